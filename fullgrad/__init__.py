@@ -1,0 +1,2 @@
+from fullgrad._function import Function
+__all__=["Function"]

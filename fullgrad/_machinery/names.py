@@ -1,0 +1,133 @@
+"""Every private name of torch that fullgrad uses, each with the reason why no public name will do.
+
+Two lanes lead from an operator to torch:
+
+* ``"own"`` dispatches on functorch's interpreter stack itself. It is fast (no class, no pytree and no signature is built
+  per call) and respects ``torch.no_grad()`` at every level. It needs the names of `_OWN_LANE`.
+* ``"torch"`` goes through the public ``torch.autograd.Function.apply``. It is the fallback, taken when a name of the own lane is
+  missing in the installed torch, or when the environment variable ``FULLGRAD_LANE=torch`` asks for it.
+
+`LANE` says which one is in use and `MISSING` which names were not found. ``tests/test_lane.py`` reports both.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+__all__ = ["LANE", "MISSING"]
+
+MISSING: list[str] = []
+
+
+def _find(path: str) -> Any:
+    """The object at a dotted path below ``torch``, or None, in which case the path is added to `MISSING`."""
+    found: Any = torch
+    for part in path.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            MISSING.append(f"torch.{path}")
+            return None
+    return found
+
+
+# --- Names that both lanes need ---------------------------------------------------------------------------------------
+
+# Is any torch.func transform active? It decides between the plain call and the transforms' dispatch.
+transforms_active = _find("_C._are_functorch_transforms_active")
+
+# Autograd calls a Function's jvp with forward mode switched off. Under nested forward mode the rule itself has to be
+# differentiated, so it is switched on again (https://github.com/pytorch/pytorch/issues/197867).
+set_forward_mode = _find("_C._set_fwd_grad_enabled")
+is_forward_mode = _find("_C._is_fwd_grad_enabled")
+
+# Saved tensors still carry the tangent of the level that is being differentiated; its primal is wanted. The public
+# `forward_ad.unpack_dual` reads a level kept in Python that compiled code does not set.
+unpack_dual = _find("_VF._unpack_dual")
+
+if MISSING:
+    raise ImportError(
+        f"fullgrad cannot be right on torch {torch.__version__}: {', '.join(MISSING)} is gone, and without it "
+        "forward mode over a custom derivative is silently zero. Please open an issue on fullgrad and name your torch version."
+    )
+
+# --- Names of the own lane --------------------------------------------------------------------------------------------
+
+_OWN_LANE: dict[str, str] = {
+    # The interpreter stack: which transform is on top, and how to step below it. torch's own dispatcher for Functions
+    # (`custom_function_call`) does the same through pytrees and one new class per call.
+    "peek": "_C._functorch.peek_interpreter_stack",
+    "pop": "_C._functorch.pop_dynamic_layer_stack",
+    "push": "_C._functorch.push_dynamic_layer_stack",
+    "TransformType": "_C._functorch.TransformType",
+    "GradInterpreter": "_C._functorch.CGradInterpreterPtr",
+    "JvpInterpreter": "_C._functorch.CJvpInterpreterPtr",
+    "VmapInterpreter": "_C._functorch.CVmapInterpreterPtr",
+    "FunctionalizeInterpreter": "_C._functorch.CFunctionalizeInterpreterPtr",
+    "RandomnessType": "_C._functorch.RandomnessType",
+    # Between a tensor of one level and the tensor that it wraps.
+    "unwrap_for_grad": "_C._functorch._unwrap_for_grad",
+    "wrap_for_grad": "_C._functorch._wrap_for_grad",
+    "unwrap_batched": "_C._functorch._unwrap_batched",
+    "add_batch_dim": "_C._functorch._add_batch_dim",
+    "unwrap_functional": "_C._functorch._unwrap_functional_tensor",
+    "wrap_functional": "_C._functorch._wrap_functional_tensor",
+    "sync": "_sync",
+    # A function returned by torch.func.vjp sees tensors whose level has ended. torch's operators unwrap them, Functions do not.
+    "unwrap_if_dead": "_C._functorch.unwrap_if_dead",
+    # A Function that differentiates at one level only, which is what a transform needs, and the switch that permits its use.
+    "SingleLevelFunction": "autograd.function._SingleLevelFunction",
+    "get_single_level": "_C._functorch.get_single_level_autograd_function_allowed",
+    "set_single_level": "_C._functorch.set_single_level_autograd_function_allowed",
+    # The public Function.apply binds an `inspect.signature` at every call of a Function that has a setup_context: 7 of 10 us.
+    "FunctionBase": "_C._FunctionBase",
+}
+
+_names: dict[str, Any] = {short: _find(path) for short, path in _OWN_LANE.items()}
+
+peek = _names["peek"]
+pop = _names["pop"]
+push = _names["push"]
+TransformType = _names["TransformType"]
+GradInterpreter = _names["GradInterpreter"]
+JvpInterpreter = _names["JvpInterpreter"]
+VmapInterpreter = _names["VmapInterpreter"]
+FunctionalizeInterpreter = _names["FunctionalizeInterpreter"]
+RandomnessType = _names["RandomnessType"]
+unwrap_for_grad = _names["unwrap_for_grad"]
+wrap_for_grad = _names["wrap_for_grad"]
+unwrap_batched = _names["unwrap_batched"]
+add_batch_dim = _names["add_batch_dim"]
+unwrap_functional = _names["unwrap_functional"]
+wrap_functional = _names["wrap_functional"]
+sync = _names["sync"]
+unwrap_if_dead = _names["unwrap_if_dead"]
+SingleLevelFunction = _names["SingleLevelFunction"]
+get_single_level = _names["get_single_level"]
+set_single_level = _names["set_single_level"]
+FunctionBase = _names["FunctionBase"]
+
+LANE: str = "torch" if MISSING or os.environ.get("FULLGRAD_LANE") == "torch" else "own"
+
+
+def bind_apply(function: type) -> Any:
+    """``function.apply`` as C code sees it, without the Python layers above it. Rules named on ``_backward_cls`` skip theirs too."""
+    return FunctionBase.__dict__["apply"].__get__(None, function)
+
+
+def bind_rules(function: Any, backward: Any, jvp: Any) -> None:
+    """Let the autograd engine call the rules without the dispatching methods of torch's ``BackwardCFunction``."""
+    function._backward_cls.apply = backward
+    function._backward_cls.apply_jvp = jvp
+
+
+# --- Names with a safe default ----------------------------------------------------------------------------------------
+
+# Is a `forward_ad.dual_level()` open? Read as an attribute at each call, hence the module. Without the name, the answer is yes,
+# and the only loss is speed.
+_forward_ad = torch.autograd.forward_ad
+
+
+def dual_level_open() -> bool:
+    """Whether eager code is inside ``torch.autograd.forward_ad.dual_level()``."""
+    return getattr(_forward_ad, "_current_level", 0) >= 0

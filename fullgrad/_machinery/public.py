@@ -1,0 +1,42 @@
+"""The torch lane: an operator through the public ``torch.autograd.Function.apply``.
+
+It is the fallback when a private name of the own lane is missing. Slower, and right in the same places but for
+``torch.func.functionalize``, which torch refuses for every custom Function.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._machinery import names
+from fullgrad._machinery.rules import Apply, Rules
+
+
+def connect(rules: Rules) -> tuple[Apply, Apply]:
+    """The callable for eager code and the one for graphs; here they are the same."""
+    twin: Any = type(
+        rules.name,
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(rules.forward),
+            "setup_context": staticmethod(rules.setup_context),
+            "backward": staticmethod(rules.backward),
+            "jvp": staticmethod(rules.jvp),
+            "vmap": staticmethod(rules.vmap),
+        },
+    )
+
+    def apply(*args: Any) -> Any:
+        for a in args:
+            if not isinstance(a, Tensor):
+                rules.check_argument(a)
+            elif a.requires_grad:
+                rules.warn_if_exporting()
+        if names.transforms_active() and not torch.is_grad_enabled():
+            # torch switches grad mode on again for the levels below the first. Views made without it need no
+            # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.
+            args = tuple(a.view_as(a) if isinstance(a, Tensor) else a for a in args)
+        return rules.restore(twin.apply(*args))
+
+    return apply, apply

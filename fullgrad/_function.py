@@ -3,8 +3,6 @@
 import inspect
 from typing import Any, NoReturn
 
-import torch
-
 from fullgrad._machinery import Rules, connect
 from fullgrad._machinery.rules import in_place_message
 
@@ -75,8 +73,13 @@ class Function:
         if not hasattr(cls, "forward"):
             return
         _check_definition(cls)
-        eager, graph = connect(Rules(cls))
-        cls.apply = staticmethod(_entry(cls, eager, graph))
+        rules = Rules(cls)
+        apply = connect(rules)
+        apply.__doc__ = f"Call {cls.__name__}, positionally or by keyword."
+        apply.__name__ = "apply"
+        apply.__module__ = cls.__module__
+        apply.__qualname__ = f"{cls.__qualname__}.apply"
+        cls.apply = staticmethod(apply)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(f"{cls.__name__} is not instantiated; call {cls.__name__}.apply.")
@@ -102,63 +105,9 @@ def _check_definition(cls: type) -> None:
     code = getattr(getattr(cls, "setup_context", None), "__code__", None)
     if code is not None and "mark_dirty" in code.co_names:
         raise TypeError(in_place_message(cls.__name__))
-    for p in inspect.signature(getattr(cls, "forward")).parameters.values():
+    parameters = inspect.signature(getattr(cls, "forward")).parameters.values()
+    if not parameters:
+        raise TypeError(f"{cls.__name__}.forward must take at least one input.")
+    for p in parameters:
         if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
             raise TypeError(f"{cls.__name__}.forward must take positional parameters only, found {p}: autograd would not see it.")
-
-
-def _entry(cls: type, eager: Any, graph: Any) -> Any:
-    """The public ``apply``: binds keywords and defaults, and keeps Dynamo from looking inside.
-
-    Dynamo traces a custom Function's forward as plain code and drops its rules in places
-    (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in others
-    (https://github.com/pytorch/pytorch/issues/180284). ``allow_in_graph`` leaves one node in its graph, and AOTAutograd, which
-    traces what that node does, sees the real rules.
-    """
-    parameters = inspect.signature(getattr(cls, "forward")).parameters
-    order = tuple(parameters)
-    defaults = tuple(p.default for p in parameters.values())
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-    count, name, empty = len(order), cls.__name__, inspect.Parameter.empty
-    compiling = torch.compiler.is_dynamo_compiling
-
-    def in_graph(*args: Any) -> Any:
-        return graph(*args)
-
-    # The name under which the node appears in graphs.
-    in_graph.__name__ = in_graph.__qualname__ = name
-    in_graph.__module__ = f"{cls.__module__}.graph"
-    in_graph = torch.compiler.allow_in_graph(in_graph)
-
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        if len(args) > count:
-            raise TypeError(f"{name}.apply takes at most {count} arguments ({', '.join(order)}), got {len(args)}.")
-        given = list(args)
-        for index in range(len(args), count):
-            parameter = order[index]
-            if parameter in kwargs:
-                given.append(kwargs[parameter])
-            elif defaults[index] is not empty:
-                given.append(defaults[index])
-            else:
-                raise TypeError(f"{name}.apply lacks the argument {parameter!r}.")
-        for key in kwargs:
-            if key not in order[len(args) :]:
-                problem = "got twice" if key in order else "does not know"
-                raise TypeError(f"{name}.apply {problem} the argument {key!r}; it takes {', '.join(order)}.")
-        return tuple(given)
-
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        if variadic:
-            if kwargs:
-                raise TypeError(f"{name}.apply takes positional arguments only, got the keywords {', '.join(kwargs)}.")
-        elif kwargs or len(args) != count:
-            args = bind(args, kwargs)
-        if compiling():
-            return in_graph(*args)
-        return eager(*args)
-
-    apply.__doc__ = f"Call {name}, positionally or by keyword: ({', '.join(order)})."
-    apply.__module__ = cls.__module__
-    apply.__qualname__ = f"{cls.__qualname__}.apply"
-    return apply

@@ -111,23 +111,18 @@ LANE: str = "torch" if MISSING or os.environ.get("FULLGRAD_LANE") == "torch" els
 
 
 def bind_apply(function: type) -> Any:
-    """``function.apply`` as C code sees it, without the Python layers above it. Rules named on ``_backward_cls`` skip theirs too."""
+    """``function.apply`` as C code offers it, without the Python layers above it."""
     return FunctionBase.__dict__["apply"].__get__(None, function)
-
-
-def bind_rules(function: Any, backward: Any, jvp: Any) -> None:
-    """Let the autograd engine call the rules without the dispatching methods of torch's ``BackwardCFunction``."""
-    function._backward_cls.apply = backward
-    function._backward_cls.apply_jvp = jvp
 
 
 # --- Names with a safe default ----------------------------------------------------------------------------------------
 
-# Is a `forward_ad.dual_level()` open? Read as an attribute at each call, hence the module. Without the name, the answer is yes,
-# and the only loss is speed.
-_forward_ad = torch.autograd.forward_ad
+
+class _LevelUnknown:
+    """Stands in for `torch.autograd.forward_ad` where it keeps no level: a dual level may be open, and speed is lost, nothing else."""
+
+    _current_level = 0
 
 
-def dual_level_open() -> bool:
-    """Whether eager code is inside ``torch.autograd.forward_ad.dual_level()``."""
-    return getattr(_forward_ad, "_current_level", 0) >= 0
+# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. There is no public way to ask.
+forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown

@@ -13,8 +13,14 @@ from fullgrad._machinery import names
 from fullgrad._machinery.rules import Apply, Rules
 
 
-def connect(rules: Rules) -> tuple[Apply, Apply]:
-    """The callable for eager code and the one for graphs; here they are the same."""
+_SOURCE = """
+def apply({parameters}):
+    return in_graph({arguments}) if compiling() else call(({arguments},))
+"""
+
+
+def connect(rules: Rules) -> Apply:
+    """The operator's ``apply``."""
     twin: Any = type(
         rules.name,
         (torch.autograd.Function,),
@@ -27,16 +33,18 @@ def connect(rules: Rules) -> tuple[Apply, Apply]:
         },
     )
 
-    def apply(*args: Any) -> Any:
+    def call(args: tuple[Any, ...]) -> Any:
         for a in args:
             if not isinstance(a, Tensor):
                 rules.check_argument(a)
-            elif a.requires_grad:
-                rules.warn_if_exporting()
+        if torch.compiler.is_exporting():
+            rules.warn_of_export(args)
         if names.transforms_active() and not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.
             args = tuple(a.view_as(a) if isinstance(a, Tensor) else a for a in args)
         return rules.restore(twin.apply(*args))
 
-    return apply, apply
+    namespace = {"call": call, "compiling": torch.compiler.is_dynamo_compiling, "in_graph": rules.as_graph_node(call)}
+    rules.write_out(_SOURCE, namespace)
+    return namespace["apply"]

@@ -1,5 +1,7 @@
 """The five rules of an operator, checked and made ready for torch's engine. Both lanes stand on it."""
 
+import inspect
+import textwrap
 import threading
 import types
 import warnings
@@ -41,8 +43,15 @@ class _PrimalContext:
         return tuple(t if t is None else unpack(t, level=0)[0] for t in self._ctx.saved_tensors)
 
 
+def saves_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The ``setup_context`` of an operator whose rules need neither inputs nor output. The own lane does not even call it."""
+
+
 class Rules:
     """What the lanes call. ``forward`` is looked up at each call, so that a test can put a surrogate in its place."""
+
+    # Arguments of these types hold no tensor.
+    harmless = frozenset({float, int, bool, str, type(None)})
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -51,12 +60,44 @@ class Rules:
         self.jvp = _with_forward_mode(_as_function(operator.jvp))
         self._output = threading.local()
 
+        signature = inspect.signature(operator.forward).parameters.values()
+        # Each parameter of forward, and whether it is variadic; and the defaults of the last ones.
+        self.parameters = tuple((p.name, p.kind is p.VAR_POSITIONAL) for p in signature)
+        self.defaults = tuple(p.default for p in signature if p.default is not p.empty)
+
+    def write_out(self, source: str, namespace: dict[str, Any], per_argument: str = "") -> None:
+        """Define in the namespace what the source defines, written out for the parameters of this operator.
+
+        ``apply`` gets the signature and the defaults of ``forward``, so that keywords bind as in any Python function.
+        """
+        arguments = ", ".join(f"*{name}" if variadic else name for name, variadic in self.parameters)
+        blocks: list[str] = []
+        for name, variadic in self.parameters:
+            block = per_argument.format(argument="value" if variadic else name, arguments=arguments)
+            blocks.append(f"for value in {name}:\n{textwrap.indent(block, '    ')}" if variadic else block)
+        inner = textwrap.indent("".join(blocks), "    ")
+        exec(source.format(parameters=arguments, arguments=arguments, per_argument=inner), namespace)
+        namespace["apply"].__defaults__ = self.defaults
+
+    def as_graph_node(self, call: Any) -> Any:
+        """``call`` as one node of a graph, which Dynamo does not look into.
+
+        Dynamo traces a custom Function's forward as plain code and drops its rules in places
+        (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
+        others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real rules.
+        """
+
+        def node(*args: Any) -> Any:
+            return call(args)
+
+        node.__name__ = node.__qualname__ = self.name
+        node.__module__ = f"{self.operator.__module__}.graph"
+        return torch.compiler.allow_in_graph(node)
+
     def forward(self, *args: Any) -> Any:
-        """The author's ``forward``; outputs that autograd would lose in silence are refused."""
+        """The author's ``forward``, its output checked."""
         output = self.operator.forward(*args)
-        if not isinstance(output, Tensor):
-            self.remember(output)
-        return output
+        return output if isinstance(output, Tensor) else self.check_output(output)
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """The author's ``setup_context``; in-place operators are refused."""
@@ -64,9 +105,9 @@ class Rules:
         if ctx.dirty_tensors:
             raise NotImplementedError(in_place_message(self.name))
 
-    def vmap(self, info: VmapInfo, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    def vmap(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         """The author's ``vmap``: the output, and for each tensor of it the batch dimension or None."""
-        result = self.operator.vmap(info, in_dims, *args)
+        result = self.operator.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(f"{self.name}.vmap must return the pair (output, out_dims), got {_kind(result)}.")
         output, dims = result
@@ -76,15 +117,15 @@ class Rules:
             if not (dims is None or isinstance(dims, int)):
                 raise TypeError(f"{self.name}.vmap returned one tensor, so out_dims must be an int or None, got {dims!r}.")
             return output, dims
-        self.remember(output)
+        self.check_output(output)
         if not isinstance(dims, (tuple, list)):
-            dims = (dims if dims is None else int(dims),) * len(output)
+            dims = (dims,) * len(output)
         if len(dims) != len(output):
             raise TypeError(f"{self.name}.vmap returned {len(output)} outputs and {len(dims)} out_dims.")
         return output, tuple(dims)
 
-    def remember(self, output: Any) -> None:
-        """Note the type of a tuple output: autograd returns a plain tuple, whatever the type was."""
+    def check_output(self, output: Any) -> Any:
+        """Refuse outputs that autograd would lose in silence; note the type of a tuple, of which autograd makes a plain one."""
         if not isinstance(output, tuple):
             raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {_kind(output)}.")
         for item in output:
@@ -94,6 +135,7 @@ class Rules:
                     "inside the output, whose gradient would be lost."
                 )
         self._output.type = type(output)
+        return output
 
     def restore(self, output: Any) -> Any:
         """The output of the engine in the type that ``forward`` returned in this thread."""
@@ -109,13 +151,13 @@ class Rules:
                 "whose gradient would be lost."
             )
 
-    def warn_if_exporting(self) -> None:
+    def warn_of_export(self, args: Any) -> None:
         """An exported graph holds the value and nothing of the declared derivative; torch offers no way to keep it."""
-        if torch.compiler.is_exporting():
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             warnings.warn(
                 f"{self.name}: torch.export keeps the value and drops the declared derivative; differentiating the exported "
                 "program gives the derivative of the plain torch operations. Export under torch.no_grad() to silence this.",
-                stacklevel=2,
+                stacklevel=3,
             )
 
 

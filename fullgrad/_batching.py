@@ -1,0 +1,30 @@
+"""Helpers for ``vmap`` rules."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+    """Arguments of an elementwise operator with the batch in dim 0, broadcasting as one sample of them would.
+
+    A sample of shape (3,) next to one of shape (2, 3) becomes (B, 1, 3) next to (B, 2, 3). A per-sample scalar takes part in type
+    promotion as a scalar, as it does outside ``vmap``: it takes the floating dtype of the others.
+    """
+    samples = [a.ndim - (d is not None) if isinstance(a, Tensor) else 0 for a, d in zip(args, in_dims, strict=True)]
+    rank = max(samples)
+    dtype = next((a.dtype for a, n in zip(args, samples, strict=True) if n and a.is_floating_point()), None)
+    aligned: list[Any] = []
+    for a, dim, n in zip(args, in_dims, samples, strict=True):
+        if dim is not None:
+            a = a.movedim(dim, 0)
+            if n == 0 and dtype is not None and a.is_floating_point():
+                a = a.to(dtype)
+            a = a.reshape(a.shape[0], *(1,) * (rank - n), *a.shape[1:])
+        aligned.append(a)
+    return aligned
+
+
+def one_tensor(operator: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+    """An elementwise operator whose only tensor is its first argument: it applies to the batch as it stands."""
+    return operator.apply(*args), in_dims[0]

@@ -1,0 +1,26 @@
+"""Helpers for ``setup_context``: keep inputs that may be tensors or plain numbers."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], backward: tuple[bool, ...] | None = None) -> None:
+    """Save inputs for both rules: tensors through the engine, the rest as they are.
+
+    ``backward`` says for each input whether ``vjp`` reads it: what nobody reads is not kept alive.
+    """
+    tensors = tuple([v if isinstance(v, Tensor) else None for v in inputs])
+    ctx.constants = tuple([None if isinstance(v, Tensor) else v for v in inputs])
+    ctx.save_for_forward(*tensors)
+    ctx.save_for_backward(*tensors if backward is None else [v if b else None for v, b in zip(tensors, backward, strict=True)])
+
+
+def saved_inputs(ctx: Any) -> list[Any]:
+    """The inputs in their order; None for a tensor that was not kept."""
+    return [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+
+
+def sum_to(gradient: Tensor, shape: Any) -> Tensor:
+    """The gradient of a broadcast: summed to the shape of what was broadcast."""
+    return gradient.sum_to_size(shape)

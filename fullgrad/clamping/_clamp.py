@@ -1,0 +1,180 @@
+"""`clamp`: between two bounds, gradient 1 on the bounds too."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import align
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad.clamping._neighbours import flushes_denormals, neighbour
+
+Bound = Tensor | float | None
+
+
+def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor:
+    r"""Clamp to :math:`[l, h]`, with derivative 1 inside, both bounds included.
+
+    .. math::
+        y = \min(\max(x, l), h), \qquad
+        D_x = [\,l \le x \le h\,], \quad D_l = [\,x < l \le h\,], \quad D_h = [\,x > h \text{ or } l > h\,]
+
+    The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
+    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and the gradient is its. A NaN
+    in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher derivatives are 0.
+    Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
+
+    Args:
+        x: Any shape; floating, or integer (floating bounds give the default dtype).
+        min_value: Lower bound, a number or a tensor that broadcasts with ``x``; None for none. A number is rounded to the dtype of ``x``.
+        max_value: Upper bound, likewise. One of the two must be given.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
+        ValueError: Both bounds are None.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-2.0, -1.0, 0.5, 3.0])
+        >>> fullgrad.clamp(x, -1.0, 1.0)
+        tensor([-1.0000, -1.0000,  0.5000,  1.0000])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.clamp), in_dims=(0, None, None))(x, -1.0, 1.0)
+        tensor([0., 1., 1., 0.])
+
+    Source: ``spikingjelly.activation_based.quantize.clamp``; for tensor bounds, :func:`torch.clamp`.
+    """
+    _check("clamp", x, min_value, max_value)
+    return Clamp.apply(x, min_value, max_value)
+
+
+def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor:
+    r"""The gradient that :func:`clamp` passes to ``x``, as a function: linear in ``grad_output``, with no derivative in the rest.
+
+    .. math::
+        g\, [\,l \le x \le h\,]
+
+    It is 0 outside even where ``grad_output`` is infinite or NaN, and 0 where ``x`` is NaN.
+
+    Args:
+        grad_output: The gradient of the clamped tensor, of the shape of ``x``.
+        x: The input of the clamp, floating.
+        min_value: Lower bound, a number or a tensor that broadcasts with ``x``; None for none.
+        max_value: Upper bound, likewise. One of the two must be given.
+
+    Returns:
+        A tensor of the shape and dtype of ``grad_output``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
+        ValueError: Both bounds are None.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.clamp_backward(torch.ones(3), torch.tensor([-1.0, 0.5, 3.0]), -1.0, 1.0)
+        tensor([1., 1., 0.])
+
+    Source: ``spikingjelly.activation_based.quantize.clamp_backward``.
+    """
+    _checks.real_tensor("clamp_backward", "grad_output", grad_output)
+    _check("clamp_backward", x, min_value, max_value)
+    return pass_inside(grad_output, x, min_value, max_value)
+
+
+class Clamp(Function):
+    """The operator of :func:`clamp`."""
+
+    @staticmethod
+    def forward(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor:
+        if isinstance(min_value, Tensor) == isinstance(max_value, Tensor) or min_value is None or max_value is None:
+            return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        # torch takes two numbers or two tensors.
+        return torch.clamp(torch.clamp(x, min=min_value), max=max_value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        save_inputs(ctx, inputs)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, low, high = saved_inputs(ctx)
+        x_needs, low_needs, high_needs = ctx.needs_input_grad
+        return (
+            sum_to(pass_inside(g, x, low, high), x.shape) if x_needs else None,
+            sum_to(torch.where(_below(x, low, high), g, 0), low.shape) if low_needs else None,
+            sum_to(torch.where(_above(x, low, high), g, 0), high.shape) if high_needs else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, t_x: Tensor | None, t_low: Tensor | None, t_high: Tensor | None) -> Tensor | None:
+        x, low, high = saved_inputs(ctx)
+        t = None if t_x is None else pass_inside(t_x, x, low, high)
+        if t_low is not None:
+            t_low = torch.where(_below(x, low, high), t_low, 0)
+            t = t_low if t is None else t + t_low
+        if t_high is not None:
+            t_high = torch.where(_above(x, low, high), t_high, 0)
+            t = t_high if t is None else t + t_high
+        return t
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return Clamp.apply(*align(in_dims, args)), 0
+
+
+def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
+    """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass to still NaN."""
+    if isinstance(low, Tensor) or isinstance(high, Tensor) or not x.is_floating_point() or flushes_denormals():
+        return torch.where(_inside(x, low, high), g, 0)
+    # A trivial bound is none: the kernels exclude their bounds, and infinity has no neighbour beyond it.
+    low = None if low is None or float(low) == -math.inf else float(low)
+    high = None if high is None or float(high) == math.inf else float(high)
+    # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
+    aten = torch.ops.aten
+    if low is not None and high is not None:
+        if math.isnan(low) or math.isnan(high):
+            return torch.zeros_like(g)
+        outside = x.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        return aten.hardtanh_backward(g, outside, neighbour(low, x.dtype, False), neighbour(high, x.dtype, True))
+    if low is not None and not math.isnan(low):
+        outside = x.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        return aten.threshold_backward(g, outside, neighbour(low, x.dtype, False))
+    if high is not None and not math.isnan(high):
+        outside = (-x).nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        return aten.threshold_backward(g, outside, -neighbour(high, x.dtype, True))
+    return torch.where(_inside(x, low, high), g, 0)
+
+
+def _inside(x: Tensor, low: Bound, high: Bound) -> Tensor:
+    inside = x == x  # not NaN
+    if low is not None:
+        inside = inside & (x >= low)
+    return inside if high is None else inside & (x <= high)
+
+
+def _below(x: Tensor, low: Any, high: Bound) -> Tensor:
+    """Where the value is the lower bound, and would follow it."""
+    return x < low if high is None else (x < low) & _ordered(low, high)
+
+
+def _above(x: Tensor, low: Bound, high: Any) -> Tensor:
+    """Where the value is the upper bound, and would follow it: also where the bounds are crossed."""
+    return x > high if low is None else (x > high) | ((x == x) & (low > high))
+
+
+def _ordered(low: Any, high: Any) -> Any:
+    return low <= high
+
+
+def _check(name: str, x: Any, low: Any, high: Any) -> None:
+    _checks.real_tensor(name, "x", x)
+    if low is None and high is None:
+        raise ValueError(f"{name}: `min_value` or `max_value` must be given, got None for both.")
+    for argument, bound in (("min_value", low), ("max_value", high)):
+        if bound is not None:
+            _checks.real_number_or_tensor(name, argument, bound)

@@ -1,0 +1,92 @@
+"""`affine_k_bit_quantize`: k-bit quantisation with a scale and an offset that learn."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import align
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
+
+
+def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
+    r"""Quantise to ``k`` bits, scale by ``w`` and shift by ``b``.
+
+    .. math::
+        y = w\, q(x) + b, \quad q(x) = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad
+        D_x = w, \quad D_w = q(x), \quad D_b = 1
+
+    with :math:`q' = 1` wherever a derivative is differentiated again. ``x``, ``w`` and ``b`` broadcast, and each receives its gradient.
+    Saved: ``x`` if ``w`` needs a gradient, ``w`` if ``x`` needs one; nothing beyond inputs.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: Number of bits, an integer from 1 to 1023.
+        w: Scale, a number or a tensor that broadcasts with ``x``.
+        b: Offset, a number or a tensor that broadcasts with ``x``.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x``, ``w`` or ``b`` is not real, or ``k`` is not an integer.
+        ValueError: ``k`` is less than 1 or more than 1023.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x, w = torch.tensor([0.1, 0.4, 0.8]), torch.tensor(3.0, requires_grad=True)
+        >>> y = fullgrad.affine_k_bit_quantize(x, 2, w, 1.0)
+        >>> y.detach()
+        tensor([1., 2., 3.])
+        >>> torch.autograd.grad(y.sum(), w)
+        (tensor(1.),)
+
+    Source: ``spikingjelly.activation_based.quantize.affine_k_bit_quantize``.
+    """
+    _checks.real_tensor("affine_k_bit_quantize", "x", x)
+    k = _checks.positive_integer("affine_k_bit_quantize", "k", k, MOST_BITS)
+    _checks.real_number_or_tensor("affine_k_bit_quantize", "w", w)
+    _checks.real_number_or_tensor("affine_k_bit_quantize", "b", b)
+    return AffineKBitQuantize.apply(x, k, w, b)
+
+
+class AffineKBitQuantize(Function):
+    """The operator of :func:`affine_k_bit_quantize`."""
+
+    @staticmethod
+    def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
+        return w * KBitQuantize.forward(x, k) + b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x_needs, _, w_needs, _ = ctx.needs_input_grad
+        save_inputs(ctx, inputs, backward=(w_needs, False, x_needs, False))
+        ctx.shapes = tuple([getattr(v, "shape", None) for v in inputs])
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, k, w, _ = saved_inputs(ctx)
+        x_shape, _, w_shape, b_shape = ctx.shapes
+        x_needs, _, w_needs, b_needs = ctx.needs_input_grad
+        return (
+            sum_to(g * w, x_shape) if x_needs else None,
+            None,
+            sum_to(g * KBitQuantize.apply(x, k), w_shape) if w_needs else None,
+            sum_to(g, b_shape) if b_needs else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, t_x: Tensor | None, _: None, t_w: Tensor | None, t_b: Tensor | None) -> Tensor:
+        x, k, w, _ = saved_inputs(ctx)
+        t: Any = 0.0
+        if t_x is not None:
+            t = w * t_x
+        if t_w is not None:
+            t = t + t_w * KBitQuantize.apply(x, k)
+        return t if t_b is None else t + t_b
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return AffineKBitQuantize.apply(*align(in_dims, args)), 0

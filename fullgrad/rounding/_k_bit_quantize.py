@@ -1,0 +1,87 @@
+"""`k_bit_quantize`: to k bits on [0, 1], derivative 1."""
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.rounding._straight_through import StraightThrough
+
+# 2^1024 is beyond the largest float64.
+MOST_BITS = 1023
+
+
+def k_bit_quantize(x: Tensor, k: int) -> Tensor:
+    r"""Quantise :math:`[0, 1]` to :math:`2^k` evenly spaced levels, with the straight-through derivative.
+
+    .. math::
+        y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad D(x) = 1
+
+    Values outside :math:`[0, 1]` are not clamped; the grid goes on. Higher derivatives are 0. Nothing is saved. In half precision
+    ``(2^k - 1) x`` overflows to infinity from about ``k = 16`` on.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: Number of bits, an integer from 1 to 1023.
+
+    Returns:
+        A tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``k`` is not an integer.
+        ValueError: ``k`` is less than 1 or more than 1023.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.1, 0.4, 0.8], requires_grad=True)
+        >>> y = fullgrad.k_bit_quantize(x, 2)
+        >>> y.detach()
+        tensor([0.0000, 0.3333, 0.6667])
+        >>> torch.autograd.grad(y.sum(), x)
+        (tensor([1., 1., 1.]),)
+
+    Source: ``spikingjelly.activation_based.quantize.k_bit_quantize``; Zhou et al., DoReFa-Net, https://arxiv.org/abs/1606.06160.
+    """
+    _checks.real_tensor("k_bit_quantize", "x", x)
+    return KBitQuantize.apply(x, _checks.positive_integer("k_bit_quantize", "k", k, MOST_BITS))
+
+
+def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
+    r"""The value of :func:`k_bit_quantize` alone: plain torch code, whose derivative is 0.
+
+    .. math::
+        y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: Number of bits, an integer from 1 to 1023.
+
+    Returns:
+        A tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``k`` is not an integer.
+        ValueError: ``k`` is less than 1 or more than 1023.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.k_bit_quantize_forward(torch.tensor([0.1, 0.4, 0.8]), 2)
+        tensor([0.0000, 0.3333, 0.6667])
+
+    Source: ``spikingjelly.activation_based.quantize.k_bit_quantize_forward``.
+    """
+    _checks.real_tensor("k_bit_quantize_forward", "x", x)
+    return _quantize(x, _checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
+
+
+class KBitQuantize(StraightThrough):
+    """The operator of :func:`k_bit_quantize`."""
+
+    @staticmethod
+    def forward(x: Tensor, k: int) -> Tensor:
+        return _quantize(x, k)
+
+
+def _quantize(x: Tensor, k: int) -> Tensor:
+    levels = float(1 << int(k)) - 1.0
+    # In place on the fresh product. Division, not multiplication by the reciprocal, which is another function.
+    return torch.mul(x, levels).round_().div_(levels)

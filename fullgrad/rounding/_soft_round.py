@@ -1,0 +1,103 @@
+"""`soft_round`: the value of round, the derivative x / round(x)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import one_tensor
+from fullgrad._function import Function
+
+
+def soft_round(x: Tensor) -> Tensor:
+    r"""Round to the nearest integer with a derivative that pulls towards integers.
+
+    .. math::
+        y = \operatorname{round}(x), \qquad
+        D(x) = \begin{cases} x / \operatorname{round}(x) & \operatorname{round}(x) \ne 0 \\ 1 & x = 0 \\ 0 & \text{otherwise} \end{cases}
+
+    The value is that of :func:`torch.round`, bit for bit. The second derivative is that of ``D``: :math:`1 / \operatorname{round}(x)`
+    where :math:`\operatorname{round}(x) \ne 0`, else 0, and the third is 0. The original in shok computes ``D`` in its forward and keeps
+    it as a constant, so there the second derivative is 0. NaN and infinite ``x`` have a NaN derivative. Saved: ``x`` alone.
+
+    Args:
+        x: Any shape; floating, or integer (returned unchanged, without a gradient).
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a tensor, or is bool or complex.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-0.25, 0.0, 1.4, 1.5])
+        >>> fullgrad.soft_round(x)
+        tensor([-0., 0., 1., 2.])
+        >>> torch.func.grad(lambda x: fullgrad.soft_round(x).sum())(x)
+        tensor([0.0000, 1.0000, 1.4000, 0.7500])
+
+    Source: ``shok.utils.functions.SoftRound``.
+    """
+    _checks.real_tensor("soft_round", "x", x)
+    return SoftRound.apply(x)
+
+
+class SoftRound(Function):
+    """The operator of :func:`soft_round`."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> Tensor:
+        return g * _Slope.apply(*ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return t * _Slope.apply(*ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+        return one_tensor(SoftRound, in_dims, x)
+
+
+class _Slope(Function):
+    """``D`` as an operator of its own: through ``nan_to_num`` torch's derivative would be 0 * infinity where round(x) = 0."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
+        slope = torch.div(x, torch.round(x))
+        return slope.nan_to_num_(nan=1.0, posinf=0.0, neginf=0.0).add_(x - x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> Tensor:
+        return g * _reciprocal(*ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return t * _reciprocal(*ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+        return one_tensor(_Slope, in_dims, x)
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    """1 / round(x), and 0 where round(x) = 0; finite in every step, so that its own derivative is 0 and not NaN."""
+    rounded = torch.round(x)
+    nonzero = rounded != 0
+    return nonzero / (rounded + ~nonzero)

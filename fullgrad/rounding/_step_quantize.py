@@ -1,0 +1,130 @@
+"""`step_quantize`: to multiples of a step, derivative 1."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import align
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad.rounding._round import Round
+
+
+def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
+    r"""Round to the nearest multiple of ``step``, with the straight-through derivative.
+
+    .. math::
+        y = \operatorname{round}(x / s)\, s, \qquad D_x = 1, \quad D_s = \operatorname{round}(x / s) - x / s
+
+    :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round`` being 1,
+    known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Nothing is saved, but ``x`` and
+    ``step`` themselves when ``step`` is a tensor.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        step: A positive number, or a tensor that broadcasts with ``x``. The elements of a tensor are not checked, since that would
+            wait for the device: 0 gives NaN, a negative step is as good as its absolute value.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` or ``step`` is not real.
+        ValueError: ``step`` is a number that is not positive and finite.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.1, 0.4, 0.8], requires_grad=True)
+        >>> y = fullgrad.step_quantize(x, 0.25)
+        >>> y.detach()
+        tensor([0.0000, 0.5000, 0.7500])
+        >>> torch.autograd.grad(y.sum(), x)
+        (tensor([1., 1., 1.]),)
+
+    Source: ``spikingjelly.activation_based.quantize.step_quantize``; for :math:`D_s`, Esser et al., https://arxiv.org/abs/1902.08153.
+    """
+    _check("step_quantize", x, step)
+    return StepQuantize.apply(x, step)
+
+
+def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
+    r"""The value of :func:`step_quantize` alone: plain torch code, whose derivative with respect to ``x`` is 0.
+
+    .. math::
+        y = \operatorname{round}(x / s)\, s
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        step: A positive number, or a tensor that broadcasts with ``x``.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` or ``step`` is not real.
+        ValueError: ``step`` is a number that is not positive and finite.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.step_quantize_forward(torch.tensor([0.1, 0.4, 0.8]), 0.25)
+        tensor([0.0000, 0.5000, 0.7500])
+
+    Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
+    """
+    _check("step_quantize_forward", x, step)
+    return (x / step).round() * step
+
+
+class StepQuantize(Function):
+    """The operator of :func:`step_quantize`."""
+
+    @staticmethod
+    def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
+        # In place on the fresh quotient. Division, not multiplication by the reciprocal, which is another function.
+        return (x / step).round_().mul_(step)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, step = inputs
+        if isinstance(step, Tensor):
+            save_inputs(ctx, inputs, backward=(ctx.needs_input_grad[1],) * 2)
+            ctx.shapes = x.shape, step.shape
+        else:
+            ctx.shapes = None
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if ctx.shapes is None:
+            return g, None
+        x_needs, step_needs = ctx.needs_input_grad
+        x_shape, step_shape = ctx.shapes
+        return (
+            sum_to(g, x_shape) if x_needs else None,
+            sum_to(g * _residual(*saved_inputs(ctx)), step_shape) if step_needs else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, t_x: Tensor | None, t_step: Tensor | None) -> Tensor | None:
+        if ctx.shapes is None:
+            return t_x
+        t = t_step * _residual(*saved_inputs(ctx))
+        return t if t_x is None else t_x + t
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return StepQuantize.apply(*align(in_dims, args)), 0
+
+
+def _residual(x: Tensor, step: Tensor) -> Tensor:
+    """``D_s``; the derivatives of its two terms cancel."""
+    u = x / step
+    return Round.apply(u) - u
+
+
+def _check(name: str, x: Any, step: Any) -> None:
+    _checks.real_tensor(name, "x", x)
+    if isinstance(step, Tensor):
+        _checks.real_tensor(name, "step", step)
+    else:
+        _checks.positive_number(name, "step", step)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import Function
+from fullgrad._function import Function, reuse
 
 
 def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -54,8 +54,10 @@ class ClampByLinear(Function):
     @staticmethod
     def forward(x: Tensor, eps: float = 1e-5, batch_dims: int = 0) -> Tensor:
         s = _Sample(x, eps, batch_dims)
-        # In place on the fresh product.
-        return torch.mul(s.x, 0.5).sub_(s.low).div_(s.half_range).to(x.dtype if x.is_floating_point() else s.x.dtype)
+        y = s.x * 0.5
+        y = torch.sub(y, s.low, out=reuse(y))
+        y = torch.div(y, s.half_range, out=reuse(y))
+        return y.to(x.dtype) if x.is_floating_point() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._function import reuse
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -70,7 +71,8 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize_forward``.
     """
     _checks.real_tensor("k_bit_quantize_forward", "x", x)
-    return _quantize(x, _checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
+    levels = _levels(_checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
+    return torch.round(x * levels) / levels
 
 
 class KBitQuantize(StraightThrough):
@@ -78,10 +80,12 @@ class KBitQuantize(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        return _quantize(x, k)
+        levels = _levels(k)
+        y = x * levels
+        y = torch.round(y, out=reuse(y))
+        # Division, not multiplication by the reciprocal, which is another function.
+        return torch.div(y, levels, out=reuse(y))
 
 
-def _quantize(x: Tensor, k: int) -> Tensor:
-    levels = float(1 << int(k)) - 1.0
-    # In place on the fresh product. Division, not multiplication by the reciprocal, which is another function.
-    return torch.mul(x, levels).round_().div_(levels)
+def _levels(k: int) -> float:
+    return float(1 << int(k)) - 1.0

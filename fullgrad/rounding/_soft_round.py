@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import one_tensor
-from fullgrad._function import Function
+from fullgrad._function import Function, reuse
 
 
 def soft_round(x: Tensor) -> Tensor:
@@ -75,8 +75,10 @@ class _Slope(Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
-        slope = torch.div(x, torch.round(x))
-        return slope.nan_to_num_(nan=1.0, posinf=0.0, neginf=0.0).add_(x - x)
+        slope = torch.round(x)
+        slope = torch.div(x, slope, out=reuse(slope))
+        slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=reuse(slope))
+        return torch.add(slope, x - x, out=reuse(slope))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

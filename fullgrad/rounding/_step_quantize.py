@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import align
-from fullgrad._function import Function
+from fullgrad._function import Function, reuse
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.rounding._round import Round
 
@@ -81,8 +82,10 @@ class StepQuantize(Function):
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        # In place on the fresh quotient. Division, not multiplication by the reciprocal, which is another function.
-        return (x / step).round_().mul_(step)
+        # Division, not multiplication by the reciprocal, which is another function.
+        y = x / step
+        y = torch.round(y, out=reuse(y))
+        return torch.mul(y, step, out=reuse(y))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

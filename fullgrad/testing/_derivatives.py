@@ -1,0 +1,348 @@
+"""Checks of clauses 2, 3 and 5: the declared derivative and its derivatives, by every road."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+
+from fullgrad.testing._registry import check
+from fullgrad.testing._subject import Subject, TorchLimit, close, like, scalar
+
+# --- reverse ----------------------------------------------------------------------------------------------------------
+
+
+@check("reverse")
+def backward(s: Subject) -> None:
+    """``backward`` puts the declared gradient into ``.grad``."""
+
+    def gradients(f):
+        leaves = s.leaves()
+        scalar(f)(*leaves).backward()
+        return [leaf.grad for leaf in leaves]
+
+    close(gradients(s.op), gradients(s.reference))
+
+
+@check("reverse")
+def each_input_alone(s: Subject) -> None:
+    """The gradient is right when one input alone requires it."""
+    for i in s.argnums:
+
+        def gradient(f, i=i):
+            leaves = [t.clone().requires_grad_(j == i) for j, t in enumerate(s.tensors)]
+            return torch.autograd.grad(scalar(f)(*leaves), leaves[i])
+
+        close(gradient(s.op), gradient(s.reference))
+
+
+@check("reverse")
+def func_grad(s: Subject) -> None:
+    """``torch.func.grad``."""
+    s.compare(lambda f: grad(scalar(f), s.argnums))
+
+
+@check("reverse")
+def func_vjp(s: Subject) -> None:
+    """``torch.func.vjp``, the returned function called after its level has ended."""
+
+    def pull(f):
+        def run(*tensors: Tensor):
+            y, back = vjp(f, *tensors)
+            return y, back(like(y, 7))
+
+        return run
+
+    s.compare(pull)
+
+
+@check("reverse")
+def func_jacrev(s: Subject) -> None:
+    """``torch.func.jacrev``."""
+    s.compare(lambda f: jacrev(f, s.argnums))
+
+
+@check("reverse")
+def batched_cotangents(s: Subject) -> None:
+    """``torch.autograd.grad(is_grads_batched=True)``."""
+
+    def gradients(f):
+        leaves = s.leaves()
+        y = f(*leaves)
+        return torch.autograd.grad(y, leaves, torch.stack([like(y, i) for i in range(3)]), is_grads_batched=True)
+
+    close(gradients(s.op), gradients(s.reference))
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+@check("forward")
+def dual_numbers(s: Subject) -> None:
+    """``torch.autograd.forward_ad``, with all tangents and with each alone."""
+
+    def tangents(f):
+        results = []
+        for alone in (None, *s.argnums):
+            with forward_ad.dual_level():
+                duals = [
+                    forward_ad.make_dual(x, t) if alone in (None, i) else x
+                    for i, (x, t) in enumerate(zip(s.tensors, s.tangents(), strict=True))
+                ]
+                results.append(tuple(forward_ad.unpack_dual(f(*duals))))
+        return results
+
+    close(tangents(s.op), tangents(s.reference))
+
+
+@check("forward")
+def func_jvp(s: Subject) -> None:
+    """``torch.func.jvp``."""
+    tangents = s.tangents()
+    s.compare(lambda f: lambda *x: jvp(f, x, tangents))
+
+
+@check("forward")
+def func_jacfwd(s: Subject) -> None:
+    """``torch.func.jacfwd``."""
+    s.compare(lambda f: jacfwd(f, s.argnums))
+
+
+@check("forward")
+def func_linearize(s: Subject) -> None:
+    """``torch.func.linearize``, at two tangents."""
+
+    def run(f):
+        def linear(*x: Tensor):
+            y, tangent_map = linearize(f, *x)
+            return y, tangent_map(*s.tangents(1)), tangent_map(*s.tangents(5))
+
+        return linear
+
+    s.compare(run)
+
+
+@check("forward")
+def adjoint(s: Subject) -> None:
+    """``<g, J t> == <J^T g, t>`` for the operator's own rules."""
+    y, back = vjp(s.op, *s.tensors)
+    g, t = like(y, 3), s.tangents()
+    _, forward = jvp(s.op, s.tensors, t)
+    close((g * forward).sum(), torch.stack([(a * b).sum() for a, b in zip(back(g), t, strict=True)]).sum())
+
+
+# --- second and third order -------------------------------------------------------------------------------------------
+
+
+@check("second order")
+def create_graph(s: Subject) -> None:
+    """``torch.autograd.grad(create_graph=True)``, differentiated again."""
+
+    def gradients(f):
+        leaves = s.leaves()
+        first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
+        total = sum((g.sin() * like(g, i)).sum() for i, g in enumerate(first)) + sum(0 * leaf.sum() for leaf in leaves)
+        return torch.autograd.grad(total, leaves)
+
+    close(gradients(s.op), gradients(s.reference))
+
+
+@check("second order")
+def func_hessian(s: Subject) -> None:
+    """``torch.func.hessian``: forward over reverse."""
+    s.compare(lambda f: hessian(scalar(f), s.argnums))
+
+
+@check("second order")
+def reverse_over_reverse(s: Subject) -> None:
+    """``jacrev(jacrev(f))``."""
+    s.compare(lambda f: jacrev(jacrev(scalar(f), s.argnums), s.argnums))
+
+
+@check("second order")
+def reverse_over_forward(s: Subject) -> None:
+    """``jacrev(jacfwd(f))``."""
+    s.compare(lambda f: jacrev(jacfwd(scalar(f), s.argnums), s.argnums))
+
+
+@check("second order")
+def forward_over_forward(s: Subject) -> None:
+    """``jacfwd(jacfwd(f))``, where torch's own Function gives 0 (https://github.com/pytorch/pytorch/issues/197867)."""
+    s.compare(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))
+
+
+@check("second order")
+def jvp_of_grad(s: Subject) -> None:
+    """The Hessian-vector product ``jvp(grad(f))``."""
+    tangents = s.tangents()
+    s.compare(lambda f: lambda *x: jvp(grad(scalar(f), s.argnums), x, tangents))
+
+
+@check("second order")
+def grad_of_jvp(s: Subject) -> None:
+    """The gradient of a directional derivative, ``grad(jvp(f))``."""
+    tangents = s.tangents()
+    s.compare(lambda f: grad(lambda *x: jvp(scalar(f), x, tangents)[1], s.argnums))
+
+
+def _third(*modes):
+    """A Hessian-vector product, differentiated once more along a second direction; cheap at every order."""
+
+    def transform(s: Subject):
+        def nest(f):
+            g = scalar(f)
+            for i, mode in enumerate(modes):
+                g = _directional(g, s.tangents(10 * i + 1), mode)
+            return g
+
+        return nest
+
+    return transform
+
+
+def _directional(f, directions, mode):
+    """The derivative of a scalar function along directions, by forward or by reverse mode."""
+    if mode == "forward":
+        return lambda *x: jvp(f, x, directions)[1]
+    return lambda *x: sum(
+        (g * t).sum() for g, t in zip(grad(f, tuple(range(len(directions))))(*x), directions, strict=True)
+    )
+
+
+@check("third order")
+def three_of_reverse(s: Subject) -> None:
+    """Reverse over reverse over reverse."""
+    s.compare(_third("reverse", "reverse", "reverse")(s))
+
+
+@check("third order")
+def three_of_forward(s: Subject) -> None:
+    """Forward over forward over forward."""
+    s.compare(_third("forward", "forward", "forward")(s))
+
+
+@check("third order")
+def three_mixed(s: Subject) -> None:
+    """The six mixed nestings of three."""
+    f, r = "forward", "reverse"
+    for modes in ((f, f, r), (f, r, f), (r, f, f), (f, r, r), (r, f, r), (r, r, f)):
+        s.compare(_third(*modes)(s))
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@check("gradcheck")
+def gradcheck(s: Subject) -> None:
+    """``torch.autograd.gradcheck`` of the operator's own rules with smooth forwards, in both modes and batched."""
+    _numerically(s, torch.autograd.gradcheck, check_forward_ad=True, check_batched_forward_grad=True)
+
+
+@check("gradcheck")
+def gradgradcheck(s: Subject) -> None:
+    """``torch.autograd.gradgradcheck`` of the same, reverse over reverse and forward over reverse."""
+    _numerically(s, torch.autograd.gradgradcheck, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+def _numerically(s: Subject, function, **options) -> None:
+    if s.forwards is None:
+        raise TorchLimit("no smooth function with this derivative exists to take numerical differences of")
+    leaves = iter(s.leaves())
+    inputs = tuple(next(leaves) if i in s.where else v for i, v in enumerate(s.inputs))
+    with s.smooth():
+        function(s.operator, inputs, check_batched_grad=True, check_undefined_grad=True, **options)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def _loop(f, batch, dims):
+    size = next(t.shape[d] for t, d in zip(batch, dims, strict=True) if d is not None)
+    return [f(*[t if d is None else t.select(d, i) for t, d in zip(batch, dims, strict=True)]) for i in range(size)]
+
+
+def _stacked(results):
+    if isinstance(results[0], Tensor):
+        return torch.stack(results)
+    return tuple(_stacked(list(r)) for r in zip(*results, strict=True))
+
+
+def _against_loop(s: Subject, transform, dims_list=None) -> None:
+    n = len(s.where)
+    for dims in dims_list or [(0,) * n]:
+        batch = tuple(t if d is None else t.movedim(0, d) for t, d in zip(s.batch(), dims, strict=True))
+        batch = tuple(s.tensors[i] if d is None else t for i, (t, d) in enumerate(zip(batch, dims, strict=True)))
+        f = transform(s.op)
+        close(vmap(f, in_dims=dims)(*batch), _stacked(_loop(f, batch, dims)))
+
+
+def _mixed_dims(n: int):
+    """Every argument batched, in front, behind; and each pattern of None that leaves something to batch."""
+    yield (0,) * n
+    yield (-1,) * n
+    for i in range(n):
+        if n > 1:
+            yield tuple(None if j == i else 0 for j in range(n))
+            yield tuple(-1 if j == i else None for j in range(n))
+
+
+@check("batching")
+def vmap_equals_loop(s: Subject) -> None:
+    """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any argument: parameters per sample or shared."""
+    _against_loop(s, lambda f: f, _mixed_dims(len(s.where)))
+
+
+@check("batching")
+def vmap_out_dims_and_chunks(s: Subject) -> None:
+    """``out_dims`` and ``chunk_size`` of ``vmap``."""
+    batch = s.batch(size=4)
+    expected = _stacked(_loop(s.op, batch, (0,) * len(batch)))
+    close(vmap(s.op, out_dims=-1)(*batch), expected.movedim(0, -1))
+    close(vmap(s.op, chunk_size=3)(*batch), expected)
+
+
+@check("batching")
+def nested_vmap(s: Subject) -> None:
+    """``vmap(vmap(op))`` with different dimensions at the two levels."""
+    outer = tuple(stack_of.movedim(0, -1) for stack_of in s.batch(size=2))
+    batch = tuple(torch.stack([t, t * 1.01, t * 0.99]) for t in outer)
+    expected = torch.stack([torch.stack([s.op(*[b[i].select(-1, j) for b in batch]) for j in range(2)]) for i in range(3)])
+    close(vmap(vmap(s.op, in_dims=-1))(*batch), expected)
+
+
+@check("batching")
+def vmap_of_grad(s: Subject) -> None:
+    """Per-sample gradients, ``vmap(grad(f))``, with shared and with per-sample parameters."""
+    _against_loop(s, lambda f: grad(scalar(f), s.argnums), _mixed_dims(len(s.where)))
+
+
+@check("batching")
+def grad_of_vmap(s: Subject) -> None:
+    """``grad`` of a loss over a ``vmap``."""
+    s.compare(lambda f: grad(scalar(vmap(f)), s.argnums), *s.batch())
+
+
+@check("batching")
+def vmap_of_jvp(s: Subject) -> None:
+    """``vmap(jvp(f))``, and ``jvp`` of a ``vmap``."""
+    batch, tangents = s.batch(), s.tangents()
+    _against_loop(s, lambda f: lambda *x: jvp(f, x, tangents))
+    batched_tangents = tuple(like(t, i) for i, t in enumerate(batch))
+    s.compare(lambda f: lambda *x: jvp(vmap(f), x, batched_tangents), *batch)
+
+
+@check("batching")
+def vmap_of_hessian(s: Subject) -> None:
+    """``vmap(hessian(f))``, and forward over forward per sample."""
+    _against_loop(s, lambda f: hessian(scalar(f), s.argnums))
+    _against_loop(s, lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))
+
+
+@check("batching")
+def vmap_of_backward(s: Subject) -> None:
+    """A graph recorded through ``vmap``: ordinary autograd outside, the batch inside."""
+
+    def gradients(f):
+        leaves = [t.clone().requires_grad_() for t in s.batch()]
+        return torch.autograd.grad(scalar(vmap(f))(*leaves), leaves)
+
+    close(gradients(s.op), gradients(s.reference))

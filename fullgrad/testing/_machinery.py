@@ -1,0 +1,152 @@
+"""Checks of clause 5 against the rest of torch's machinery: checkpoints, hooks, modes, threads, memory."""
+
+import concurrent.futures
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
+from torch.utils.checkpoint import checkpoint
+
+from fullgrad.testing._registry import check
+from fullgrad.testing._subject import Subject, close, equal, scalar
+
+
+def _gradients(s: Subject, f):
+    leaves = s.leaves()
+    return torch.autograd.grad(scalar(f)(*leaves), leaves)
+
+
+@check("machinery")
+def checkpointed(s: Subject) -> None:
+    """``torch.utils.checkpoint``, both ways."""
+    for reentrant in (False, True):
+
+        def run(f, reentrant=reentrant):
+            leaves = s.leaves()
+            scalar(lambda *x: checkpoint(f, *x, use_reentrant=reentrant))(*leaves).backward()
+            return [leaf.grad for leaf in leaves]
+
+        close(run(s.op), run(s.reference))
+
+
+@check("machinery")
+def saved_tensor_hooks(s: Subject) -> None:
+    """``saved_tensors_hooks`` and ``save_on_cpu`` see every saved tensor and may replace it."""
+    expected = _gradients(s, s.reference)
+    with saved_tensors_hooks(lambda t: (t.clone(), t.dtype), lambda packed: packed[0].to(packed[1])):
+        close(_gradients(s, s.op), expected)
+    with save_on_cpu():
+        close(_gradients(s, s.op), expected)
+
+
+@check("machinery")
+def saved_bytes(s: Subject) -> None:
+    """No more is saved than declared, beyond inputs and output, by storage; and nothing for an input that needs no gradient."""
+    leaves = s.leaves()
+    kept: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        kept.append(t)
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        y = s.op(*leaves)
+    alive = {t.untyped_storage().data_ptr() for t in (*leaves, *(v for v in s.inputs if isinstance(v, Tensor)), y)}
+    extra = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    total = sum(size for pointer, size in extra.items() if pointer not in alive)
+    assert total <= s.saved * y.numel(), f"{total} bytes are saved beyond inputs and output, declared are {s.saved * y.numel()}"
+    kept.clear()
+    with saved_tensors_hooks(pack, lambda t: t):
+        s.op(*s.tensors)
+    assert not kept, f"{len(kept)} tensors are saved though no input requires a gradient"
+
+
+@check("machinery")
+def in_place_change_is_detected(s: Subject) -> None:
+    """A saved input changed in place before the backward raises, or the gradient does not depend on it; it is never silently wrong."""
+    expected = _gradients(s, s.reference)
+    for i in s.argnums:
+        leaves = s.leaves()
+        inputs = [leaf.clone() for leaf in leaves]
+        total = scalar(s.op)(*inputs)
+        with torch.no_grad():
+            inputs[i].mul_(-3.0)
+        try:
+            actual = torch.autograd.grad(total, leaves)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error
+        else:
+            close(actual, expected)
+
+
+@check("machinery")
+def autocast(s: Subject) -> None:
+    """Under autocast an operator keeps the dtype of its inputs, and the gradient is the declared one."""
+    with torch.autocast(s.tensors[0].device.type, dtype=torch.bfloat16):
+        equal(s.op(*s.tensors), s.op(*s.tensors))
+        close(_gradients(s, s.op), _gradients(s, s.reference))
+
+
+@check("machinery")
+def modes_inside_transforms(s: Subject) -> None:
+    """``no_grad`` inside nested transforms stops what it stops for torch's own operators, at every level, and nothing else."""
+
+    def without(f):
+        def run(*x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = f(*x)
+            return (y * f(*x)).sum() + sum(t.sum() for t in x)
+
+        return run
+
+    s.compare(lambda f: grad(without(f), s.argnums))
+    s.compare(lambda f: jacrev(grad(without(f), s.argnums), s.argnums))
+    s.compare(lambda f: jacrev(jacfwd(without(f), s.argnums), s.argnums))
+    tangents = s.tangents()
+    s.compare(lambda f: lambda *x: jvp(without(f), x, tangents))
+    s.compare(lambda f: vmap(grad(without(f), s.argnums)), *s.batch())
+
+
+@check("machinery")
+def modes_around(s: Subject) -> None:
+    """Inside ``no_grad`` and ``inference_mode`` the value is the same and carries no graph; transforms inside work as for torch's own."""
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            leaves = [t.clone().requires_grad_() for t in s.tensors] if mode is torch.no_grad else list(s.tensors)
+            y = s.op(*leaves)
+            assert not y.requires_grad
+            equal(y, s.op(*s.tensors))
+            s.compare(lambda f: grad(scalar(f), s.argnums))
+
+
+@check("machinery")
+def threads(s: Subject) -> None:
+    """Eight threads at once, each with its own transform, get what one gets. (torch's forward mode is one per process.)"""
+    transforms = [lambda f: grad(scalar(f), s.argnums), lambda f: jacrev(grad(scalar(f), s.argnums)), lambda f: lambda *x: f(*x)]
+    expected = [t(s.op)(*s.tensors) for t in transforms]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda i: transforms[i % 3](s.op)(*s.tensors), range(48)))
+    for i, result in enumerate(results):
+        close(result, expected[i % 3])
+
+
+@check("machinery")
+def gradients_in_every_dtype(s: Subject) -> None:
+    """In float16, bfloat16 and float32 gradient and tangent have the dtype of their tensor and agree with the surrogate's in float64."""
+    for dtype, tolerance in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2), (torch.float32, 2e-5)):
+        rounded = [t.to(dtype) for t in s.tensors]
+        leaves = [t.clone().requires_grad_() for t in rounded]
+        y = s.op(*leaves)
+        actual = torch.autograd.grad(y, leaves, torch.ones_like(y))
+        exact = [t.double().requires_grad_() for t in rounded]
+        z = s.reference(*exact)
+        expected = torch.autograd.grad(z, exact, torch.ones_like(z))
+        for a, e in zip(actual, expected, strict=True):
+            assert a.dtype == dtype, f"gradient of dtype {a.dtype} for an input of {dtype}"
+            scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0
+            torch.testing.assert_close(a.double() / scale, e / scale, rtol=0, atol=tolerance * max(1, y.numel() // max(1, a.numel())))
+        _, tangent = jvp(s.op, tuple(rounded), tuple(torch.ones_like(t) for t in rounded))
+        assert tangent.dtype == y.dtype, f"tangent of dtype {tangent.dtype} for a value of {y.dtype}"
+
+

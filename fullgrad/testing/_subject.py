@@ -1,0 +1,173 @@
+"""`Subject`: an operator under test, the plain torch code that it has to agree with, and ways to compare the two."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class TorchLimit(Exception):
+    """torch cannot do this, not even for its own operators: nothing is proved or disproved here."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator, one list of inputs, and its oracles.
+
+    Args:
+        operator: The callable under test; returns one tensor.
+        inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
+        surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding.
+        value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
+        forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to run
+            in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
+        saved: Bytes per element of the output that may be saved beyond inputs and output.
+        options: What single checks ask for, by name, such as ``backend`` for compilation.
+    """
+
+    operator: Callable[..., Tensor]
+    inputs: tuple[Any, ...]
+    surrogate: Callable[..., Tensor]
+    value: Callable[..., Tensor] | None = None
+    forwards: Mapping[type, Callable[..., Any]] | None = None
+    saved: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    # --- Inputs -------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def where(self) -> tuple[int, ...]:
+        """The positions of the differentiable inputs."""
+        return tuple(i for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.is_floating_point())
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The differentiable inputs, outside any graph."""
+        return tuple(self.inputs[i].detach() for i in self.where)
+
+    @property
+    def argnums(self) -> tuple[int, ...]:
+        """Every differentiable input, for torch.func."""
+        return tuple(range(len(self.where)))
+
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The differentiable inputs as new leaves of a graph."""
+        return tuple(t.clone().requires_grad_() for t in self.tensors)
+
+    def tangents(self, seed: int = 1) -> tuple[Tensor, ...]:
+        """Random directions, one per differentiable input."""
+        return tuple(like(t, seed + i) for i, t in enumerate(self.tensors))
+
+    def batch(self, dim: int = 0, size: int = 3, which: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
+        """The differentiable inputs, stacked with permutations of themselves along ``dim`` where ``which`` says so."""
+        which = which or [True] * len(self.where)
+        return tuple(stack(t, size, dim) if w else t for t, w in zip(self.tensors, which, strict=True))
+
+    # --- Functions of the differentiable inputs alone -----------------------------------------------------------------
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with the constant inputs in place."""
+
+        def bound(*tensors: Tensor) -> Any:
+            arguments = list(self.inputs)
+            for i, t in zip(self.where, tensors, strict=True):
+                arguments[i] = t
+            return function(*arguments)
+
+        return bound
+
+    @property
+    def op(self) -> Callable[..., Any]:
+        """The operator as a function of its differentiable inputs."""
+        return self.bind(self.operator)
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The surrogate as a function of the operator's differentiable inputs."""
+        return self.bind(self.surrogate)
+
+    # --- Comparisons --------------------------------------------------------------------------------------------------
+
+    def compare(self, transform: Transform, *arguments: Any) -> None:
+        """The transform of the operator gives what the transform of the surrogate gives."""
+        arguments = arguments or self.tensors
+        close(transform(self.op)(*arguments), transform(self.reference)(*arguments))
+
+    def compare_compiled(self, transform: Transform, *arguments: Any, dynamic: bool = False) -> None:
+        """The transform of the operator, compiled in one graph, gives what that of the surrogate gives in eager code."""
+        arguments = arguments or self.tensors
+        close(self.compiled(transform, dynamic)(*arguments), transform(self.reference)(*arguments))
+
+    def compiled(self, transform: Transform, dynamic: bool = False) -> Callable[..., Any]:
+        """The transform of the operator compiled with ``fullgraph=True``; `TorchLimit` where torch cannot compile the surrogate's either."""
+        backend = self.options.get("backend", "aot_eager")
+
+        def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+            torch._dynamo.reset()  # a function compiled before must not answer for this one
+            return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic or None)
+
+        def run(*arguments: Any) -> Any:
+            try:
+                return compile(transform(self.op))(*arguments)
+            except Exception as error:
+                try:
+                    compile(transform(self.reference))(*arguments)
+                except Exception as limit:
+                    raise TorchLimit(f"torch {torch.__version__} cannot compile this: {_first_line(limit)}") from limit
+                raise AssertionError(f"does not compile: {type(error).__name__}: {error}") from error
+
+        return run
+
+    @contextlib.contextmanager
+    def smooth(self) -> Iterator[None]:
+        """The operator with smooth forwards under its own rules."""
+        with contextlib.ExitStack() as patches:
+            for operator, forward in (self.forwards or {}).items():
+                patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
+            yield
+
+
+def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A number that depends on every element of the output, differently on each, and not linearly."""
+
+    def total(*tensors: Tensor) -> Tensor:
+        y = function(*tensors)
+        weights = torch.arange(1, y.numel() + 1, dtype=y.dtype, device=y.device).reshape(y.shape)
+        return (weights.cos() * y.sin()).sum()
+
+    return total
+
+
+def like(tensor: Tensor, seed: int) -> Tensor:
+    """Random numbers in the shape, dtype and device of a tensor; the same at every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+
+
+def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
+    """``size`` samples that differ: the tensor with its elements rotated and scaled."""
+    samples = [tensor.flatten().roll(i).reshape(tensor.shape) * (1 + 0.03 * i) for i in range(size)]
+    return torch.stack(samples, dim)
+
+
+def close(actual: Any, expected: Any) -> None:
+    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN."""
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def equal(actual: Tensor, expected: Tensor) -> None:
+    """Equal in every bit that has a meaning: dtype, shape, values, NaN, and the sign of zero."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    if actual.is_floating_point():
+        torch.testing.assert_close(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan(), rtol=0, atol=0)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,112 @@
+"""Checks of clause 5 under tracers: compile, make_fx, export."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fullgrad.testing._registry import check
+from fullgrad.testing._subject import Subject, close, equal, scalar
+
+
+@check("tracing")
+def compile_forward_and_backward(s: Subject) -> None:
+    """``torch.compile(fullgraph=True)`` of the operator: value and gradient."""
+
+    def gradients(f):
+        leaves = s.leaves()
+        y = f(*leaves)
+        return y.detach(), torch.autograd.grad(scalar(lambda *_: y)(*leaves), leaves)
+
+    close(gradients(s.compiled(lambda f: f)), gradients(s.reference))
+
+
+@check("tracing")
+def compile_the_operator_itself(s: Subject) -> None:
+    """The operator itself as what is compiled, not a function around it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(s.operator, backend=s.options.get("backend", "aot_eager"), fullgraph=True)
+    equal(compiled(*s.inputs), s.operator(*s.inputs))
+
+
+@check("tracing")
+def compile_dynamic_shapes(s: Subject) -> None:
+    """One compilation for changing sizes: value and gradient at each."""
+    compiled = s.compiled(lambda f: grad(scalar(f), s.argnums), dynamic=True)
+    for size in (2, 3, 5):
+        batch = tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[0] == s.tensors[0].shape[0] else t for t in s.tensors)
+        close(compiled(*batch), grad(scalar(s.reference), s.argnums)(*batch))
+
+
+@check("tracing")
+def compile_grad(s: Subject) -> None:
+    """``grad`` inside compiled code (https://github.com/pytorch/pytorch/issues/193279)."""
+    s.compare_compiled(lambda f: grad(scalar(f), s.argnums))
+
+
+@check("tracing")
+def compile_jvp(s: Subject) -> None:
+    """``jvp`` inside compiled code (https://github.com/pytorch/pytorch/issues/192985)."""
+    tangents = s.tangents()
+    s.compare_compiled(lambda f: lambda *x: jvp(f, x, tangents))
+
+
+@check("tracing")
+def compile_vmap_of_grad(s: Subject) -> None:
+    """Per-sample gradients inside compiled code."""
+    s.compare_compiled(lambda f: vmap(grad(scalar(f), s.argnums)), *s.batch())
+
+
+@check("tracing")
+def compile_vmap(s: Subject) -> None:
+    """``vmap`` inside compiled code, and the gradient through it from outside."""
+    batch = s.batch(-1)
+    s.compare_compiled(lambda f: vmap(f, in_dims=-1), *batch)
+
+
+@check("tracing")
+def compile_hessian(s: Subject) -> None:
+    """``hessian`` inside compiled code."""
+    s.compare_compiled(lambda f: hessian(scalar(f), s.argnums))
+
+
+@check("tracing")
+def compile_forward_over_forward(s: Subject) -> None:
+    """``jacfwd(jacfwd(f))`` inside compiled code."""
+    s.compare_compiled(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))
+
+
+@check("tracing")
+def make_fx_of_transforms(s: Subject) -> None:
+    """``make_fx`` of gradients: the traced graph gives the declared derivative, at other inputs too."""
+    batch = s.batch(size=2)
+    tangents = s.tangents()
+    transforms = (
+        lambda f: grad(scalar(f), s.argnums),
+        lambda f: vmap(grad(scalar(f), s.argnums)),
+        lambda f: lambda *x: jvp(f, x, tangents),
+        lambda f: jacrev(grad(scalar(f), s.argnums), s.argnums),
+    )
+    for i, transform in enumerate(transforms):
+        first, second = (batch, tuple(b.flip(0) for b in batch)) if i == 1 else (s.tensors, tuple(b[1] for b in batch))
+        graph = make_fx(transform(s.op))(*first)
+        for arguments in (first, second):
+            close(graph(*arguments), transform(s.reference)(*arguments))
+
+
+@check("tracing")
+def export_value(s: Subject) -> None:
+    """``torch.export``, strict and not, keeps the value."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return s.op(*tensors)
+
+    for strict in (False, True):
+        torch._dynamo.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about its own deprecated calls
+            program = torch.export.export(Module(), s.tensors, strict=strict)
+        equal(program.module()(*s.tensors), s.op(*s.tensors))

@@ -1,0 +1,90 @@
+"""Checks of clause 1: the value."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.testing._registry import check
+from fullgrad.testing._subject import Subject, TorchLimit, equal
+
+_LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "transposed": lambda t: t.mT.contiguous().mT if t.ndim >= 2 else t,
+    "strided": lambda t: torch.stack((t, -t), -1)[..., 0],
+    "expanded": lambda t: t[:1].expand(t.shape) if t.ndim and t.shape[0] else t,
+    "empty": lambda t: t[:0] if t.ndim else t,
+    "one element": lambda t: t.flatten()[:1],
+    "0-dim": lambda t: t.flatten()[0] if t.numel() else t.sum(),
+}
+
+
+def _plain(s: Subject):
+    if s.value is None:
+        raise TorchLimit("no plain torch function with the same value was given")
+    return s.bind(s.value)
+
+
+@check("value")
+def value_is_exact(s: Subject) -> None:
+    """The value is that of the plain torch function in every bit, with and without a graph."""
+    plain = _plain(s)
+    equal(s.op(*s.tensors), plain(*s.tensors))
+    equal(s.op(*s.leaves()).detach(), plain(*s.tensors))
+
+
+@check("value")
+def value_of_special_numbers(s: Subject) -> None:
+    """NaN, infinities, zeros of both signs, halves and extremes give the plain function's value in every bit."""
+    plain = _plain(s)
+    first, *rest = s.tensors
+    limits = torch.finfo(first.dtype)
+    numbers = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, limits.max, limits.min, limits.tiny, float("inf"), -float("inf"), float("nan")]
+    special = torch.tensor(numbers, dtype=first.dtype, device=first.device)
+    rest = [t if t.ndim == 0 else t.flatten()[:1] for t in rest]
+    equal(s.op(special, *rest), plain(special, *rest))
+
+
+@check("value")
+def value_in_every_dtype(s: Subject) -> None:
+    """float16, bfloat16, float32 and float64 give the plain function's value and dtype in every bit, with and without a graph."""
+    plain = _plain(s)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensors = [t.to(dtype) for t in s.tensors]
+        equal(s.op(*tensors), plain(*tensors))
+        equal(s.op(*[t.clone().requires_grad_() for t in tensors]).detach(), plain(*tensors))
+
+
+@check("value")
+def value_in_every_layout(s: Subject) -> None:
+    """Transposed, strided, expanded, empty, one-element and 0-dim inputs give the plain function's value, shape and strides."""
+    plain = _plain(s)
+    for make in _LAYOUTS.values():
+        tensors: list[Tensor] = [make(t) for t in s.tensors]
+        try:
+            expected = plain(*tensors)
+        except Exception:
+            continue  # the plain function has no value here (the maximum of nothing)
+        for arguments in (tensors, [t.detach().requires_grad_() for t in tensors]):
+            actual = s.op(*arguments).detach()
+            equal(actual, expected)
+            if actual.numel() and actual.stride() != expected.stride():
+                raise AssertionError(f"strides {actual.stride()}, expected {expected.stride()}")
+
+
+@check("value")
+def value_on_meta_and_fake_tensors(s: Subject) -> None:
+    """Shape and dtype are right without data: on the meta device, and for fake tensors, with a backward through each."""
+    from torch._subclasses import FakeTensorMode
+
+    expected = s.op(*s.tensors)
+
+    def inspect(tensors: list[Tensor]) -> None:
+        y = s.op(*tensors)
+        gradients = torch.autograd.grad(y.sum(), tensors)
+        assert (y.shape, y.dtype) == (expected.shape, expected.dtype), (y.shape, y.dtype, expected.shape, expected.dtype)
+        assert [g.shape for g in gradients] == [t.shape for t in tensors]
+
+    inspect([t.to("meta").requires_grad_() for t in s.tensors])
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t).requires_grad_() for t in s.tensors]
+    with mode:
+        inspect(fakes)

@@ -1,0 +1,8 @@
+"""The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
+
+from tests.cases import clamping, rounding
+from tests.cases._case import Case
+
+CASES: list[Case] = [*rounding.CASES, *clamping.CASES]
+
+__all__ = ["CASES", "Case"]

@@ -1,0 +1,31 @@
+"""`Case`: a `Subject` with the names that it answers for."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullgrad.testing import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Subject):
+    """One way of calling public operators.
+
+    Args:
+        name: A unique name for reports.
+        covers: The names of ``fullgrad.__all__`` that this case proves.
+    """
+
+    name: str
+    covers: tuple[str, ...]
+
+
+def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:
+    """Normal float64 numbers; none lies on a boundary of an operator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+def straight_through(value: Tensor, x: Tensor) -> Tensor:
+    """The value of the first and the derivative of the second, by the detach trick; exact up to rounding."""
+    return x + (value - x).detach()

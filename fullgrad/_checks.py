@@ -1,6 +1,7 @@
 """Checks of arguments. The only place that words their errors: name, rule, found.
 
-Public functions call them before the operator, so that nothing is recorded when one fails, under ``torch.compile`` and ``vmap`` too.
+Public functions call them before the operator, so that nothing is recorded when one fails, under ``torch.compile`` and ``vmap``
+too.
 """
 
 import math
@@ -36,7 +37,7 @@ def positive_number(name: str, argument: str, value: Any) -> None:
         raise ValueError(f"{name}: `{argument}` must be positive and finite, got {value}.")
 
 
-def positive_integer(name: str, argument: str, value: Any, at_most: int) -> int:
+def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     """An integer from 1 to a limit, returned as a plain int."""
     if not isinstance(value, (int, torch.SymInt)):
         try:

@@ -105,7 +105,7 @@ def _check_definition(cls: type) -> None:
     code = getattr(getattr(cls, "setup_context", None), "__code__", None)
     if code is not None and "mark_dirty" in code.co_names:
         raise TypeError(in_place_message(cls.__name__))
-    parameters = inspect.signature(getattr(cls, "forward")).parameters.values()
+    parameters = inspect.signature(cls.forward).parameters.values()
     if not parameters:
         raise TypeError(f"{cls.__name__}.forward must take at least one input.")
     for p in parameters:

@@ -119,19 +119,21 @@ def bind_apply(function: type) -> Any:
 
 
 class _LevelUnknown:
-    """Stands in for `torch.autograd.forward_ad` where it keeps no level: a dual level may be open, and speed is lost, nothing else."""
+    """Stands in for `forward_ad` where it keeps no level: one may be open, always; speed is lost, nothing else."""
 
     _current_level = 0
 
 
-# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. There is no public way to ask.
+# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. There is no public way
+# to ask.
 forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown
 
-# How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on what
-# torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is lost, nothing else.
+# How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
+# what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is
+# lost, nothing else.
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 def reuse(temporary: torch.Tensor) -> torch.Tensor | None:
-    """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary to overwrite, or None while torch traces."""
+    """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
     return None if _dispatch_modes() else temporary

@@ -12,7 +12,6 @@ from torch import Tensor
 from fullgrad._machinery import names
 from fullgrad._machinery.rules import Apply, Rules
 
-
 _SOURCE = """
 def apply({parameters}):
     return in_graph({arguments}) if compiling() else call(({arguments},))

@@ -84,7 +84,8 @@ class Rules:
 
         Dynamo traces a custom Function's forward as plain code and drops its rules in places
         (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
-        others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real rules.
+        others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real
+            rules.
         """
 
         def node(*args: Any) -> Any:

@@ -10,7 +10,7 @@ from fullgrad import _checks
 from fullgrad._batching import align
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad.clamping._neighbours import flushes_denormals, neighbour
+from fullgrad.clamping._neighbours import DTYPES, flushes_denormals, neighbour
 
 Bound = Tensor | float | None
 
@@ -24,13 +24,13 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
 
     The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
     beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and the gradient is its. A NaN
-    in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher derivatives are 0.
-    Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
+    in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
+    derivatives are 0. Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
 
     Args:
         x: Any shape; floating, or integer (floating bounds give the default dtype).
-        min_value: Lower bound, a number or a tensor that broadcasts with ``x``; None for none. A number is rounded to the dtype of ``x``.
-        max_value: Upper bound, likewise. One of the two must be given.
+        min_value: Lower bound, a number or a tensor that broadcasts with ``x``; None for none. A number is rounded to the dtype
+        of ``x``. max_value: Upper bound, likewise. One of the two must be given.
 
     Returns:
         A tensor of the broadcast shape.
@@ -129,7 +129,11 @@ class Clamp(Function):
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass to still NaN."""
-    if isinstance(low, Tensor) or isinstance(high, Tensor) or not x.is_floating_point() or flushes_denormals():
+    if torch.compiler.is_dynamo_compiling():
+        return torch.where(
+            _inside(x, low, high), g, 0
+        )  # only a caller of clamp_backward is here: Dynamo cannot trace the bits below
+    if isinstance(low, Tensor) or isinstance(high, Tensor) or x.dtype not in DTYPES or flushes_denormals():
         return torch.where(_inside(x, low, high), g, 0)
     # A trivial bound is none: the kernels exclude their bounds, and infinity has no neighbour beyond it.
     low = None if low is None or float(low) == -math.inf else float(low)
@@ -157,18 +161,14 @@ def _inside(x: Tensor, low: Bound, high: Bound) -> Tensor:
     return inside if high is None else inside & (x <= high)
 
 
-def _below(x: Tensor, low: Any, high: Bound) -> Tensor:
+def _below(x: Tensor, low: Any, high: Any) -> Tensor:
     """Where the value is the lower bound, and would follow it."""
-    return x < low if high is None else (x < low) & _ordered(low, high)
+    return x < low if high is None else (x < low) & (low <= high)
 
 
-def _above(x: Tensor, low: Bound, high: Any) -> Tensor:
+def _above(x: Tensor, low: Any, high: Any) -> Tensor:
     """Where the value is the upper bound, and would follow it: also where the bounds are crossed."""
     return x > high if low is None else (x > high) | ((x == x) & (low > high))
-
-
-def _ordered(low: Any, high: Any) -> Any:
-    return low <= high
 
 
 def _check(name: str, x: Any, low: Any, high: Any) -> None:

@@ -16,10 +16,10 @@ def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
         y_i = \frac{x_i - m}{R}, \quad R = M - m + \varepsilon, \quad m = \min x, \quad M = \max x, \qquad
         \mathrm{d}y_i = \frac{\mathrm{d}x_i - (1 - y_i)\,\mathrm{d}m - y_i\,\mathrm{d}M}{R}
 
-    over the whole tensor, and per sample under ``vmap``. This is the true derivative; elements tied for the minimum or the maximum
-    share it equally, and derivatives of every order follow. Half precision is computed in float32. Where spikingjelly loses ``eps``
-    beside a large maximum (constant input of 300 in float32, of 1 in float16) and gives NaN, this gives 0, and a range beyond the
-    largest number of the dtype is no problem. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
+    over the whole tensor, and per sample under ``vmap``. This is the true derivative; elements tied for the minimum or the
+    maximum share it equally, and derivatives of every order follow. Half precision is computed in float32. Where spikingjelly
+    loses ``eps`` beside a large maximum (constant input of 300 in float32, of 1 in float16) and gives NaN, this gives 0, and a
+    range beyond the largest number of the dtype is no problem. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
 
     Args:
         x: Any shape with at least one element; floating, or integer (which gives the default dtype).
@@ -93,8 +93,8 @@ class ClampByLinear(Function):
 class _Sample:
     """The quantities of the formula for every sample: in float32 at least, and halved.
 
-    Halving is exact, and differences of halves do not overflow. eps is added to the difference of the extremes, not to the maximum,
-    beside which it would be lost.
+    Halving is exact, and differences of halves do not overflow. eps is added to the difference of the extremes, not to the
+    maximum, beside which it would be lost.
     """
 
     def __init__(self, x: Tensor, eps: float, batch_dims: int) -> None:

@@ -1,4 +1,4 @@
-"""The floating-point neighbours of a number in a dtype, by bit arithmetic: no tensor is made, so it is safe while torch traces."""
+"""The floating-point neighbours of a number in a dtype, by bit arithmetic: without tensors, so it is safe while torch traces."""
 
 import functools
 import math
@@ -13,6 +13,9 @@ _LAYOUT = {
     torch.float16: ("<e", "<H"),
     torch.bfloat16: ("<f", "<I"),
 }
+
+# The dtypes whose neighbours are known.
+DTYPES = frozenset(_LAYOUT)
 
 # Read through a name, so that Python does not fold the product away.
 _SMALLEST = 5e-324

@@ -18,8 +18,8 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
         y = w\, q(x) + b, \quad q(x) = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad
         D_x = w, \quad D_w = q(x), \quad D_b = 1
 
-    with :math:`q' = 1` wherever a derivative is differentiated again. ``x``, ``w`` and ``b`` broadcast, and each receives its gradient.
-    Saved: ``x`` if ``w`` needs a gradient, ``w`` if ``x`` needs one; nothing beyond inputs.
+    with :math:`q' = 1` wherever a derivative is differentiated again. ``x``, ``w`` and ``b`` broadcast, and each receives its
+    gradient. Saved: ``x`` if ``w`` needs a gradient, ``w`` if ``x`` needs one; nothing beyond inputs.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -15,11 +15,14 @@ def soft_round(x: Tensor) -> Tensor:
 
     .. math::
         y = \operatorname{round}(x), \qquad
-        D(x) = \begin{cases} x / \operatorname{round}(x) & \operatorname{round}(x) \ne 0 \\ 1 & x = 0 \\ 0 & \text{otherwise} \end{cases}
+        D(x) = \begin{cases}
+            x / \operatorname{round}(x) & \operatorname{round}(x) \ne 0 \\ 1 & x = 0 \\ 0 & \text{otherwise}
+        \end{cases}
 
-    The value is that of :func:`torch.round`, bit for bit. The second derivative is that of ``D``: :math:`1 / \operatorname{round}(x)`
-    where :math:`\operatorname{round}(x) \ne 0`, else 0, and the third is 0. The original in shok computes ``D`` in its forward and keeps
-    it as a constant, so there the second derivative is 0. NaN and infinite ``x`` have a NaN derivative. Saved: ``x`` alone.
+    The value is that of :func:`torch.round`, bit for bit. The second derivative is that of ``D``: :math:`1 /
+    \operatorname{round}(x)` where :math:`\operatorname{round}(x) \ne 0`, else 0, and the third is 0. The original in shok
+    computes ``D`` in its forward and keeps it as a constant, so there the second derivative is 0. NaN and infinite ``x`` have a
+    NaN derivative. Saved: ``x`` alone.
 
     Args:
         x: Any shape; floating, or integer (returned unchanged, without a gradient).

@@ -18,14 +18,14 @@ def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     .. math::
         y = \operatorname{round}(x / s)\, s, \qquad D_x = 1, \quad D_s = \operatorname{round}(x / s) - x / s
 
-    :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round`` being 1,
-    known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Nothing is saved, but ``x`` and
-    ``step`` themselves when ``step`` is a tensor.
+    :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round``
+    being 1, known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Nothing is saved, but
+    ``x`` and ``step`` themselves when ``step`` is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        step: A positive number, or a tensor that broadcasts with ``x``. The elements of a tensor are not checked, since that would
-            wait for the device: 0 gives NaN, a negative step is as good as its absolute value.
+        step: A positive number, or a tensor that broadcasts with ``x``. The elements of a tensor are not checked, since that
+            would wait for the device: 0 gives NaN, a negative step is as good as its absolute value.
 
     Returns:
         A tensor of the broadcast shape.
@@ -43,7 +43,8 @@ def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         >>> torch.autograd.grad(y.sum(), x)
         (tensor([1., 1., 1.]),)
 
-    Source: ``spikingjelly.activation_based.quantize.step_quantize``; for :math:`D_s`, Esser et al., https://arxiv.org/abs/1902.08153.
+    Source: ``spikingjelly.activation_based.quantize.step_quantize``; for :math:`D_s`, Esser et al.,
+        https://arxiv.org/abs/1902.08153.
     """
     _check("step_quantize", x, step)
     return StepQuantize.apply(x, step)
@@ -108,7 +109,7 @@ class StepQuantize(Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, t_x: Tensor | None, t_step: Tensor | None) -> Tensor | None:
+    def jvp(ctx: Any, t_x: Tensor | None, t_step: Any) -> Tensor | None:
         if ctx.shapes is None:
             return t_x
         t = t_step * _residual(*saved_inputs(ctx))

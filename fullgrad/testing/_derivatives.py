@@ -1,5 +1,7 @@
 """Checks of clauses 2, 3 and 5: the declared derivative and its derivatives, by every road."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -7,6 +9,12 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import Subject, TorchLimit, close, like, scalar
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """What vjp and jvp return without ``has_aux``."""
+    return result
+
 
 # --- reverse ----------------------------------------------------------------------------------------------------------
 
@@ -47,7 +55,7 @@ def func_vjp(s: Subject) -> None:
 
     def pull(f):
         def run(*tensors: Tensor):
-            y, back = vjp(f, *tensors)
+            y, back = _pair(vjp(f, *tensors))
             return y, back(like(y, 7))
 
         return run
@@ -124,9 +132,9 @@ def func_linearize(s: Subject) -> None:
 @check("forward")
 def adjoint(s: Subject) -> None:
     """``<g, J t> == <J^T g, t>`` for the operator's own rules."""
-    y, back = vjp(s.op, *s.tensors)
+    y, back = _pair(vjp(s.op, *s.tensors))
     g, t = like(y, 3), s.tangents()
-    _, forward = jvp(s.op, s.tensors, t)
+    _, forward = _pair(jvp(s.op, s.tensors, t))
     close((g * forward).sum(), torch.stack([(a * b).sum() for a, b in zip(back(g), t, strict=True)]).sum())
 
 
@@ -140,7 +148,8 @@ def create_graph(s: Subject) -> None:
     def gradients(f):
         leaves = s.leaves()
         first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
-        total = sum((g.sin() * like(g, i)).sum() for i, g in enumerate(first)) + sum(0 * leaf.sum() for leaf in leaves)
+        parts = [(g.sin() * like(g, i)).sum() for i, g in enumerate(first)] + [0 * leaf.sum() for leaf in leaves]
+        total = torch.stack(parts).sum()
         return torch.autograd.grad(total, leaves)
 
     close(gradients(s.op), gradients(s.reference))
@@ -203,9 +212,7 @@ def _directional(f, directions, mode):
     """The derivative of a scalar function along directions, by forward or by reverse mode."""
     if mode == "forward":
         return lambda *x: jvp(f, x, directions)[1]
-    return lambda *x: sum(
-        (g * t).sum() for g, t in zip(grad(f, tuple(range(len(directions))))(*x), directions, strict=True)
-    )
+    return lambda *x: sum((g * t).sum() for g, t in zip(grad(f, tuple(range(len(directions))))(*x), directions, strict=True))
 
 
 @check("third order")
@@ -287,7 +294,7 @@ def _mixed_dims(n: int):
 
 @check("batching")
 def vmap_equals_loop(s: Subject) -> None:
-    """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any argument: parameters per sample or shared."""
+    """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any: parameters per sample or shared."""
     _against_loop(s, lambda f: f, _mixed_dims(len(s.where)))
 
 

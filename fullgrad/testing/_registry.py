@@ -1,4 +1,6 @@
-"""The list of checks. A check is a function of a `Subject` that raises when the operator is wrong; its docstring says what it proves."""
+"""The list of checks. A check is a function of a `Subject` that raises when the operator is wrong; its docstring says what
+it proves.
+"""
 
 from collections.abc import Callable
 

@@ -26,7 +26,8 @@ class Subject:
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding.
         value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
-        forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to run
+        forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to
+            run
             in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
         saved: Bytes per element of the output that may be saved beyond inputs and output.
         options: What single checks ask for, by name, such as ``backend`` for compilation.
@@ -106,7 +107,7 @@ class Subject:
         close(self.compiled(transform, dynamic)(*arguments), transform(self.reference)(*arguments))
 
     def compiled(self, transform: Transform, dynamic: bool = False) -> Callable[..., Any]:
-        """The transform of the operator compiled with ``fullgraph=True``; `TorchLimit` where torch cannot compile the surrogate's either."""
+        """The transform of the operator in one graph; `TorchLimit` where torch cannot compile the surrogate's either."""
         backend = self.options.get("backend", "aot_eager")
 
         def compile(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,7 +36,9 @@ def compile_dynamic_shapes(s: Subject) -> None:
     """One compilation for changing sizes: value and gradient at each."""
     compiled = s.compiled(lambda f: grad(scalar(f), s.argnums), dynamic=True)
     for size in (2, 3, 5):
-        batch = tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[0] == s.tensors[0].shape[0] else t for t in s.tensors)
+        batch = tuple(
+            t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[0] == s.tensors[0].shape[0] else t for t in s.tensors
+        )
         close(compiled(*batch), grad(scalar(s.reference), s.argnums)(*batch))
 
 

@@ -37,7 +37,22 @@ def value_of_special_numbers(s: Subject) -> None:
     plain = _plain(s)
     first, *rest = s.tensors
     limits = torch.finfo(first.dtype)
-    numbers = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, limits.max, limits.min, limits.tiny, float("inf"), -float("inf"), float("nan")]
+    numbers = [
+        0.0,
+        -0.0,
+        0.5,
+        -0.5,
+        1.0,
+        -1.0,
+        1.5,
+        2.5,
+        limits.max,
+        limits.min,
+        limits.tiny,
+        float("inf"),
+        -float("inf"),
+        float("nan"),
+    ]
     special = torch.tensor(numbers, dtype=first.dtype, device=first.device)
     rest = [t if t.ndim == 0 else t.flatten()[:1] for t in rest]
     equal(s.op(special, *rest), plain(special, *rest))

@@ -1,0 +1,73 @@
+"""Settings of the suite: determinism, the devices, and the slice of exhaustive tests."""
+
+import datetime
+import os
+import zlib
+
+import pytest
+import torch
+
+SLICES = 7
+
+
+def devices() -> list[str]:
+    """The devices at hand: the CPU always."""
+    return ["cpu"] + [
+        d for d, found in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if found
+    ]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", default="", help="'all', or K/N for the K-th of N slices of the exhaustive tests")
+
+
+def _slice(config) -> tuple[int, int] | None:
+    """Which slice of the exhaustive tests runs: none on a developer's machine, one that changes with the day in CI."""
+    wanted = config.getoption("--exhaustive")
+    if wanted == "all":
+        return 0, 1
+    if wanted:
+        part, count = wanted.split("/")
+        return int(part) % int(count), int(count)
+    if os.environ.get("CI"):
+        return datetime.date.today().toordinal() % SLICES, SLICES
+    return None
+
+
+def pytest_report_header(config):
+    from fullgrad._machinery import LANE, MISSING
+
+    part = _slice(config)
+    chosen = "none" if part is None else f"slice {part[0]} of {part[1]}"
+    missing = f", missing {', '.join(MISSING)}" if MISSING else ""
+    return f"torch {torch.__version__}, lane {LANE!r}{missing}, devices {', '.join(devices())}, exhaustive tests: {chosen}"
+
+
+def pytest_collection_modifyitems(config, items):
+    part = _slice(config)
+    kept, dropped = [], []
+    for item in items:
+        exhaustive = item.get_closest_marker("exhaustive") is not None
+        if exhaustive and (part is None or zlib.crc32(item.nodeid.encode()) % part[1] != part[0]):
+            dropped.append(item)
+        else:
+            kept.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Every test starts from the same random numbers, with nothing compiled, on one thread per process."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=devices())
+def device(request) -> str:
+    """Each device at hand."""
+    return request.param

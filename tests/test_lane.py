@@ -1,0 +1,75 @@
+"""Which lane is in use, and what broke when it is not the own one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fullgrad._machinery import LANE, MISSING
+
+
+def test_own_lane_is_in_use():
+    """A private name that torch renamed or removed shows here, by name. The suite still passes: the torch lane is slower, not wrong."""
+    if os.environ.get("FULLGRAD_LANE") == "torch":
+        assert LANE == "torch"
+    else:
+        assert not MISSING, f"torch changed: {', '.join(MISSING)} is gone, so the torch lane is in use; see fullgrad/_machinery/names.py"
+        assert LANE == "own"
+
+
+def _run(code: str, **environment: str) -> str:
+    """What a new interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_missing_name_leads_to_the_torch_lane():
+    """Without a name of the own lane the operators work through torch's public path, and say which name is missing."""
+    code = """
+import torch
+del torch._C._functorch.unwrap_if_dead
+import fullgrad
+from fullgrad._machinery import LANE, MISSING
+assert (LANE, MISSING) == ("torch", ["torch._C._functorch.unwrap_if_dead"]), (LANE, MISSING)
+"""
+    # torch itself uses the name, so the import alone is tried here; FULLGRAD_LANE=torch runs the whole suite in that lane.
+    assert _run(code) == ""
+
+
+def test_a_missing_name_that_both_lanes_need_is_an_error():
+    """Without it forward mode would be silently zero, so the import fails and says what is gone."""
+    code = """
+import torch
+del torch._C._set_fwd_grad_enabled
+try:
+    import fullgrad
+except ImportError as error:
+    print(error)
+"""
+    assert "torch._C._set_fwd_grad_enabled is gone" in _run(code)
+
+
+@pytest.mark.parametrize("lane", ["own", "torch"])
+def test_the_lane_can_be_chosen(lane):
+    """FULLGRAD_LANE chooses the lane."""
+    code = "from fullgrad._machinery import LANE; print(LANE)"
+    assert _run(code, FULLGRAD_LANE=lane) == ("torch" if MISSING else lane)
+
+
+TRANSFORMS = """
+import torch, fullgrad
+from torch.func import grad, hessian, jacfwd, jvp, vmap
+x = torch.tensor([-1.3, 0.4, 2.6], dtype=torch.float64)
+f = lambda x: (fullgrad.soft_round(x) ** 2 * fullgrad.clamp(x, -1.0, 1.0)).sum()
+print([t.tolist() for t in (grad(f)(x), hessian(f)(x), jacfwd(jacfwd(f))(x), vmap(grad(f))(x[:, None]), jvp(f, (x,), (x,))[1])])
+print(torch.compile(grad(f), backend="aot_eager", fullgraph=True)(x).tolist())
+"""
+
+
+def test_both_lanes_agree():
+    """The same numbers come out of both, to the last bit."""
+    assert _run(TRANSFORMS, FULLGRAD_LANE="own") == _run(TRANSFORMS, FULLGRAD_LANE="torch")

@@ -1,0 +1,68 @@
+"""The public names and the promises that hold for all of them."""
+
+import inspect
+
+import pytest
+import torch
+
+import fullgrad
+from tests.cases import CASES
+
+FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name))]
+OPERATORS = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name != "Function"]
+
+
+def test_every_public_operator_has_a_case():
+    """A public name without a case is a failure, and so is a case for a name that is not public."""
+    covered = {name for case in CASES for name in case.covers}
+    assert covered == {*FUNCTIONS, *OPERATORS}
+
+
+def test_names_of_cases_are_unique():
+    """Reports name cases."""
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_public_function_is_documented(name):
+    """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
+    function = getattr(fullgrad, name)
+    for parameter in inspect.signature(function).parameters.values():
+        assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        assert parameter.annotation is not parameter.empty
+    for section in (".. math::", "Args:", "Returns:", "Raises:", "Example:", ">>>", "Source:"):
+        assert section in (function.__doc__ or ""), f"{name} lacks {section}"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_class_has_the_signature_of_its_forward(name):
+    """Editors and keywords see the arguments of ``forward`` on ``apply``."""
+    operator = getattr(fullgrad, name)
+    assert [*inspect.signature(operator.apply).parameters] == [*inspect.signature(operator.forward).parameters]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+def test_unordered_dtypes_are_refused(case, dtype):
+    """bool and complex tensors raise a TypeError that names the dtype, under vmap and compile too."""
+    if case.name in ("pass_round", "clamp_backward"):
+        pytest.skip("called through the class, or through a lambda that computes with the input")
+    bad = case.inputs[0].to(dtype)
+    for call in (case.operator, torch.func.vmap(case.operator, in_dims=(0, *(None,) * (len(case.inputs) - 1)))):
+        with pytest.raises(TypeError, match=f"must be a real tensor, got dtype {dtype}"):
+            call(bad, *case.inputs[1:])
+    with pytest.raises(Exception, match=r"must be a real tensor"):
+        torch.compile(case.operator, backend="eager", fullgraph=True)(bad, *case.inputs[1:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_integer_tensors_have_a_value_and_no_gradient(case, device):
+    """Integers give what the plain function gives, and do not require a gradient."""
+    if case.name == "clamp_backward":
+        pytest.skip("a gradient is floating")
+    whole = torch.arange(-4, 8, device=device).reshape(4, 3)
+    rest = [v.to(device) if isinstance(v, torch.Tensor) else v for v in case.inputs[1:]]
+    y = case.operator(whole, *rest)
+    assert not y.requires_grad
+    if case.value is not None:
+        torch.testing.assert_close(y, case.value(whole, *rest), rtol=0, atol=0)

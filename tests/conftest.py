@@ -4,10 +4,15 @@ import datetime
 import os
 import zlib
 
+import hypothesis
 import pytest
 import torch
 
 SLICES = 7
+
+# Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
+hypothesis.settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("exhaustive", max_examples=600, deadline=None, print_blob=True)
 
 
 def devices() -> list[str]:
@@ -32,6 +37,10 @@ def _slice(config) -> tuple[int, int] | None:
     if os.environ.get("CI"):
         return datetime.date.today().toordinal() % SLICES, SLICES
     return None
+
+
+def pytest_configure(config):
+    hypothesis.settings.load_profile("fast" if not config.getoption("--exhaustive") else "exhaustive")
 
 
 def pytest_report_header(config):

@@ -229,11 +229,13 @@ def test_right_operator_passes(name):
 
 
 @pytest.mark.parametrize(
-    ("operator", "name"), [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)], ids=lambda v: getattr(v, "__name__", v)
+    ("operator", "name"),
+    [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],
+    ids=lambda v: getattr(v, "__name__", v),
 )
 def test_broken_operator_is_caught(operator, name):
     """The check raises on the broken operator."""
-    with pytest.raises(Exception):  # noqa: B017, PT011  # an AssertionError, or torch's own word for what it cannot run
+    with pytest.raises(Exception):  # noqa: B017  # an AssertionError, or torch's own word for what it cannot run
         CHECKS[name](subject(operator))
 
 

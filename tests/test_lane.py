@@ -10,11 +10,13 @@ from fullgrad._machinery import LANE, MISSING
 
 
 def test_own_lane_is_in_use():
-    """A private name that torch renamed or removed shows here, by name. The suite still passes: the torch lane is slower, not wrong."""
+    """A private name that torch renamed or removed shows here, by name. The torch lane takes over: slower, not wrong."""
     if os.environ.get("FULLGRAD_LANE") == "torch":
         assert LANE == "torch"
     else:
-        assert not MISSING, f"torch changed: {', '.join(MISSING)} is gone, so the torch lane is in use; see fullgrad/_machinery/names.py"
+        assert not MISSING, (
+            f"torch changed: {', '.join(MISSING)} is gone, so the torch lane is in use; see fullgrad/_machinery/names.py"
+        )
         assert LANE == "own"
 
 

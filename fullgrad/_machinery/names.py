@@ -14,6 +14,8 @@ import os
 from typing import Any
 
 import torch
+import torch.fx.traceback
+import torch.utils.checkpoint
 
 __all__ = ["LANE", "MISSING"]
 
@@ -137,3 +139,22 @@ _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 def reuse(temporary: torch.Tensor) -> torch.Tensor | None:
     """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
     return None if _dispatch_modes() else temporary
+
+
+def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
+
+    AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a float per element
+    instead of an input that is alive anyway. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
+    """
+    if not _dispatch_modes():
+        return function(*args, **kwargs)
+    meta = getattr(torch.fx.traceback, "current_meta", {})
+    before = {key: meta[key] for key in ("recompute", "ac_graph_id") if key in meta}
+    meta.update(recompute=torch.utils.checkpoint.CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=before.get("ac_graph_id", 0))
+    try:
+        return function(*args, **kwargs)
+    finally:
+        for key in ("recompute", "ac_graph_id"):
+            meta.pop(key)
+        meta.update(before)

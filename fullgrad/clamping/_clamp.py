@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import align
-from fullgrad._function import Function
+from fullgrad._function import Function, recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.clamping._neighbours import DTYPES, flushes_denormals, neighbour
 
@@ -143,13 +143,13 @@ def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     if low is not None and high is not None:
         if math.isnan(low) or math.isnan(high):
             return torch.zeros_like(g)
-        outside = x.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        outside = recomputed(torch.nan_to_num, x, nan=math.inf, posinf=math.inf, neginf=-math.inf)
         return aten.hardtanh_backward(g, outside, neighbour(low, x.dtype, False), neighbour(high, x.dtype, True))
     if low is not None and not math.isnan(low):
-        outside = x.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        outside = recomputed(torch.nan_to_num, x, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         return aten.threshold_backward(g, outside, neighbour(low, x.dtype, False))
     if high is not None and not math.isnan(high):
-        outside = (-x).nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        outside = recomputed(torch.nan_to_num, -x, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         return aten.threshold_backward(g, outside, -neighbour(high, x.dtype, True))
     return torch.where(_inside(x, low, high), g, 0)
 

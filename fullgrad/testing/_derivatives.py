@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import Subject, TorchLimit, close, like, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
@@ -21,32 +21,26 @@ def _pair(result: Any) -> tuple[Any, Any]:
 
 @check("reverse")
 def backward(s: Subject) -> None:
-    """``backward`` puts the declared gradient into ``.grad``."""
-
-    def gradients(f):
-        leaves = s.leaves()
-        scalar(f)(*leaves).backward()
-        return [leaf.grad for leaf in leaves]
-
-    close(gradients(s.op), gradients(s.reference))
+    """``backward`` puts the declared gradient into ``.grad``, and adds to what is there."""
+    leaves = s.leaves()
+    for _ in range(2):
+        scalar(s.op)(*leaves).backward()
+    close([leaf.grad for leaf in leaves], [2 * g for g in s.gradients(s.reference)])
 
 
 @check("reverse")
 def each_input_alone(s: Subject) -> None:
     """The gradient is right when one input alone requires it."""
+    expected = s.gradients(s.reference)
     for i in s.argnums:
-
-        def gradient(f, i=i):
-            leaves = [t.clone().requires_grad_(j == i) for j, t in enumerate(s.tensors)]
-            return torch.autograd.grad(scalar(f)(*leaves), leaves[i])
-
-        close(gradient(s.op), gradient(s.reference))
+        leaves = [t.clone().requires_grad_(j == i) for j, t in enumerate(s.tensors)]
+        close(torch.autograd.grad(scalar(s.op)(*leaves), leaves[i]), (expected[i],))
 
 
 @check("reverse")
 def func_grad(s: Subject) -> None:
     """``torch.func.grad``."""
-    s.compare(lambda f: grad(scalar(f), s.argnums))
+    s.compare(lambda f: grad(scalar(f), s.argnums), road=lambda f: lambda *x: s.gradients(f))
 
 
 @check("reverse")
@@ -60,25 +54,32 @@ def func_vjp(s: Subject) -> None:
 
         return run
 
-    s.compare(pull)
+    def eagerly(f):
+        def run(*tensors: Tensor):
+            leaves = s.leaves()
+            y = f(*leaves)
+            return y.detach(), torch.autograd.grad(y, leaves, like(y, 7))
+
+        return run
+
+    s.compare(pull, road=eagerly)
 
 
 @check("reverse")
 def func_jacrev(s: Subject) -> None:
     """``torch.func.jacrev``."""
-    s.compare(lambda f: jacrev(f, s.argnums))
+    s.compare(lambda f: jacrev(f, s.argnums), road=_jacobian)
 
 
 @check("reverse")
 def batched_cotangents(s: Subject) -> None:
     """``torch.autograd.grad(is_grads_batched=True)``."""
 
-    def gradients(f):
-        leaves = s.leaves()
-        y = f(*leaves)
-        return torch.autograd.grad(y, leaves, torch.stack([like(y, i) for i in range(3)]), is_grads_batched=True)
-
-    close(gradients(s.op), gradients(s.reference))
+    leaves, others = s.leaves(), s.leaves()
+    y, z = s.op(*leaves), s.reference(*others)
+    batched = torch.autograd.grad(y, leaves, torch.stack([like(y, i) for i in range(3)]), is_grads_batched=True)
+    loop = [torch.autograd.grad(z, others, like(z, i), retain_graph=True) for i in range(3)]
+    close(batched, _stacked(loop))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -87,32 +88,32 @@ def batched_cotangents(s: Subject) -> None:
 @check("forward")
 def dual_numbers(s: Subject) -> None:
     """``torch.autograd.forward_ad``, with all tangents and with each alone."""
+    for alone in (None, *s.argnums):
+        directions = [t if alone in (None, i) else torch.zeros_like(t) for i, t in enumerate(s.tangents())]
 
-    def tangents(f):
-        results = []
-        for alone in (None, *s.argnums):
-            with forward_ad.dual_level():
-                duals = [
-                    forward_ad.make_dual(x, t) if alone in (None, i) else x
-                    for i, (x, t) in enumerate(zip(s.tensors, s.tangents(), strict=True))
-                ]
-                results.append(tuple(forward_ad.unpack_dual(f(*duals))))
-        return results
+        def tangent(f, alone=alone, directions=directions):
+            def run(*tensors: Tensor):
+                with forward_ad.dual_level():
+                    pairs = zip(tensors, directions, strict=True)
+                    duals = [forward_ad.make_dual(x, t) if alone in (None, i) else x for i, (x, t) in enumerate(pairs)]
+                    return tuple(forward_ad.unpack_dual(f(*duals)))
 
-    close(tangents(s.op), tangents(s.reference))
+            return run
+
+        s.compare(tangent, road=lambda f, directions=directions: lambda *x: functional.jvp(f, x, tuple(directions)))
 
 
 @check("forward")
 def func_jvp(s: Subject) -> None:
     """``torch.func.jvp``."""
     tangents = s.tangents()
-    s.compare(lambda f: lambda *x: jvp(f, x, tangents))
+    s.compare(lambda f: lambda *x: jvp(f, x, tangents), road=lambda f: lambda *x: functional.jvp(f, x, tangents))
 
 
 @check("forward")
 def func_jacfwd(s: Subject) -> None:
     """``torch.func.jacfwd``."""
-    s.compare(lambda f: jacfwd(f, s.argnums))
+    s.compare(lambda f: jacfwd(f, s.argnums), road=_jacobian)
 
 
 @check("forward")
@@ -126,12 +127,17 @@ def func_linearize(s: Subject) -> None:
 
         return linear
 
-    s.compare(run)
+    def eagerly(f):
+        return lambda *x: (f(*x), *(functional.jvp(f, x, s.tangents(seed))[1] for seed in (1, 5)))
+
+    s.compare(run, road=eagerly)
 
 
 @check("forward")
 def adjoint(s: Subject) -> None:
     """``<g, J t> == <J^T g, t>`` for the operator's own rules."""
+    if not s.linear:
+        raise NotApplicable("the map of the cotangent is not linear")
     y, back = _pair(vjp(s.op, *s.tensors))
     g, t = like(y, 3), s.tangents()
     _, forward = _pair(jvp(s.op, s.tensors, t))
@@ -145,94 +151,140 @@ def adjoint(s: Subject) -> None:
 def create_graph(s: Subject) -> None:
     """``torch.autograd.grad(create_graph=True)``, differentiated again."""
 
-    def gradients(f):
-        leaves = s.leaves()
-        first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
-        parts = [(g.sin() * like(g, i)).sum() for i, g in enumerate(first)] + [0 * leaf.sum() for leaf in leaves]
-        total = torch.stack(parts).sum()
-        return torch.autograd.grad(total, leaves)
+    def twice(f):
+        def run(*tensors: Tensor):
+            leaves = s.leaves()
+            first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
+            parts = [(g.sin() * like(g, i)).sum() for i, g in enumerate(first)] + [0 * leaf.sum() for leaf in leaves]
+            return torch.autograd.grad(torch.stack(parts).sum(), leaves)
 
-    close(gradients(s.op), gradients(s.reference))
+        return run
+
+    def through_jacobian(f):
+        return lambda *x: grad(lambda *y: torch.stack(_wave(grad(scalar(f), s.argnums)(*y))).sum(), s.argnums)(*x)
+
+    s.compare(twice, road=through_jacobian)
 
 
 @check("second order")
 def func_hessian(s: Subject) -> None:
     """``torch.func.hessian``: forward over reverse."""
-    s.compare(lambda f: hessian(scalar(f), s.argnums))
+    s.compare(lambda f: hessian(scalar(f), s.argnums), road=_hessian)
 
 
 @check("second order")
 def reverse_over_reverse(s: Subject) -> None:
     """``jacrev(jacrev(f))``."""
-    s.compare(lambda f: jacrev(jacrev(scalar(f), s.argnums), s.argnums))
+    s.compare(lambda f: jacrev(jacrev(scalar(f), s.argnums), s.argnums), road=_hessian)
 
 
 @check("second order")
 def reverse_over_forward(s: Subject) -> None:
     """``jacrev(jacfwd(f))``."""
-    s.compare(lambda f: jacrev(jacfwd(scalar(f), s.argnums), s.argnums))
+    _forward_inside(s)
+    s.compare(lambda f: jacrev(jacfwd(scalar(f), s.argnums), s.argnums), road=_hessian)
 
 
-@check("second order")
+@check("second order", thread=197867)
 def forward_over_forward(s: Subject) -> None:
-    """``jacfwd(jacfwd(f))``, where torch's own Function gives 0 (https://github.com/pytorch/pytorch/issues/197867)."""
-    s.compare(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))
+    """``jacfwd(jacfwd(f))``."""
+    _forward_inside(s)
+    s.compare(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums), road=_hessian)
 
 
 @check("second order")
 def jvp_of_grad(s: Subject) -> None:
     """The Hessian-vector product ``jvp(grad(f))``."""
     tangents = s.tangents()
-    s.compare(lambda f: lambda *x: jvp(grad(scalar(f), s.argnums), x, tangents))
+    s.compare(
+        lambda f: lambda *x: jvp(grad(scalar(f), s.argnums), x, tangents)[1],
+        road=lambda f: lambda *x: functional.hvp(scalar(f), x, tangents)[1],
+    )
 
 
 @check("second order")
 def grad_of_jvp(s: Subject) -> None:
     """The gradient of a directional derivative, ``grad(jvp(f))``."""
+    _forward_inside(s)
     tangents = s.tangents()
-    s.compare(lambda f: grad(lambda *x: jvp(scalar(f), x, tangents)[1], s.argnums))
+    s.compare(
+        lambda f: grad(lambda *x: jvp(scalar(f), x, tangents)[1], s.argnums),
+        road=lambda f: lambda *x: functional.vhp(scalar(f), x, tangents)[1],
+    )
 
 
-def _third(*modes):
-    """A Hessian-vector product, differentiated once more along a second direction; cheap at every order."""
-
-    def transform(s: Subject):
-        def nest(f):
-            g = scalar(f)
-            for i, mode in enumerate(modes):
-                g = _directional(g, s.tangents(10 * i + 1), mode)
-            return g
-
-        return nest
-
-    return transform
+def _jacobian(f):
+    """By eager reverse mode, a row at a time."""
+    return lambda *x: functional.jacobian(f, x)
 
 
-def _directional(f, directions, mode):
-    """The derivative of a scalar function along directions, by forward or by reverse mode."""
+def _hessian(f):
+    """By eager reverse mode twice."""
+    return lambda *x: functional.hessian(scalar(f), x)
+
+
+def _wave(gradients) -> list[Tensor]:
+    return [(g.sin() * like(g, i)).sum() for i, g in enumerate(gradients)]
+
+
+def _forward_inside(s: Subject) -> None:
+    """Where forward mode has another derivative than reverse mode, their mixtures are those of the surrogate or nothing."""
+    if not s.linear and s.surrogate is None:
+        raise NotApplicable("the map of the cotangent is not linear, and no surrogate was given")
+
+
+def _nested(s: Subject, *modes: str):
+    """Directional derivatives of a scalar, one inside the other, each by the mode that is named; cheap at every order."""
+
+    def nest(f):
+        g = scalar(f)
+        for i, mode in enumerate(modes):
+            g = _directional(g, s.tangents(10 * i + 1), mode)
+        return g
+
+    return nest
+
+
+def _directional(f, directions, mode: str):
+    """The derivative of a scalar function along directions, by forward, by reverse, or by eager reverse mode."""
+
+    def eager(*x: Tensor):
+        leaves = [t if t.requires_grad else t.detach().requires_grad_() for t in x]
+        gradients = torch.autograd.grad(f(*leaves), leaves, create_graph=True, materialize_grads=True)
+        return sum((g * t).sum() for g, t in zip(gradients, directions, strict=True))
+
+    if mode == "eager":
+        return eager
     if mode == "forward":
         return lambda *x: jvp(f, x, directions)[1]
-    return lambda *x: sum((g * t).sum() for g, t in zip(grad(f, tuple(range(len(directions))))(*x), directions, strict=True))
+    argnums = tuple(range(len(directions)))
+    return lambda *x: sum((g * t).sum() for g, t in zip(grad(f, argnums)(*x), directions, strict=True))
+
+
+def _third(s: Subject, *modes: str) -> None:
+    s.compare(_nested(s, *modes), road=lambda f: lambda *x: _nested(s, "eager", "eager", "eager")(f)(*x).detach())
 
 
 @check("third order")
 def three_of_reverse(s: Subject) -> None:
     """Reverse over reverse over reverse."""
-    s.compare(_third("reverse", "reverse", "reverse")(s))
+    _third(s, "reverse", "reverse", "reverse")
 
 
-@check("third order")
+@check("third order", thread=197867)
 def three_of_forward(s: Subject) -> None:
     """Forward over forward over forward."""
-    s.compare(_third("forward", "forward", "forward")(s))
+    _forward_inside(s)
+    _third(s, "forward", "forward", "forward")
 
 
-@check("third order")
+@check("third order", thread=197867)
 def three_mixed(s: Subject) -> None:
     """The six mixed nestings of three."""
+    _forward_inside(s)
     f, r = "forward", "reverse"
     for modes in ((f, f, r), (f, r, f), (r, f, f), (f, r, r), (r, f, r), (r, r, f)):
-        s.compare(_third(*modes)(s))
+        _third(s, *modes)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -252,7 +304,7 @@ def gradgradcheck(s: Subject) -> None:
 
 def _numerically(s: Subject, function, **options) -> None:
     if s.forwards is None:
-        raise TorchLimit("no smooth function with this derivative exists to take numerical differences of")
+        raise NotApplicable("no smooth function with this derivative was given to take numerical differences of")
     leaves = iter(s.leaves())
     inputs = tuple(next(leaves) if i in s.where else v for i, v in enumerate(s.inputs))
     with s.smooth():
@@ -271,6 +323,11 @@ def _stacked(results):
     if isinstance(results[0], Tensor):
         return torch.stack(results)
     return tuple(_stacked(list(r)) for r in zip(*results, strict=True))
+
+
+def _looped(f):
+    """What ``vmap(f)`` shall be: a loop over the samples in front."""
+    return lambda *batch: torch.stack(_loop(f, batch, (0,) * len(batch)))
 
 
 def _against_loop(s: Subject, transform, dims_list=None) -> None:
@@ -325,7 +382,7 @@ def vmap_of_grad(s: Subject) -> None:
 @check("batching")
 def grad_of_vmap(s: Subject) -> None:
     """``grad`` of a loss over a ``vmap``."""
-    s.compare(lambda f: grad(scalar(vmap(f)), s.argnums), *s.batch())
+    s.compare(lambda f: grad(scalar(vmap(f)), s.argnums), *s.batch(), road=lambda f: grad(scalar(_looped(f)), s.argnums))
 
 
 @check("batching")
@@ -334,7 +391,11 @@ def vmap_of_jvp(s: Subject) -> None:
     batch, tangents = s.batch(), s.tangents()
     _against_loop(s, lambda f: lambda *x: jvp(f, x, tangents))
     batched_tangents = tuple(like(t, i) for i, t in enumerate(batch))
-    s.compare(lambda f: lambda *x: jvp(vmap(f), x, batched_tangents), *batch)
+    s.compare(
+        lambda f: lambda *x: jvp(vmap(f), x, batched_tangents),
+        *batch,
+        road=lambda f: lambda *x: jvp(_looped(f), x, batched_tangents),
+    )
 
 
 @check("batching")
@@ -350,6 +411,6 @@ def vmap_of_backward(s: Subject) -> None:
 
     def gradients(f):
         leaves = [t.clone().requires_grad_() for t in s.batch()]
-        return torch.autograd.grad(scalar(vmap(f))(*leaves), leaves)
+        return torch.autograd.grad(scalar(f)(*leaves), leaves)
 
-    close(gradients(s.op), gradients(s.reference))
+    close(gradients(vmap(s.op)), gradients(_looped(s.reference)))

@@ -13,7 +13,11 @@ from torch import Tensor
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class TorchLimit(Exception):
+class NotApplicable(Exception):
+    """A check that has nothing to say about this operator; the reason is the message."""
+
+
+class TorchLimit(NotApplicable):
     """torch cannot do this, not even for its own operators: nothing is proved or disproved here."""
 
 
@@ -22,23 +26,26 @@ class Subject:
     """An operator, one list of inputs, and its oracles.
 
     Args:
-        operator: The callable under test; returns one tensor.
+        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are looked at as one.
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
-        surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding.
+        surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
+            one the roads are compared with each other: eager reverse mode is then the reference.
         value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
         forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to
             run
             in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
-        saved: Bytes per element of the output that may be saved beyond inputs and output.
+        saved: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
+        linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
         options: What single checks ask for, by name, such as ``backend`` for compilation.
     """
 
     operator: Callable[..., Tensor]
     inputs: tuple[Any, ...]
-    surrogate: Callable[..., Tensor]
+    surrogate: Callable[..., Tensor] | None = None
     value: Callable[..., Tensor] | None = None
     forwards: Mapping[type, Callable[..., Any]] | None = None
-    saved: int = 0
+    saved: int | None = 0
+    linear: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
@@ -80,7 +87,8 @@ class Subject:
             arguments = list(self.inputs)
             for i, t in zip(self.where, tensors, strict=True):
                 arguments[i] = t
-            return function(*arguments)
+            y = function(*arguments)
+            return y if isinstance(y, Tensor) else torch.cat([v.flatten() for v in y if v.is_floating_point()])
 
         return bound
 
@@ -91,18 +99,32 @@ class Subject:
 
     @property
     def reference(self) -> Callable[..., Any]:
-        """The surrogate as a function of the operator's differentiable inputs."""
-        return self.bind(self.surrogate)
+        """The surrogate, or else the operator, as a function of the differentiable inputs, for eager autograd."""
+        return self.bind(self.surrogate or self.operator)
 
     # --- Comparisons --------------------------------------------------------------------------------------------------
 
-    def compare(self, transform: Transform, *arguments: Any) -> None:
-        """The transform of the operator gives what the transform of the surrogate gives."""
+    def compare(self, transform: Transform, *arguments: Any, road: Transform | None = None) -> None:
+        """The transform of the operator gives what the transform of the surrogate gives.
+
+        Without a surrogate ``road``, another way to the same numbers, is taken with the operator.
+        """
         arguments = arguments or self.tensors
-        close(transform(self.op)(*arguments), transform(self.reference)(*arguments))
+        if self.surrogate is not None:
+            expected = transform(self.reference)(*arguments)
+        elif road is not None:
+            expected = road(self.op)(*arguments)
+        else:
+            raise NotApplicable("no surrogate was given")
+        close(transform(self.op)(*arguments), expected)
+
+    def gradients(self, function: Callable[..., Any]) -> tuple[Tensor, ...]:
+        """The gradient of a scalar of the function's output, by eager reverse mode."""
+        leaves = self.leaves()
+        return torch.autograd.grad(scalar(function)(*leaves), leaves)
 
     def compare_compiled(self, transform: Transform, *arguments: Any, dynamic: bool = False) -> None:
-        """The transform of the operator, compiled in one graph, gives what that of the surrogate gives in eager code."""
+        """The transform of the operator, compiled in one graph, gives what that of the reference gives eagerly."""
         arguments = arguments or self.tensors
         close(self.compiled(transform, dynamic)(*arguments), transform(self.reference)(*arguments))
 
@@ -158,16 +180,33 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
     return torch.stack(samples, dim)
 
 
-def close(actual: Any, expected: Any) -> None:
-    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN."""
-    torch.testing.assert_close(actual, expected, equal_nan=True)
+def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error says what was expected and what came."""
+    try:
+        torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = (
+            "; ".join(line for line in lines if line.startswith(("Greatest absolute", "The failure", "The values"))) or lines[0]
+        )
+        raise AssertionError(f"expected {_short(expected)}, got {_short(actual)}. {told}") from None
 
 
 def equal(actual: Tensor, expected: Tensor) -> None:
     """Equal in every bit that has a meaning: dtype, shape, values, NaN, and the sign of zero."""
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
-    if actual.is_floating_point():
-        torch.testing.assert_close(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan(), rtol=0, atol=0)
+    close(actual, expected, rtol=0, atol=0)
+    if actual.is_floating_point() and not torch.equal(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan()):
+        raise AssertionError(f"a zero has the wrong sign: expected {_short(expected)}, got {_short(actual)}")
+
+
+def _short(value: Any) -> str:
+    """The first numbers of a tensor, or of the first tensor in a structure."""
+    while isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    if not isinstance(value, Tensor):
+        return repr(value)
+    numbers = [f"{n:.6g}" for n in value.detach().flatten()[:4].tolist()]
+    return f"[{', '.join(numbers)}{', …' if value.numel() > 4 else ''}] of shape {tuple(value.shape)} and {value.dtype}"
 
 
 def _first_line(error: BaseException) -> str:

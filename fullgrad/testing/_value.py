@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import Subject, TorchLimit, equal
+from fullgrad.testing._subject import NotApplicable, Subject, equal
 
 _LAYOUTS = {
     "contiguous": lambda t: t.contiguous(),
@@ -19,7 +19,7 @@ _LAYOUTS = {
 
 def _plain(s: Subject):
     if s.value is None:
-        raise TorchLimit("no plain torch function with the same value was given")
+        raise NotApplicable("no plain torch function with the same value was given")
     return s.bind(s.value)
 
 

@@ -1,0 +1,154 @@
+"""`check_operator`: every check on any callable."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.testing._registry import CHECKS, GROUPS
+from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
+from fullgrad.testing._subject import NotApplicable, Subject
+
+
+def check_operator(
+    operator: Callable[..., Any],
+    *inputs: Any,
+    surrogate: Callable[..., Any] | None = None,
+    cotangent_map: Callable[..., Any] | None = None,
+    value: Callable[..., Any] | None = None,
+    forwards: Mapping[type, Callable[..., Any]] | None = None,
+    saved: int | None = None,
+    checks: Iterable[str] | None = None,
+    backend: str = "aot_eager",
+    raise_exception: bool = True,
+) -> Report:
+    """Prove an operator: that its derivative is right, and the same, by every road that torch offers.
+
+    The operator may be anything that is called: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its
+    derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the roads are
+    compared with each other, and eager reverse mode is the reference; a derivative that is wrong by every road is then not found.
+
+    Args:
+        operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.
+        inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
+            is differentiable, and tensors of at least one dimension.
+        surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
+            ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's up to
+                rounding.
+        cotangent_map: For an operator that acts on the gradient: called with the cotangent and the inputs, it returns the
+            gradient of the first input. The value is then that of ``value``, or the input itself, and the ``jvp`` the identity.
+        value: Plain torch code whose value the operator has to the last bit.
+        forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a smooth
+            function
+            to run in place of its ``forward``. ``{}`` where the derivative is the true one.
+        saved: Bytes per element of output that may be saved beyond inputs and output; None does not ask.
+        checks: Names of checks or of groups; all by default.
+        backend: The backend of ``torch.compile``.
+        raise_exception: Whether to raise when a check fails, rather than to return the report only.
+
+    Returns:
+        A mapping from the name of each check to its result, with a readable table as its text.
+
+    Raises:
+        OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what came and how
+            far
+            they are apart; its ``report`` has everything.
+        ValueError: ``checks`` has an unknown name, both oracles are given, or no input is a floating tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> from fullgrad.testing import check_operator
+        >>> x = torch.randn(4, 3)
+        >>> surrogate = lambda x: x + (x.round() - x).detach()
+        >>> report = check_operator(fullgrad.round, x, surrogate=surrogate, value=torch.round, checks=["reverse", "forward"])
+        >>> print(report)
+        round: 11 passed, 0 failed, 0 not applicable
+          reverse  6/6
+          forward  5/5
+        >>> report = check_operator(torch.round, x, surrogate=surrogate, checks=["func_grad"], raise_exception=False)
+        >>> report["func_grad"].status
+        'failed'
+    """
+    name = getattr(operator, "__qualname__", type(operator).__name__).removesuffix(".apply")
+    if surrogate is not None and cotangent_map is not None:
+        raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
+    if cotangent_map is not None:
+        surrogate = _as_function(cotangent_map, value or _first)
+    subject = Subject(
+        operator=operator,
+        inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
+        surrogate=surrogate,
+        value=value,
+        forwards=forwards,
+        saved=saved,
+        linear=cotangent_map is None,
+        options={"backend": backend},
+    )
+    if not subject.where:
+        raise ValueError("check_operator needs a floating tensor among the inputs to differentiate with respect to, got none.")
+    if isinstance(operator, torch.nn.Module):
+        operator.double()
+    report = Report(name, {check: run_check(check, subject) for check in choose(checks)})
+    if raise_exception and report.failures:
+        raise OperatorError(report)
+    return report
+
+
+def run_check(name: str, subject: Subject) -> Result:
+    """The result of one check."""
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            CHECKS[name](subject)
+    except NotApplicable as reason:
+        return Result(NOT_APPLICABLE, str(reason), time.perf_counter() - start)
+    except Exception as error:
+        message = str(error) if type(error) is AssertionError else f"{type(error).__name__}: {error}"
+        return Result(FAILED, " ".join(message.split())[:600] or type(error).__name__, time.perf_counter() - start)
+    return Result(PASSED, seconds=time.perf_counter() - start)
+
+
+def choose(checks: Iterable[str] | None) -> list[str]:
+    """The checks of the given names, groups among them, in the order of the list."""
+    if checks is None:
+        return list(CHECKS)
+    wanted = {name for c in checks for name in GROUPS.get(c, [c])}
+    unknown = wanted - set(CHECKS)
+    if unknown:
+        raise ValueError(f"unknown checks: {', '.join(sorted(unknown))}; the groups are {', '.join(GROUPS)}.")
+    return [name for name in CHECKS if name in wanted]
+
+
+def _first(x: Any, *_: Any) -> Any:
+    return x
+
+
+def _as_function(cotangent_map: Callable[..., Any], value: Callable[..., Any]) -> Callable[..., Any]:
+    """The oracle of a cotangent operator: the map as the backward of torch's own Function, in the places where that is right."""
+
+    class Map(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return value(*inputs).clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in inputs])
+            ctx.constants = [None if isinstance(v, Tensor) else v for v in inputs]
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            inputs = [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+            return (cotangent_map(g, *inputs), *[None] * (len(inputs) - 1))
+
+        @staticmethod
+        def jvp(ctx: Any, t: Any, *_: Any) -> Any:
+            return t.clone()
+
+    return Map.apply

@@ -1,0 +1,82 @@
+"""`Report`: what every check said about an operator."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fullgrad.testing._registry import GROUPS, THREADS
+
+PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check said.
+
+    Args:
+        status: ``"passed"``, ``"failed"`` or ``"not applicable"``.
+        message: Why, where it did not pass.
+        seconds: How long it took.
+    """
+
+    status: str
+    message: str = ""
+    seconds: float = 0.0
+
+
+class Report(Mapping[str, Result]):
+    """The results by the name of the check; its text is a table with a line for each check that did not pass.
+
+    Example:
+        >>> from fullgrad.testing import Report, Result
+        >>> print(Report("mine", {"func_grad": Result("passed"), "adjoint": Result("failed", "expected 1, got 2")}))
+        mine: 1 passed, 1 failed, 0 not applicable
+          reverse  1/1
+          forward  0/1
+        failed adjoint: expected 1, got 2
+    """
+
+    def __init__(self, name: str, results: Mapping[str, Result]) -> None:
+        self.name = name
+        self._results = dict(results)
+
+    def __getitem__(self, check: str) -> Result:
+        return self._results[check]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The message of each check that failed."""
+        return {name: r.message for name, r in self.items() if r.status == FAILED}
+
+    def count(self, status: str, group: str | None = None) -> int:
+        """How many checks, of a group or of all, have a status."""
+        names = self if group is None else [n for n in GROUPS[group] if n in self]
+        return sum(self[n].status == status for n in names)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: " + ", ".join(f"{self.count(status)} {status}" for status in (PASSED, FAILED, NOT_APPLICABLE))]
+        groups = [g for g in GROUPS if any(n in self for n in GROUPS[g])]
+        width = max((len(g) for g in groups), default=0)
+        for group in groups:
+            applicable = self.count(PASSED, group) + self.count(FAILED, group)
+            lines.append(f"  {group:<{width}}  {self.count(PASSED, group)}/{applicable}")
+        lines += [self.explain(name) for name in self.failures]
+        return "\n".join(lines)
+
+    def explain(self, name: str) -> str:
+        """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
+        thread = f" (torch's own autograd.Function fails here: {THREADS[name]})" if name in THREADS else ""
+        return f"failed {name}: {self[name].message}{thread}"
+
+
+class OperatorError(AssertionError):
+    """At least one check failed; ``report`` has them all."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(f"{len(report.failures)} of {len(report)} checks failed.\n{report}")
+        self.report = report

@@ -40,10 +40,9 @@ def positive_number(name: str, argument: str, value: Any) -> None:
 def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     """An integer from 1 to a limit, returned as a plain int."""
     if not isinstance(value, (int, torch.SymInt)):
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)} {value!r}.") from None
+        if not hasattr(value, "__index__") or (isinstance(value, Tensor) and value.is_floating_point()):
+            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.")
+        value = operator.index(value)
     if value < 1:
         raise ValueError(f"{name}: `{argument}` must be a positive integer, got {value}.")
     if value > at_most:

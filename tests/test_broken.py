@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import Function
-from fullgrad.testing import CHECKS, Subject
-from tests.cases._case import numbers
+from fullgrad._cases._case import numbers
+from fullgrad.testing import CHECKS, Subject, TorchLimit
 
 
 class Cube(Function):
@@ -225,7 +225,10 @@ def subject(operator) -> Subject:
 @pytest.mark.parametrize("name", CHECKS)
 def test_right_operator_passes(name):
     """Every check passes a right operator."""
-    CHECKS[name](subject(Cube))
+    try:
+        CHECKS[name](subject(Cube))
+    except TorchLimit as limit:
+        pytest.skip(str(limit))
 
 
 @pytest.mark.parametrize(

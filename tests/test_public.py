@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fullgrad
-from tests.cases import CASES
+from fullgrad._cases import CASES
 
 FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name))]
 OPERATORS = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name != "Function"]

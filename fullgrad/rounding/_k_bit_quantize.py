@@ -80,7 +80,7 @@ class KBitQuantize(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        levels = _levels(k)
+        levels = _levels(int(k))
         y = x * levels
         y = torch.round(y, out=reuse(y))
         # Division, not multiplication by the reciprocal, which is another function.
@@ -88,4 +88,4 @@ class KBitQuantize(StraightThrough):
 
 
 def _levels(k: int) -> float:
-    return float(1 << int(k)) - 1.0
+    return 2.0**k - 1.0

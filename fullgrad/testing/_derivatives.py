@@ -251,14 +251,14 @@ def _directional(f, directions, mode: str):
     def eager(*x: Tensor):
         leaves = [t if t.requires_grad else t.detach().requires_grad_() for t in x]
         gradients = torch.autograd.grad(f(*leaves), leaves, create_graph=True, materialize_grads=True)
-        return sum((g * t).sum() for g, t in zip(gradients, directions, strict=True))
+        return torch.stack([(g * t).sum() for g, t in zip(gradients, directions, strict=True)]).sum()
 
     if mode == "eager":
         return eager
     if mode == "forward":
         return lambda *x: jvp(f, x, directions)[1]
     argnums = tuple(range(len(directions)))
-    return lambda *x: sum((g * t).sum() for g, t in zip(grad(f, argnums)(*x), directions, strict=True))
+    return lambda *x: torch.stack([(g * t).sum() for g, t in zip(grad(f, argnums)(*x), directions, strict=True)]).sum()
 
 
 def _third(s: Subject, *modes: str) -> None:

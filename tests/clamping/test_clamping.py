@@ -50,10 +50,10 @@ def test_outside_is_zero_for_an_infinite_gradient():
 
 
 def test_nan_bound_gives_nan_and_no_gradient():
-    """As in torch: the value is NaN everywhere."""
+    """The value is torch's, NaN everywhere (for one bound alone since torch 2.12)."""
     x = torch.randn(5)
     for bounds in ((NAN, 1.0), (-1.0, NAN), (NAN, None), (None, NAN)):
-        assert fullgrad.clamp(x, *bounds).isnan().all()
+        torch.testing.assert_close(fullgrad.clamp(x, *bounds), torch.clamp(x, *bounds), rtol=0, atol=0, equal_nan=True)
         assert gradient(x, *bounds) == [0] * 5
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import fullgrad
-from tests.cases._case import Case, numbers
+from fullgrad._cases._case import Case, numbers
 
 X = numbers(4, 3)
 LOW, HIGH = -numbers(3, seed=5).abs(), numbers(4, 1, seed=6).abs()

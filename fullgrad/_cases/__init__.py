@@ -1,7 +1,7 @@
 """The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
 
-from tests.cases import clamping, rounding
-from tests.cases._case import Case
+from fullgrad._cases import clamping, rounding
+from fullgrad._cases._case import Case
 
 CASES: list[Case] = [*rounding.CASES, *clamping.CASES]
 

@@ -3,8 +3,8 @@
 import torch
 
 import fullgrad
+from fullgrad._cases._case import Case, numbers, straight_through
 from fullgrad.rounding import _soft_round
-from tests.cases._case import Case, numbers, straight_through
 
 X = numbers(4, 3)
 UNIT = numbers(4, 3, scale=0.7, seed=1)

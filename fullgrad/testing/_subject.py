@@ -217,3 +217,8 @@ def _short(value: Any) -> str:
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def devices() -> list[str]:
+    """The devices of this machine that have float64: the CPU, and CUDA where present."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

@@ -1,0 +1,29 @@
+"""``python -m fullgrad list``: families and operators, one line each."""
+
+import argparse
+import inspect
+from typing import Any
+
+import fullgrad
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("list", help="families and operators, one line each")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the first line of each public function's docstring, by family."""
+    families: dict[str, list[str]] = {}
+    for name in fullgrad.__all__:
+        function = getattr(fullgrad, name)
+        if inspect.isfunction(function):
+            families.setdefault(function.__module__.split(".")[1], []).append(name)
+    width = max(len(name) for names in families.values() for name in names)
+    for family, names in families.items():
+        print(family)
+        for name in names:
+            summary = (inspect.getdoc(getattr(fullgrad, name)) or "").splitlines()[0]
+            print(f"  {name:<{width}}  {summary}")
+    return 0

@@ -147,9 +147,8 @@ def _print(reports: list[Report], checks: list[str], seconds: float) -> None:
             console.print(f"{report.name}: {report.explain(name)}", markup=False, highlight=False)
     counts = ", ".join(f"{sum(r.count(status) for r in reports)} {status}" for status in (PASSED, FAILED, NOT_APPLICABLE))
     where = f"torch {torch.__version__}, python {platform.python_version()}, lane {LANE!r}"
-    console.print(
-        f"{len(reports)} operators, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}", highlight=False
-    )
+    summary = f"{len(reports)} cases, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}"
+    console.print(summary, highlight=False)
 
 
 def _cell(report: Report, group: str) -> str:

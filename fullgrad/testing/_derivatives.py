@@ -382,7 +382,8 @@ def vmap_of_grad(s: Subject) -> None:
 @check("batching")
 def grad_of_vmap(s: Subject) -> None:
     """``grad`` of a loss over a ``vmap``."""
-    s.compare(lambda f: grad(scalar(vmap(f)), s.argnums), *s.batch(), road=lambda f: grad(scalar(_looped(f)), s.argnums))
+    batch = s.batch()
+    close(grad(scalar(vmap(s.op)), s.argnums)(*batch), grad(scalar(_looped(s.reference)), s.argnums)(*batch))
 
 
 @check("batching")
@@ -391,11 +392,7 @@ def vmap_of_jvp(s: Subject) -> None:
     batch, tangents = s.batch(), s.tangents()
     _against_loop(s, lambda f: lambda *x: jvp(f, x, tangents))
     batched_tangents = tuple(like(t, i) for i, t in enumerate(batch))
-    s.compare(
-        lambda f: lambda *x: jvp(vmap(f), x, batched_tangents),
-        *batch,
-        road=lambda f: lambda *x: jvp(_looped(f), x, batched_tangents),
-    )
+    close(jvp(vmap(s.op), batch, batched_tangents), jvp(_looped(s.reference), batch, batched_tangents))
 
 
 @check("batching")

@@ -121,7 +121,7 @@ def modes_around(s: Subject) -> None:
 
 @check("machinery")
 def threads(s: Subject) -> None:
-    """Eight threads at once, each with its own transform, get what one gets, by reverse mode: torch has one forward mode for all."""
+    """Eight threads at once, each with its own transform, get what one gets, in reverse mode; torch has one forward mode."""
     transforms = [lambda f: grad(scalar(f), s.argnums), lambda f: jacrev(grad(scalar(f), s.argnums)), lambda f: lambda *x: f(*x)]
     expected = [t(s.op)(*s.tensors) for t in transforms]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -1,0 +1,18 @@
+"""Every example runs as its page says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_digits(tmp_path):
+    """Trains, keeps its promises (it exits with an error otherwise), compares with a loop, and writes a picture."""
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--seeds", "1", "--output", str(tmp_path / "digits.png")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "equal a loop over its samples" in done.stdout
+    assert (tmp_path / "digits.png").stat().st_size > 10_000

@@ -5,7 +5,7 @@ Handwritten digits with 4 bits, and per-sample gradients
 A small network with 4-bit weights and 4-bit activations learns the 1,797 handwritten digits that scikit-learn ships. Rounding has
 derivative 0, so such a network can only learn with a declared gradient. Four rows compare:
 
-* ``torch.round``: torch's own rounding and clamping. The gradient of every weight is exactly 0, and nothing is learnt.
+* ``torch.round``: torch's own rounding and clamping. The gradient of every weight is exactly 0; the last bias alone learns.
 * ``fullgrad``: the same network and the same values, with the straight-through derivative.
 * ``fullgrad, DP-SGD``: the same again, on per-sample gradients from ``vmap(grad)``, each clipped, their sum noised
   (Abadi et al., https://arxiv.org/abs/1607.00133).
@@ -398,9 +398,10 @@ def draw_curves(axes: Axes, runs: dict[str, list[Run]]) -> None:
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}%")
-    axes.set(xlabel="epoch", ylabel="test error", title="Learning curves: mean and range over the seeds", xlim=(1, EPOCHS))
+    axes.set(xlabel="epoch", ylabel="test error", title="Learning curves: mean and range over the seeds")
+    axes.set(xlim=(1, EPOCHS), ylim=(0.4, 130))
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.75))
 
 
 def draw_norms(axes: Axes, run: Run) -> None:

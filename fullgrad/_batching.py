@@ -5,7 +5,14 @@ from typing import Any
 from torch import Tensor
 
 
-def align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int | None]:
+    """The ``vmap`` rule of an operator that treats every element alike and broadcasts its arguments."""
+    if sum(isinstance(a, Tensor) for a in args) == 1:
+        return operator.apply(*args), max(d for d in in_dims if d is not None)
+    return operator.apply(*_align(in_dims, args)), 0
+
+
+def _align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
     """Arguments of an elementwise operator with the batch in dim 0, broadcasting as one sample of them would.
 
     A sample of shape (3,) next to one of shape (2, 3) becomes (B, 1, 3) next to (B, 2, 3). A per-sample scalar takes part in type
@@ -23,8 +30,3 @@ def align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
             a = a.reshape(a.shape[0], *(1,) * (rank - n), *a.shape[1:])
         aligned.append(a)
     return aligned
-
-
-def one_tensor(operator: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-    """An elementwise operator whose only tensor is its first argument: it applies to the batch as it stands."""
-    return operator.apply(*args), in_dims[0]

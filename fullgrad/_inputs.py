@@ -10,17 +10,20 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], backward: tuple[bool, ...] | 
 
     ``backward`` says for each input whether ``vjp`` reads it: what nobody reads is not kept alive.
     """
-    tensors = tuple([v if isinstance(v, Tensor) else None for v in inputs])
-    ctx.constants = tuple([None if isinstance(v, Tensor) else v for v in inputs])
+    tensors, ctx.constants = [], []
+    for v in inputs:
+        tensor = isinstance(v, Tensor)
+        tensors.append(v if tensor else None)
+        ctx.constants.append(None if tensor else v)
     ctx.save_for_forward(*tensors)
     ctx.save_for_backward(*tensors if backward is None else [v if b else None for v, b in zip(tensors, backward, strict=True)])
 
 
 def saved_inputs(ctx: Any) -> list[Any]:
     """The inputs in their order; None for a tensor that was not kept."""
-    return [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+    return [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants)]  # noqa: B905  # on the hot path
 
 
 def sum_to(gradient: Tensor, shape: Any) -> Tensor:
     """The gradient of a broadcast: summed to the shape of what was broadcast."""
-    return gradient.sum_to_size(shape)
+    return gradient if gradient.shape == shape else gradient.sum_to_size(shape)

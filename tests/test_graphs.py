@@ -79,7 +79,7 @@ vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.ex
 forward: aten.div.Tensor, aten.round, aten.mul.Tensor
 saved: nothing
 backward: nothing
-vmap(grad): aten.permute, aten.view, aten.div.Tensor, aten.round, aten.mul.Tensor, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand
+vmap(grad): aten.div.Tensor, aten.round, aten.mul.Tensor, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand
 """)
 
     def test_k_bit_quantize(self):
@@ -95,7 +95,7 @@ vmap(grad): aten.mul.Tensor, aten.round, aten.div.Tensor, aten.sum.dim_IntList, 
 forward: aten.clamp
 saved: an input
 backward: aten.nan_to_num, aten.hardtanh_backward
-vmap(grad): aten.permute, aten.view, aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.hardtanh_backward
+vmap(grad): aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.hardtanh_backward
 """)
 
     def test_clamp_from_below(self):
@@ -103,5 +103,5 @@ vmap(grad): aten.permute, aten.view, aten.clamp, aten.sum.dim_IntList, aten.ones
 forward: aten.clamp
 saved: an input
 backward: aten.nan_to_num, aten.threshold_backward
-vmap(grad): aten.permute, aten.view, aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.threshold_backward
+vmap(grad): aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.threshold_backward
 """)

@@ -1,5 +1,6 @@
 """`clamp`: between two bounds, gradient 1 on the bounds too."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import align
+from fullgrad._batching import elementwise
 from fullgrad._function import Function, recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.clamping._neighbours import DTYPES, flushes_denormals, neighbour
@@ -83,6 +84,8 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     """
     _checks.real_tensor("clamp_backward", "grad_output", grad_output)
     _check("clamp_backward", x, min_value, max_value)
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace bit arithmetic
+        return torch.where(_inside(x, min_value, max_value), grad_output, 0)
     return pass_inside(grad_output, x, min_value, max_value)
 
 
@@ -123,35 +126,42 @@ class Clamp(Function):
         return t
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return Clamp.apply(*align(in_dims, args)), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(Clamp, in_dims, args)
 
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
-    """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass to still NaN."""
-    if torch.compiler.is_dynamo_compiling():
-        return torch.where(
-            _inside(x, low, high), g, 0
-        )  # only a caller of clamp_backward is here: Dynamo cannot trace the bits below
+    """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass that stills NaN."""
     if isinstance(low, Tensor) or isinstance(high, Tensor) or x.dtype not in DTYPES or flushes_denormals():
         return torch.where(_inside(x, low, high), g, 0)
-    # A trivial bound is none: the kernels exclude their bounds, and infinity has no neighbour beyond it.
-    low = None if low is None or float(low) == -math.inf else float(low)
-    high = None if high is None or float(high) == math.inf else float(high)
+    kernel, bounds, outside, sign = _fused(None if low is None else float(low), None if high is None else float(high), x.dtype)
+    if kernel is None:
+        return torch.where(_inside(x, low, high), g, 0)
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    aten = torch.ops.aten
-    if low is not None and high is not None:
-        if math.isnan(low) or math.isnan(high):
-            return torch.zeros_like(g)
-        outside = recomputed(torch.nan_to_num, x, nan=math.inf, posinf=math.inf, neginf=-math.inf)
-        return aten.hardtanh_backward(g, outside, neighbour(low, x.dtype, False), neighbour(high, x.dtype, True))
-    if low is not None and not math.isnan(low):
-        outside = recomputed(torch.nan_to_num, x, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        return aten.threshold_backward(g, outside, neighbour(low, x.dtype, False))
-    if high is not None and not math.isnan(high):
-        outside = recomputed(torch.nan_to_num, -x, nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-        return aten.threshold_backward(g, outside, -neighbour(high, x.dtype, True))
-    return torch.where(_inside(x, low, high), g, 0)
+    x = recomputed(torch.nan_to_num, x if sign > 0 else -x, outside, math.inf, -math.inf)
+    return kernel(g, x, *bounds)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fused(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], float, int]:
+    """A kernel that passes a gradient strictly between its bounds, the bounds that make it inclusive, and how to feed it.
+
+    The last two are the infinity in the place of NaN, and the sign of x: an upper bound alone is a lower bound of -x.
+    """
+    # A trivial bound is none: infinity has no neighbour beyond it.
+    low = None if low == -math.inf else low
+    high = None if high == math.inf else high
+    if (low is None and high is None) or low != low or high != high:
+        return None, (), 0.0, 1
+    if low is None:
+        return _THRESHOLD, (-neighbour(high, dtype, True),), -math.inf, -1  # pyright: ignore[reportArgumentType]
+    if high is None:
+        return _THRESHOLD, (neighbour(low, dtype, False),), -math.inf, 1
+    return _HARDTANH, (neighbour(low, dtype, False), neighbour(high, dtype, True)), math.inf, 1
+
+
+_HARDTANH = torch.ops.aten.hardtanh_backward.default
+_THRESHOLD = torch.ops.aten.threshold_backward.default
 
 
 def _inside(x: Tensor, low: Bound, high: Bound) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import align
+from fullgrad._batching import elementwise
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
@@ -88,5 +88,5 @@ class AffineKBitQuantize(Function):
         return t if t_b is None else t + t_b
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return AffineKBitQuantize.apply(*align(in_dims, args)), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(AffineKBitQuantize, in_dims, args)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import one_tensor
+from fullgrad._batching import elementwise
 from fullgrad._function import Function, reuse
 
 
@@ -69,7 +69,7 @@ class SoftRound(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-        return one_tensor(SoftRound, in_dims, x)
+        return elementwise(SoftRound, in_dims, (x,))
 
 
 class _Slope(Function):
@@ -98,7 +98,7 @@ class _Slope(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-        return one_tensor(_Slope, in_dims, x)
+        return elementwise(_Slope, in_dims, (x,))
 
 
 def _reciprocal(x: Tensor) -> Tensor:

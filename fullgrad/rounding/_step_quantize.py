@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import align
+from fullgrad._batching import elementwise
 from fullgrad._function import Function, reuse
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.rounding._round import Round
@@ -116,8 +116,8 @@ class StepQuantize(Function):
         return t if t_x is None else t_x + t
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return StepQuantize.apply(*align(in_dims, args)), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(StepQuantize, in_dims, args)
 
 
 def _residual(x: Tensor, step: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._batching import one_tensor
+from fullgrad._batching import elementwise
 from fullgrad._function import Function, saves_nothing
 
 
@@ -27,4 +27,4 @@ class StraightThrough(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return one_tensor(cls, in_dims, *args)
+        return elementwise(cls, in_dims, args)

@@ -71,9 +71,9 @@ def _fresh():
     """Every test starts from the same random numbers, with nothing compiled, on one thread per process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.fixture(params=devices())

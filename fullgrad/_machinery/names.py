@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 import torch
+import torch._subclasses
 import torch.fx.traceback
 import torch.utils.checkpoint
 
@@ -74,6 +75,7 @@ _OWN_LANE: dict[str, str] = {
     "add_batch_dim": "_C._functorch._add_batch_dim",
     "unwrap_functional": "_C._functorch._unwrap_functional_tensor",
     "wrap_functional": "_C._functorch._wrap_functional_tensor",
+    "is_functional": "_is_functional_tensor",
     "sync": "_sync",
     # A function returned by torch.func.vjp sees tensors whose level has ended. torch's operators unwrap them, Functions do not.
     "unwrap_if_dead": "_C._functorch.unwrap_if_dead",
@@ -81,6 +83,8 @@ _OWN_LANE: dict[str, str] = {
     "SingleLevelFunction": "autograd.function._SingleLevelFunction",
     "get_single_level": "_C._functorch.get_single_level_autograd_function_allowed",
     "set_single_level": "_C._functorch.set_single_level_autograd_function_allowed",
+    # The grad mode without the context manager, which costs more than a small operation.
+    "set_grad": "_C._set_grad_enabled",
     # The public Function.apply binds an `inspect.signature` at every call of a Function that has a setup_context: 7 of 10 us.
     "FunctionBase": "_C._FunctionBase",
 }
@@ -102,11 +106,13 @@ unwrap_batched = _names["unwrap_batched"]
 add_batch_dim = _names["add_batch_dim"]
 unwrap_functional = _names["unwrap_functional"]
 wrap_functional = _names["wrap_functional"]
+is_functional = _names["is_functional"]
 sync = _names["sync"]
 unwrap_if_dead = _names["unwrap_if_dead"]
 SingleLevelFunction = _names["SingleLevelFunction"]
 get_single_level = _names["get_single_level"]
 set_single_level = _names["set_single_level"]
+set_grad = _names["set_grad"]
 FunctionBase = _names["FunctionBase"]
 
 LANE: str = "torch" if MISSING or os.environ.get("FULLGRAD_LANE") == "torch" else "own"
@@ -129,6 +135,18 @@ class _LevelUnknown:
 # Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. There is no public way
 # to ask.
 forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown
+
+# The kit's tensors without data; torch documents them under this name only.
+FakeTensorMode: Any = torch._subclasses.FakeTensorMode
+
+# Which transforms are active, outermost first. torch.export of a transform depends on it. Without the name it is refused.
+_interpreters: Any = getattr(torch._C._functorch, "get_interpreter_stack", None)
+
+
+def only_vmap_active() -> bool:
+    """Whether every active transform is a ``vmap``."""
+    return _interpreters is not None and all(i.key().name == "Vmap" for i in _interpreters() or ())
+
 
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
 # what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is

@@ -36,12 +36,21 @@ def forward_alone(ctx, {parameters}):
 def apply({parameters}):
     if compiling():
         return in_graph({arguments})
-    if active():
+    if active() or exporting():
         return in_transforms(({arguments},))
     needs_grad = False
 {per_argument}
-    if not (needs_grad and grad_enabled()) and forward_ad._current_level < 0:
-        return forward({arguments})  # nobody asks for a derivative
+    recording = grad_enabled()
+    if not (needs_grad and recording) and forward_ad._current_level < 0:
+        # Nobody asks for a derivative. As in autograd, forward does not record, not even through a tensor that it closes over.
+        if recording:
+            set_grad(False)
+        try:
+            output = operator.forward({arguments})
+        finally:
+            if recording:
+                set_grad(True)
+        return output if isinstance(output, Tensor) else check_output(output)
     output = base({arguments})
     return output if isinstance(output, Tensor) else restore(output)
 """
@@ -71,20 +80,18 @@ def connect(rules: Rules) -> Apply:
             elif a.__class__ not in harmless:
                 check_argument(a)
             plain.append(a)
+        if torch.compiler.is_exporting():
+            return rules.export(plain)
         if names.transforms_active():
             return transform(plain)
-        if torch.compiler.is_exporting():
-            rules.warn_of_export(plain)
         output = base(*plain)
         return output if isinstance(output, Tensor) else rules.restore(output)
 
     def look_closer(value: Any) -> bool:
-        """Whether an argument of an uncommon type needs a gradient. torch.export traces with such tensors only."""
+        """Whether an argument of an uncommon type needs a gradient."""
         if not isinstance(value, Tensor):
             check_argument(value)
             return False
-        if torch.compiler.is_exporting():
-            rules.warn_of_export((value,))
         return value.requires_grad
 
     namespace: dict[str, Any] = {
@@ -93,7 +100,7 @@ def connect(rules: Rules) -> Apply:
         "active": names.transforms_active,
         "check_output": rules.check_output,
         "compiling": torch.compiler.is_dynamo_compiling,
-        "forward": rules.forward,
+        "exporting": torch.compiler.is_exporting,
         "forward_ad": names.forward_ad,
         "grad_enabled": torch.is_grad_enabled,
         "harmless": harmless,
@@ -102,6 +109,7 @@ def connect(rules: Rules) -> Apply:
         "look_closer": look_closer,
         "operator": rules.operator,
         "restore": rules.restore,
+        "set_grad": names.set_grad,
         "unwrap_if_dead": unwrap_if_dead,
     }
     rules.write_out(_SOURCE, namespace, per_argument=_INSPECTION)
@@ -204,7 +212,7 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
         level, views = interpreter.level(), interpreter.functionalizeAddBackViews()
         plain: list[Any] = []
         for a in args:
-            if isinstance(a, Tensor) and torch._is_functional_tensor(a):
+            if isinstance(a, Tensor) and names.is_functional(a):
                 names.sync(a)
                 a = names.unwrap_functional(a, views)
             plain.append(a)
@@ -223,7 +231,7 @@ def _single_level(rules: Rules, lower: Apply, grad_mode: bool, forward_mode: boo
 
     Autograd switches both modes off inside a forward; the caller's modes are therefore part of the class.
     """
-    set_grad, set_forward_mode = torch._C._set_grad_enabled, names.set_forward_mode
+    set_grad, set_forward_mode = names.set_grad, names.set_forward_mode
     peek, pop, push = names.peek, names.pop, names.push
     wrap, unwrap, operator = names.wrap_for_grad, names.unwrap_for_grad, rules.operator
 

@@ -37,7 +37,7 @@ def connect(rules: Rules) -> Apply:
             if not isinstance(a, Tensor):
                 rules.check_argument(a)
         if torch.compiler.is_exporting():
-            rules.warn_of_export(args)
+            return rules.export(args)
         if names.transforms_active() and not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.

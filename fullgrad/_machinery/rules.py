@@ -5,6 +5,7 @@ import textwrap
 import threading
 import types
 import warnings
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from fullgrad._machinery import names
 
 Apply = Any  # a callable of the operator's arguments
-_CONTAINERS = (list, tuple, dict, set)
+_CONTAINERS = (Sequence, Mapping, Set)
 
 
 class VmapInfo(NamedTuple):
@@ -152,14 +153,22 @@ class Rules:
                 "whose gradient would be lost."
             )
 
-    def warn_of_export(self, args: Any) -> None:
-        """An exported graph holds the value and nothing of the declared derivative; torch offers no way to keep it."""
+    def export(self, args: Any) -> Any:
+        """The call while torch.export traces. Its graph holds the value and nothing of the declared derivative; torch has no way
+        to keep it. ``vmap`` of the value is exported as that of plain code, and a derivative is not exported at all.
+        """
+        if not names.only_vmap_active():
+            raise NotImplementedError(
+                f"{self.name}: torch.export would replace the declared derivative by that of the plain operations inside a "
+                "transform that differentiates. Compile the transform with torch.compile, or trace it with make_fx."
+            )
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             warnings.warn(
                 f"{self.name}: torch.export keeps the value and drops the declared derivative; differentiating the exported "
                 "program gives the derivative of the plain torch operations. Export under torch.no_grad() to silence this.",
-                stacklevel=3,
+                stacklevel=4,
             )
+        return self.forward(*args)
 
 
 def in_place_message(name: str) -> str:
@@ -183,7 +192,9 @@ def _kind(value: Any) -> str:
 
 
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
+    if isinstance(value, str):
+        return False
+    if isinstance(value, Mapping):
         value = value.values()
     return any(isinstance(v, Tensor) or (isinstance(v, _CONTAINERS) and _holds_tensor(v)) for v in value)
 

@@ -26,7 +26,7 @@ def compile_forward_and_backward(s: Subject) -> None:
 @check("tracing")
 def compile_the_operator_itself(s: Subject) -> None:
     """The operator itself as what is compiled, not a function around it."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(s.operator, backend=s.options.get("backend", "aot_eager"), fullgraph=True)
     equal(compiled(*s.inputs), s.operator(*s.inputs))
 
@@ -107,7 +107,7 @@ def export_value(s: Subject) -> None:
             return s.op(*tensors)
 
     for strict in (False, True):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own deprecated calls
             program = torch.export.export(Module(), s.tensors, strict=strict)

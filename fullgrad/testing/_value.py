@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._machinery.names import FakeTensorMode
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, equal
 
@@ -88,8 +89,6 @@ def value_in_every_layout(s: Subject) -> None:
 @check("value")
 def value_on_meta_and_fake_tensors(s: Subject) -> None:
     """Shape and dtype are right without data: on the meta device, and for fake tensors, with a backward through each."""
-    from torch._subclasses import FakeTensorMode
-
     expected = s.op(*s.tensors)
 
     def inspect(tensors: list[Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Operators written for the tests of `fullgrad.Function`, each with its oracle in plain torch."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -192,6 +192,17 @@ def sin_cos(x: Tensor) -> Pair:
     return Pair(torch.sin(x), torch.cos(x))
 
 
+def _aligned(in_dims, tensors):
+    """The batch in dim 0, and samples that broadcast with each other as they would alone."""
+    samples = [0 if t is None else t.ndim - (d is not None) for t, d in zip(tensors, in_dims, strict=True)]
+    for t, d, n in zip(tensors, in_dims, samples, strict=True):
+        if d is None:
+            yield t
+        else:
+            t = t.movedim(d, 0)
+            yield t.reshape(t.shape[0], *(1,) * (max(samples) - n), *t.shape[1:])
+
+
 class MatMul(Function):
     """The product of two matrices, which skips the gradient that nobody needs."""
 
@@ -202,6 +213,7 @@ class MatMul(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         a, b = inputs
+        ctx.shapes = a.shape, b.shape
         a_needs, b_needs = ctx.needs_input_grad
         ctx.save_for_backward(a if b_needs else None, b if a_needs else None)
         ctx.save_for_forward(a, b)
@@ -210,7 +222,10 @@ class MatMul(Function):
     def vjp(ctx, g):
         a, b = ctx.saved_tensors
         a_needs, b_needs = ctx.needs_input_grad
-        return g @ b.mT if a_needs else None, a.mT @ g if b_needs else None
+        return (
+            (g @ b.mT).sum_to_size(ctx.shapes[0]) if a_needs else None,
+            (a.mT @ g).sum_to_size(ctx.shapes[1]) if b_needs else None,
+        )
 
     @staticmethod
     def jvp(ctx, t_a, t_b):
@@ -220,8 +235,7 @@ class MatMul(Function):
 
     @staticmethod
     def vmap(info, in_dims, a, b):
-        a, b = (v if d is None else v.movedim(d, 0) for v, d in zip((a, b), in_dims, strict=True))
-        return MatMul.apply(a.contiguous(), b), 0
+        return MatMul.apply(*_aligned(in_dims, (a, b))), 0
 
 
 class Norm(Function):
@@ -298,7 +312,7 @@ class Affine(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         x, w, b, ctx.scale, ctx.power = inputs
-        ctx.has_b = b is not None
+        ctx.b_shape = None if b is None else b.shape
         ctx.save_for_backward(x, w)
         ctx.save_for_forward(x, w)
 
@@ -306,7 +320,8 @@ class Affine(Function):
     def vjp(ctx, g):
         x, w = ctx.saved_tensors
         inner = g * ctx.power * (x * w) ** (ctx.power - 1)
-        return inner * w, inner * x, g * ctx.scale if ctx.has_b else None, None, None
+        grad_b = None if ctx.b_shape is None else (g * ctx.scale).sum_to_size(ctx.b_shape)
+        return (inner * w).sum_to_size(x.shape), (inner * x).sum_to_size(w.shape), grad_b, None, None
 
     @staticmethod
     def jvp(ctx, t_x, t_w, t_b, *_):
@@ -317,8 +332,7 @@ class Affine(Function):
 
     @staticmethod
     def vmap(info, in_dims, x, w, b, scale, power):
-        x, w, b = (v if d is None else v.movedim(d, 0) for v, d in zip((x, w, b), in_dims[:3], strict=True))
-        return Affine.apply(x, w, b, scale, power), 0
+        return Affine.apply(*_aligned(in_dims[:3], (x, w, b)), scale, power), 0
 
 
 def affine(x, w, b=None, scale=1.0, power=1):
@@ -353,8 +367,6 @@ class Total(Function):
 class Reparametrised(Function):
     """x * noise with the noise drawn inside: the value of a ``vmap`` depends on its randomness."""
 
-    seen: list[Any] = []
-
     @staticmethod
     def forward(x):
         noise = torch.rand_like(x)
@@ -379,7 +391,6 @@ class Reparametrised(Function):
 
     @staticmethod
     def vmap(info, in_dims, x):
-        Reparametrised.seen.append(info)
         if info.randomness == "error":
             raise RuntimeError("Reparametrised draws random numbers; pass randomness='same' or 'different' to vmap.")
         x = x.movedim(in_dims[0], 0)

@@ -269,7 +269,9 @@ def test_tensor_in_a_container_is_refused(container, call):
 
 
 @pytest.mark.parametrize(
-    "value", [[1, 2], (1.0, "a"), {"a": None}, frozenset({1}), torch.Size([2]), torch.float32, "text", None, 2 + 1j, slice(2)], ids=str
+    "value",
+    [[1, 2], (1.0, "a"), {"a": None}, frozenset({1}), torch.Size([2]), torch.float32, "text", None, 2 + 1j, slice(2)],
+    ids=str,
 )
 def test_container_without_a_tensor_is_welcome(value):
     """Plain data reach the rules as they are, in eager and under transforms."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
@@ -279,7 +280,8 @@ def test_optional_tensor_and_scalars(transform, b):
     options = {"scale": 0.5, "power": 2}
     argnums = tuple(range(len(args)))
     assert_close(
-        transform(lambda *a: Affine.apply(*a, **options), argnums)(*args), transform(lambda *a: affine(*a, **options), argnums)(*args)
+        transform(lambda *a: Affine.apply(*a, **options), argnums)(*args),
+        transform(lambda *a: affine(*a, **options), argnums)(*args),
     )
     leaves = [a.clone().requires_grad_() for a in args]
     Affine.apply(*leaves, **options).sum().backward()
@@ -295,8 +297,7 @@ class Watcher(MatMul):
     @staticmethod
     def setup_context(ctx, inputs, output):
         Watcher.seen += (("setup_context", ctx.needs_input_grad),)
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+        MatMul.setup_context(ctx, inputs, output)
 
     @staticmethod
     def vjp(ctx, g):
@@ -382,6 +383,140 @@ def test_save_for_forward_apart_from_save_for_backward(inner, outer):
     """Each rule finds what was saved for it, None included."""
     x, y = sample(2)
     assert_close(outer(inner(SavesEach.apply, (0, 1)), (0, 1))(x, y), outer(inner(lambda x, y: x**2 * y, (0, 1)), (0, 1))(x, y))
+
+
+class WithPlainValues(Function):
+    """2 x with the derivative 5, and next to it a number and None."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, 3, None
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g, *_):
+        return 5 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 5 * t, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return WithPlainValues.apply(x), (in_dims[0], None, None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_plain_values_among_the_outputs(way):
+    """Numbers and None are passed on as they are."""
+    x = sample()
+    call = (lambda x: WithPlainValues.apply(x)[0]) if way == "vmap" else WithPlainValues.apply
+    output = WAYS[way](call, x)
+    if way != "vmap":
+        output, *rest = output
+        assert rest == [3, None]
+    assert torch.equal(output, 2 * x)
+
+
+def test_derivative_next_to_plain_values():
+    """In reverse and forward mode; https://github.com/pytorch/pytorch/issues/100574 reported an error of torch's."""
+    x = sample()
+    first = lambda x: WithPlainValues.apply(x)[0]  # noqa: E731
+    assert torch.equal(jacrev(first)(x), 5 * torch.eye(3, dtype=x.dtype))
+    assert torch.equal(jacfwd(first)(x), 5 * torch.eye(3, dtype=x.dtype))
+    with forward_ad.dual_level():
+        assert torch.equal(forward_ad.unpack_dual(first(forward_ad.make_dual(x, x))).tangent, 5 * x)
+
+
+class Gather(Function):
+    """Elements of x by an index, an integer tensor."""
+
+    @staticmethod
+    def forward(x, index):
+        return x.gather(-1, index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, index = inputs
+        ctx.shape = x.shape
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def vjp(ctx, g):
+        (index,) = ctx.saved_tensors
+        return g.new_zeros(ctx.shape).scatter_add(-1, index, g), None
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        (index,) = ctx.saved_tensors
+        return t.gather(-1, index)
+
+    @staticmethod
+    def vmap(info, in_dims, x, index):
+        both = [
+            v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)
+            for v, d in zip((x, index), in_dims, strict=True)
+        ]
+        return Gather.apply(*both), 0
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0), (-1, 0)])
+@pytest.mark.parametrize("transform", [jacrev, jacfwd])
+def test_integer_tensor_as_an_input(transform, dims):
+    """It has no gradient, and is batched like any other."""
+    x = sample(3)[0] if dims[0] is None else sample(3)
+    index = torch.tensor([[2, 0, 2], [1, 1, 0], [0, 2, 1]])
+    index = index[0] if dims[1] is None else index
+    function, oracle = (vmap(transform(f), dims) for f in (Gather.apply, lambda x, i: x.gather(-1, i)))
+    assert_close(function(x, index), oracle(x, index))
+    leaf = sample().requires_grad_()
+    Gather.apply(leaf, torch.tensor([2, 0, 2])).sum().backward()
+    assert leaf.grad.tolist() == [1, 0, 2]
+
+
+class Twice(Function):
+    """The same tensor as both outputs."""
+
+    @staticmethod
+    def forward(x):
+        y = x**2
+        return y, y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g, h):
+        return 2 * ctx.saved_tensors[0] * (g + h)
+
+    @staticmethod
+    def jvp(ctx, t):
+        t = 2 * ctx.saved_tensors[0] * t
+        return t, t.clone()
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Twice.apply(x), (in_dims[0], in_dims[0])
+
+
+def test_one_tensor_as_two_outputs():
+    """What torch's own Function makes of it: right, or an error, and never half of the gradient."""
+    x = sample()
+    for transform in (jacrev, jacfwd):
+        try:
+            result = transform(lambda x: sum(Twice.apply(x)))(x)
+        except RuntimeError:
+            continue
+        assert_close(result, torch.diag(4 * x))
+    leaf = x.clone().requires_grad_()
+    sum(Twice.apply(leaf)).sum().backward()
+    assert_close(leaf.grad, 4 * x)
 
 
 class Passing(Function):

@@ -140,7 +140,7 @@ forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad
 FakeTensorMode: Any = torch._subclasses.FakeTensorMode
 
 # Which transforms are active, outermost first. torch.export of a transform depends on it. Without the name it is refused.
-_interpreters: Any = getattr(torch._C._functorch, "get_interpreter_stack", None)
+_interpreters: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", None)
 
 
 def only_vmap_active() -> bool:

@@ -118,6 +118,10 @@ FunctionBase = _names["FunctionBase"]
 LANE: str = "torch" if MISSING or os.environ.get("FULLGRAD_LANE") == "torch" else "own"
 
 
+# Since torch 2.15 the C code of apply unwraps the tensors of ended levels itself.
+APPLY_UNWRAPS: bool = FunctionBase is not None and torch.autograd.Function.__dict__.get("apply") is FunctionBase.__dict__["apply"]
+
+
 def bind_apply(function: type) -> Any:
     """``function.apply`` as C code offers it, without the Python layers above it."""
     return FunctionBase.__dict__["apply"].__get__(None, function)

@@ -59,12 +59,14 @@ _INSPECTION = """
 kind = {argument}.__class__
 if kind is Tensor or kind is Parameter:
     if {argument}.requires_grad:
-        if unwrap_if_dead({argument}) is not {argument}:
-            return in_transforms(({arguments},))
-        needs_grad = True
+        {unwrapping}needs_grad = True
 elif kind not in harmless:
     needs_grad = look_closer({argument}) or needs_grad
 """
+
+_UNWRAPPING = """if unwrap_if_dead({argument}) is not {argument}:
+            return in_transforms(({arguments},))
+        """
 
 
 def connect(rules: Rules) -> Apply:
@@ -112,7 +114,7 @@ def connect(rules: Rules) -> Apply:
         "set_grad": names.set_grad,
         "unwrap_if_dead": unwrap_if_dead,
     }
-    rules.write_out(_SOURCE, namespace, per_argument=_INSPECTION)
+    rules.write_out(_SOURCE, namespace, _INSPECTION.replace("{unwrapping}", "" if names.APPLY_UNWRAPS else _UNWRAPPING))
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     forward = namespace["forward_alone" if rules.operator.setup_context is saves_nothing else "forward_and_setup"]
     base = namespace["base"] = _function(rules, rules.name, torch.autograd.Function, forward)

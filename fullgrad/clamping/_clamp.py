@@ -101,10 +101,19 @@ class Clamp(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        save_inputs(ctx, inputs)
+        x, low, high = inputs
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            ctx.numbers = None
+            save_inputs(ctx, inputs)
+        else:
+            ctx.numbers = low, high
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.numbers is not None:
+            return pass_inside(g, *ctx.saved_tensors, *ctx.numbers), None, None
         x, low, high = saved_inputs(ctx)
         x_needs, low_needs, high_needs = ctx.needs_input_grad
         return (
@@ -114,7 +123,9 @@ class Clamp(Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, t_x: Tensor | None, t_low: Tensor | None, t_high: Tensor | None) -> Tensor | None:
+    def jvp(ctx: Any, t_x: Any, t_low: Tensor | None, t_high: Tensor | None) -> Tensor | None:
+        if ctx.numbers is not None:
+            return pass_inside(t_x, *ctx.saved_tensors, *ctx.numbers)
         x, low, high = saved_inputs(ctx)
         t = None if t_x is None else pass_inside(t_x, x, low, high)
         if t_low is not None:
@@ -185,6 +196,7 @@ def _check(name: str, x: Any, low: Any, high: Any) -> None:
     _checks.real_tensor(name, "x", x)
     if low is None and high is None:
         raise ValueError(f"{name}: `min_value` or `max_value` must be given, got None for both.")
-    for argument, bound in (("min_value", low), ("max_value", high)):
-        if bound is not None:
-            _checks.real_number_or_tensor(name, argument, bound)
+    if low is not None:
+        _checks.real_number_or_tensor(name, "min_value", low)
+    if high is not None:
+        _checks.real_number_or_tensor(name, "max_value", high)

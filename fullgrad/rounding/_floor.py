@@ -1,6 +1,5 @@
 """`floor`: down to the previous integer, derivative 1."""
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -44,4 +43,4 @@ class Floor(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.floor(x)
+        return x.floor()

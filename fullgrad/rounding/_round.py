@@ -1,6 +1,5 @@
 """`round`: to the nearest integer, derivative 1."""
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -44,4 +43,4 @@ class Round(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.round(x)
+        return x.round()

@@ -11,15 +11,15 @@ from fullgrad._function import Function, saves_nothing
 class StraightThrough(Function):
     r"""The straight-through estimator: :math:`D(x) = 1`, so :math:`\mathrm{jvp}(t) = t` and :math:`\mathrm{vjp}(g) = g`.
 
-    Other arguments are constants. Nothing is saved, and every derivative beyond the first is 0. A member of the family
-    gives ``forward``. Source: Hinton's lectures (2012); Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
+    Nothing is saved, and every derivative beyond the first is 0. A member of the family gives ``forward``; one with
+    constants besides ``x`` also says that they have no gradient. Source: Hinton's lectures (2012); Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
 
     setup_context = staticmethod(saves_nothing)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> Any:
-        return g if len(ctx.needs_input_grad) == 1 else (g,) + (None,) * (len(ctx.needs_input_grad) - 1)
+        return g
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *constants: None) -> Tensor:

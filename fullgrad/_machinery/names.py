@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch._subclasses
 import torch.fx.traceback
+import torch.utils._python_dispatch
 import torch.utils.checkpoint
 
 __all__ = ["LANE", "MISSING"]
@@ -142,6 +143,9 @@ forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad
 
 # The kit's tensors without data; torch documents them under this name only.
 FakeTensorMode: Any = torch._subclasses.FakeTensorMode
+
+# How the kit counts the operations of a backward; this is the path under which torch documents it.
+TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
 
 # Which transforms are active, outermost first. torch.export of a transform depends on it. Without the name it is refused.
 _interpreters: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", None)

@@ -1,6 +1,7 @@
 """Checks of clause 5 against the rest of torch's machinery: checkpoints, hooks, modes, threads, memory."""
 
 import concurrent.futures
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,8 +9,9 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
+from fullgrad._machinery.names import TorchDispatchMode
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import Subject, TorchLimit, close, equal, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, scalar
 
 
 @check("machinery")
@@ -53,6 +55,41 @@ def saved_bytes(s: Subject) -> None:
     with saved_tensors_hooks(pack, lambda t: t):
         s.op(*s.tensors)
     assert not kept, f"{len(kept)} tensors are saved though no input requires a gradient"
+
+
+class _Work(TorchDispatchMode):
+    """Counts the bytes that operations write to new memory; views cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not any(a is result or func.is_view for a in args):
+            self.bytes += result.nbytes
+        return result
+
+
+@check("machinery")
+def unneeded_gradients_cost_nothing(s: Subject) -> None:
+    """With one input of several requiring a gradient, the backward does less than with all, unless it does nothing."""
+    if len(s.where) < 2:
+        raise NotApplicable("the operator has one differentiable input")
+
+    def work(needed: tuple[int, ...]) -> int:
+        leaves = [t.clone().requires_grad_(i in needed) for i, t in enumerate(s.tensors)]
+        y = s.op(*leaves)
+        ones = torch.ones_like(y)
+        with _Work() as mode:
+            torch.autograd.grad(y, [leaves[i] for i in needed], ones)
+        return mode.bytes
+
+    together, alone = work(s.argnums), [work((i,)) for i in s.argnums]
+    if together and min(alone) >= together:
+        raise AssertionError(
+            f"the backward writes {alone} bytes for each gradient alone and {together} for all: vjp ignores ctx.needs_input_grad"
+        )
 
 
 @check("machinery")

@@ -128,7 +128,7 @@ def table() -> str:
         "",
         f"Made by `python -m tests.peers` on {datetime.date.today()}, torch {torch.__version__},",
         f"python {platform.python_version()}, CPU. A cell says how many of the group's applicable checks passed. An operator of",
-        "another package may be right in all that its authors promise: few promise transforms, nested forward mode or compilation.",
+        "another package may be right in all that its authors promise; few promise transforms, nested forward mode, compilation.",
         "",
         "| package | operator | " + " | ".join(GROUPS) + " | all |",
         "|---|---|" + "---|" * (len(GROUPS) + 1),

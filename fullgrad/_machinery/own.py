@@ -20,52 +20,53 @@ if names.LANE == "own":
 
 
 # The hot path of small tensors, written out for the parameters of each operator: it has the operator's own signature, binds
-# keywords as any Python function does, and spends no time on lists, loops and packing (0.4 of 4 us at 16 elements).
+# keywords as any Python function does, and spends no time on lists, loops and packing (0.4 of 4 us at 16 elements). Its own names
+# begin with two underscores, so that parameters may have any name.
 _SOURCE = """
-def forward_and_setup(ctx, {parameters}):
-    output = operator.forward({arguments})
-    if not isinstance(output, Tensor):
-        check_output(output)
-    operator.setup_context(ctx, ({arguments},), output)
-    return output
+def forward_and_setup(__ctx, {parameters}):
+    __output = __operator.forward({arguments})
+    if not isinstance(__output, __Tensor):
+        __check_output(__output)
+    __operator.setup_context(__ctx, ({arguments},), __output)
+    return __output
 
-def forward_alone(ctx, {parameters}):
-    output = operator.forward({arguments})
-    return output if isinstance(output, Tensor) else check_output(output)
+def forward_alone(__ctx, {parameters}):
+    __output = __operator.forward({arguments})
+    return __output if isinstance(__output, __Tensor) else __check_output(__output)
 
 def apply({parameters}):
-    if compiling():
-        return in_graph({arguments})
-    if active() or exporting():
-        return in_transforms(({arguments},))
-    needs_grad = False
+    if __compiling():
+        return __in_graph({arguments})
+    if __active() or __exporting():
+        return __in_transforms(({arguments},))
+    __needs_grad = False
 {per_argument}
-    recording = grad_enabled()
-    if not (needs_grad and recording) and forward_ad._current_level < 0:
+    __recording = __grad_enabled()
+    if not (__needs_grad and __recording) and __forward_ad._current_level < 0:
         # Nobody asks for a derivative. As in autograd, forward does not record, not even through a tensor that it closes over.
-        if recording:
-            set_grad(False)
+        if __recording:
+            __set_grad(False)
         try:
-            output = operator.forward({arguments})
+            __output = __operator.forward({arguments})
         finally:
-            if recording:
-                set_grad(True)
-        return output if isinstance(output, Tensor) else check_output(output)
-    output = base({arguments})
-    return output if isinstance(output, Tensor) else restore(output)
+            if __recording:
+                __set_grad(True)
+        return __output if isinstance(__output, __Tensor) else __check_output(__output)
+    __output = __base({arguments})
+    return __output if isinstance(__output, __Tensor) else __restore(__output)
 """
 
 _INSPECTION = """
-kind = {argument}.__class__
-if kind is Tensor or kind is Parameter:
+__kind = {argument}.__class__
+if __kind is __Tensor or __kind is __Parameter:
     if {argument}.requires_grad:
-        {unwrapping}needs_grad = True
-elif kind not in harmless:
-    needs_grad = look_closer({argument}) or needs_grad
+        {unwrapping}__needs_grad = True
+elif __kind not in __harmless:
+    __needs_grad = __look_closer({argument}) or __needs_grad
 """
 
-_UNWRAPPING = """if unwrap_if_dead({argument}) is not {argument}:
-            return in_transforms(({arguments},))
+_UNWRAPPING = """if __unwrap_if_dead({argument}) is not {argument}:
+            return __in_transforms(({arguments},))
         """
 
 
@@ -97,27 +98,27 @@ def connect(rules: Rules) -> Apply:
         return value.requires_grad
 
     namespace: dict[str, Any] = {
-        "Tensor": Tensor,
-        "Parameter": Parameter,
-        "active": names.transforms_active,
-        "check_output": rules.check_output,
-        "compiling": torch.compiler.is_dynamo_compiling,
-        "exporting": torch.compiler.is_exporting,
-        "forward_ad": names.forward_ad,
-        "grad_enabled": torch.is_grad_enabled,
-        "harmless": harmless,
-        "in_graph": rules.as_graph_node(in_transforms),
-        "in_transforms": in_transforms,
-        "look_closer": look_closer,
-        "operator": rules.operator,
-        "restore": rules.restore,
-        "set_grad": names.set_grad,
-        "unwrap_if_dead": unwrap_if_dead,
+        "__Tensor": Tensor,
+        "__Parameter": Parameter,
+        "__active": names.transforms_active,
+        "__check_output": rules.check_output,
+        "__compiling": torch.compiler.is_dynamo_compiling,
+        "__exporting": torch.compiler.is_exporting,
+        "__forward_ad": names.forward_ad,
+        "__grad_enabled": torch.is_grad_enabled,
+        "__harmless": harmless,
+        "__in_graph": rules.as_graph_node(in_transforms),
+        "__in_transforms": in_transforms,
+        "__look_closer": look_closer,
+        "__operator": rules.operator,
+        "__restore": rules.restore,
+        "__set_grad": names.set_grad,
+        "__unwrap_if_dead": unwrap_if_dead,
     }
     rules.write_out(_SOURCE, namespace, _INSPECTION.replace("{unwrapping}", "" if names.APPLY_UNWRAPS else _UNWRAPPING))
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     forward = namespace["forward_alone" if rules.operator.setup_context is saves_nothing else "forward_and_setup"]
-    base = namespace["base"] = _function(rules, rules.name, torch.autograd.Function, forward)
+    base = namespace["__base"] = _function(rules, rules.name, torch.autograd.Function, forward)
     transform = _transforms(rules, in_transforms)
     return namespace["apply"]
 

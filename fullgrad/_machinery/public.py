@@ -14,7 +14,7 @@ from fullgrad._machinery.rules import Apply, Rules
 
 _SOURCE = """
 def apply({parameters}):
-    return in_graph({arguments}) if compiling() else call(({arguments},))
+    return __in_graph({arguments}) if __compiling() else __call(({arguments},))
 """
 
 
@@ -44,6 +44,6 @@ def connect(rules: Rules) -> Apply:
             args = tuple(a.view_as(a) if isinstance(a, Tensor) else a for a in args)
         return rules.restore(twin.apply(*args))
 
-    namespace = {"call": call, "compiling": torch.compiler.is_dynamo_compiling, "in_graph": rules.as_graph_node(call)}
+    namespace = {"__call": call, "__compiling": torch.compiler.is_dynamo_compiling, "__in_graph": rules.as_graph_node(call)}
     rules.write_out(_SOURCE, namespace)
     return namespace["apply"]

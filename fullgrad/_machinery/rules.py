@@ -74,8 +74,8 @@ class Rules:
         arguments = ", ".join(f"*{name}" if variadic else name for name, variadic in self.parameters)
         blocks: list[str] = []
         for name, variadic in self.parameters:
-            block = per_argument.format(argument="value" if variadic else name, arguments=arguments)
-            blocks.append(f"for value in {name}:\n{textwrap.indent(block, '    ')}" if variadic else block)
+            block = per_argument.format(argument="__value" if variadic else name, arguments=arguments)
+            blocks.append(f"for __value in {name}:\n{textwrap.indent(block, '    ')}" if variadic else block)
         inner = textwrap.indent("".join(blocks), "    ")
         exec(source.format(parameters=arguments, arguments=arguments, per_argument=inner), namespace)
         namespace["apply"].__defaults__ = self.defaults

@@ -62,6 +62,30 @@ class DroppedTangent(Cube):
         return torch.zeros_like(t)
 
 
+class SharedTangent(Function):
+    """round whose tangent is a view of the input's."""
+
+    @staticmethod
+    def forward(x):
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.view_as(t)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return SharedTangent.apply(x), in_dims[0]
+
+
 class SavedIntermediate(Cube):
     """The derivative is computed in the forward; differentiated again it is a constant."""
 
@@ -239,6 +263,7 @@ CAUGHT_BY = {
     HalfRules: {"gradients_in_every_dtype"},
     enables_grad: {"modes_around", "modes_inside_transforms"},
     recomputed_once: {"checkpointed"},
+    SharedTangent: {"tangents_are_not_shared"},
     BothAlways: {"unneeded_gradients_cost_nothing"},
 }
 

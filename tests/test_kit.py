@@ -201,8 +201,8 @@ def test_check_command(capsys, tmp_path):
     assert main(["check", "round", "--checks", "forward", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "round" in printed
-    assert "5/5" in printed
-    assert "1 cases, 5 of" in printed
+    assert "6/6" in printed
+    assert "1 cases, 6 of" in printed
     assert json.loads(file.read_text())["results"]["round"]["func_jvp"]["status"] == "passed"
 
 

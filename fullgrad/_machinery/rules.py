@@ -216,12 +216,19 @@ def _with_forward_mode(jvp: Any) -> Any:
 
     def differentiable_jvp(ctx: Any, *tangents: Any) -> Any:
         if not active():
-            return jvp(ctx, *tangents)
+            return _unshared(jvp(ctx, *tangents), tangents)
         previous = is_on()
         switch(True)
         try:
-            return jvp(_PrimalContext(ctx), *tangents)
+            return _unshared(jvp(_PrimalContext(ctx), *tangents), tangents)
         finally:
             switch(previous)
 
     return differentiable_jvp
+
+
+def _unshared(result: Any, tangents: tuple[Any, ...]) -> Any:
+    """A tangent handed on as it is becomes a copy: an in-place operation on the output would change the input's tangent."""
+    if isinstance(result, tuple):
+        return tuple(_unshared(r, tangents) for r in result)
+    return result.clone() if isinstance(result, Tensor) and any(result is t for t in tangents) else result

@@ -104,6 +104,19 @@ def dual_numbers(s: Subject) -> None:
 
 
 @check("forward")
+def tangents_are_not_shared(s: Subject) -> None:
+    """An in-place operation on the output leaves the tangents of the inputs alone."""
+    with forward_ad.dual_level():
+        tangents = s.tangents()
+        y = s.op(*[forward_ad.make_dual(x, t) for x, t in zip(s.tensors, tangents, strict=True)])
+        try:
+            y.mul_(3)
+        except RuntimeError:
+            return  # an output that is a view of its input refuses
+    close(tangents, s.tangents())
+
+
+@check("forward")
 def func_jvp(s: Subject) -> None:
     """``torch.func.jvp``."""
     tangents = s.tangents()

@@ -35,6 +35,18 @@ def test_straight_through_passes_the_gradient_itself():
     assert received.data_ptr() == g.data_ptr()
 
 
+def test_straight_through_tangent_is_not_shared():
+    """In forward mode the tangent is a copy: an in-place operation on the output leaves that of the input alone."""
+
+    def twice(x):
+        y = fullgrad.round(x)
+        y.mul_(5)
+        return x * 1, y
+
+    _, (to_x, to_y) = torch.func.jvp(twice, (torch.randn(3),), (torch.ones(3),))
+    assert (to_x.tolist(), to_y.tolist()) == ([1, 1, 1], [5, 5, 5])
+
+
 def test_pass_round_is_round():
     """The class under both names is one, so a graph shows one name."""
     assert fullgrad.PassRound is fullgrad.Round

@@ -20,17 +20,20 @@ def apply({parameters}):
 
 def connect(rules: Rules) -> Apply:
     """The operator's ``apply``."""
-    twin: Any = type(
-        rules.name,
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(rules.forward),
-            "setup_context": staticmethod(rules.setup_context),
-            "backward": staticmethod(rules.backward),
-            "jvp": staticmethod(rules.jvp),
-            "vmap": staticmethod(rules.vmap),
-        },
-    )
+    # torch's own dispatcher compares structures of outputs, in which a namedtuple is no tuple: it sees plain ones.
+
+    def forward(*args: Any) -> Any:
+        return _plain(rules.forward(*args))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rules.setup_context(ctx, inputs, rules.restore(output))
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        output, dims = rules.vmap(info, in_dims, *args)
+        return _plain(output), dims
+
+    body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
+    twin: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
 
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
@@ -41,9 +44,15 @@ def connect(rules: Rules) -> Apply:
         if names.transforms_active() and not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.
-            args = tuple(a.view_as(a) if isinstance(a, Tensor) else a for a in args)
+            # (In inference mode torch cannot make a view at a level; a copy does.)
+            same = Tensor.clone if torch.is_inference_mode_enabled() else lambda a: a.view_as(a)
+            args = tuple(same(a) if isinstance(a, Tensor) else a for a in args)
         return rules.restore(twin.apply(*args))
 
     namespace = {"__call": call, "__compiling": torch.compiler.is_dynamo_compiling, "__in_graph": rules.as_graph_node(call)}
     rules.write_out(_SOURCE, namespace)
     return namespace["apply"]
+
+
+def _plain(output: Any) -> Any:
+    return tuple(output) if isinstance(output, tuple) else output

@@ -2,7 +2,6 @@
 
 import collections
 import inspect
-import math
 import types
 
 import pytest
@@ -215,52 +214,6 @@ def test_apply_has_the_signature_of_forward():
     assert inspect.signature(Affine.apply).parameters["scale"].default == 1.0
     assert Affine.apply.__qualname__ == "Affine.apply"
     assert Affine.apply.__module__ == Affine.__module__
-
-
-class AnyName(Function):
-    """A product whose parameters are named like what the machinery uses itself."""
-
-    @staticmethod
-    def forward(output, ctx, value=1.0, kind=1.0, apply=1.0, call=1.0, operator=1.0, base=1.0, *args):
-        return output * ctx * value * kind * apply * call * operator * base
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.factor = math.prod(inputs[2:8])
-        ctx.save_for_backward(*inputs[:2])
-        ctx.save_for_forward(*inputs[:2])
-
-    @staticmethod
-    def vjp(ctx, g):
-        x, y = ctx.saved_tensors
-        return (g * y * ctx.factor, g * x * ctx.factor) + (None,) * (len(ctx.needs_input_grad) - 2)
-
-    @staticmethod
-    def jvp(ctx, s, t, *_):
-        x, y = ctx.saved_tensors
-        return ((0 if s is None else s * y) + (0 if t is None else x * t)) * ctx.factor
-
-    @staticmethod
-    def vmap(info, in_dims, *args):
-        return AnyName.apply(*(a if d is None else a.movedim(d, 0) for a, d in zip(args, in_dims, strict=True))), 0
-
-
-def test_parameters_may_have_any_name():
-    """By position and by keyword, in eager, under transforms and compiled."""
-    x, y = sample(2)
-    for function in (
-        lambda x: AnyName.apply(x, y, 2.0, call=3.0),
-        lambda x: AnyName.apply(output=x, ctx=y, value=2.0, base=3.0),
-        lambda x: AnyName.apply(x, y, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0, 7.0),
-    ):
-        assert_close(function(x), 6 * x * y)
-        leaf = x.clone().requires_grad_()
-        function(leaf).sum().backward()
-        assert_close(leaf.grad, 6 * y)
-        assert_close(grad(lambda x, f=function: f(x).sum())(x), 6 * y)
-        assert_close(jvp(function, (x,), (x,))[1], 6 * x * y)
-        assert_close(vmap(function)(x[:, None]), 6 * x[:, None] * y)
-        assert_close(torch.compile(function, backend="eager", fullgraph=True)(x), 6 * x * y)
 
 
 class Anything(Function):

@@ -4,6 +4,7 @@ import pytest
 
 from fullgrad._cases import CASES
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
+from fullgrad.testing._subject import devices
 
 
 def applies(case, name):
@@ -13,13 +14,14 @@ def applies(case, name):
     return not ((numeric and case.forwards is None) or (exact and case.value is None) or (several and len(case.where) < 2))
 
 
+@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize(
     ("case", "name"),
     [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in CHECKS if applies(c, n)],
 )
-def test_check(case, name):
-    """The operator passes the check."""
+def test_check(case, name, device):
+    """The operator passes the check, on every device that has float64."""
     try:
-        CHECKS[name](case)
+        CHECKS[name](case.to(device))
     except TorchLimit as limit:
         pytest.skip(str(limit))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import fullgrad
 from fullgrad._cases import CASES
@@ -99,9 +98,8 @@ def _on(subject: Subject, device: str) -> Subject:
     """The subject with its tensors on a device. MPS has no float64, in which the checks compute."""
     if device.startswith("mps"):
         raise UsageError("the checks compute in float64, which MPS does not have; the test suite checks values there.")
-    move = lambda v: v.to(device) if isinstance(v, Tensor) else v  # noqa: E731
     try:
-        return dataclasses.replace(subject, inputs=tuple(move(v) for v in subject.inputs))
+        return subject.to(device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"the device {device} cannot be used: {error}") from None
 

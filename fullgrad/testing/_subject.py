@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -77,6 +77,10 @@ class Subject:
         """The differentiable inputs, stacked with permutations of themselves along ``dim`` where ``which`` says so."""
         which = which or [True] * len(self.where)
         return tuple(stack(t, size, dim) if w else t for t, w in zip(self.tensors, which, strict=True))
+
+    def to(self, device: str) -> "Subject":
+        """The same subject with its tensors on a device."""
+        return replace(self, inputs=tuple(v.to(device) if isinstance(v, Tensor) else v for v in self.inputs))
 
     # --- Functions of the differentiable inputs alone -----------------------------------------------------------------
 

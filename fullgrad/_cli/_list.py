@@ -2,9 +2,13 @@
 
 import argparse
 import inspect
+import re
 from typing import Any
 
 import fullgrad
+
+# ``code`` and :role:`text`.
+_MARKUP = r"(?::\w+:)?`+([^`]*)`+"
 
 
 def register(commands: Any) -> None:
@@ -25,5 +29,6 @@ def run(options: argparse.Namespace) -> int:
         print(family)
         for name in names:
             summary = (inspect.getdoc(getattr(fullgrad, name)) or "").splitlines()[0]
-            print(f"  {name:<{width}}  {summary}")
+            plain = re.sub(_MARKUP, r"\1", summary)
+            print(f"  {name:<{width}}  {plain}")
     return 0

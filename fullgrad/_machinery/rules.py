@@ -192,7 +192,7 @@ def _kind(value: Any) -> str:
 
 
 def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, str):
+    if isinstance(value, (str, bytes, range)):
         return False
     if isinstance(value, Mapping):
         value = value.values()

@@ -173,6 +173,14 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
             set_single_level(allowed)
         return output if isinstance(output, Tensor) else rules.restore(output)
 
+    def below(args: list[Any]) -> Any:
+        """The call without the transform on top."""
+        layer = pop()
+        try:
+            return lower(tuple(args))
+        finally:
+            push(layer)
+
     def batch(interpreter: Any, args: list[Any]) -> Any:
         level = interpreter.level()
         plain, dims, batched = [], [], False
@@ -183,10 +191,10 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
                 batched = batched or dim is not None
             plain.append(a)
             dims.append(dim)
+        if not batched:
+            return below(plain)
         layer = pop()
         try:
-            if not batched:
-                return lower(tuple(plain))
             info = VmapInfo(interpreter.batchSize(), _RANDOMNESS[interpreter.randomness()])
             output, out_dims = rules.vmap(info, tuple(dims), *plain)
         finally:
@@ -203,12 +211,7 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
     def skip(level: int, args: list[Any]) -> Any:
         """A level that does not record, because the user switched its mode off."""
         plain = [names.unwrap_for_grad(a, level) if isinstance(a, Tensor) else a for a in args]
-        layer = pop()
-        try:
-            output = lower(tuple(plain))
-        finally:
-            push(layer)
-        return _map(lambda o: names.wrap_for_grad(o, level), output)
+        return _map(lambda o: names.wrap_for_grad(o, level), below(plain))
 
     def functionalize(interpreter: Any, args: list[Any]) -> Any:
         """An operator neither mutates nor aliases its inputs, so there is nothing to do but to pass it on."""
@@ -219,12 +222,7 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
                 names.sync(a)
                 a = names.unwrap_functional(a, views)
             plain.append(a)
-        layer = pop()
-        try:
-            output = lower(tuple(plain))
-        finally:
-            push(layer)
-        return _map(lambda o: names.wrap_functional(o, level), output)
+        return _map(lambda o: names.wrap_functional(o, level), below(plain))
 
     return transform
 

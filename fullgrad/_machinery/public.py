@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._machinery import names
-from fullgrad._machinery.rules import Apply, Rules
+from fullgrad._machinery.rules import Apply, Rules, VmapInfo
 
 _SOURCE = """
 def apply({parameters}):
@@ -29,7 +29,7 @@ def connect(rules: Rules) -> Apply:
         rules.setup_context(ctx, inputs, rules.restore(output))
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        output, dims = rules.vmap(info, in_dims, *args)
+        output, dims = rules.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
         return _plain(output), dims
 
     body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}

@@ -86,7 +86,7 @@ class Rules:
         Dynamo traces a custom Function's forward as plain code and drops its rules in places
         (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
         others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real
-            rules.
+        rules.
         """
 
         def node(*args: Any) -> Any:
@@ -107,9 +107,9 @@ class Rules:
         if ctx.dirty_tensors:
             raise NotImplementedError(in_place_message(self.name))
 
-    def vmap(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    def vmap(self, info: VmapInfo, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         """The author's ``vmap``: the output, and for each tensor of it the batch dimension or None."""
-        result = self.operator.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
+        result = self.operator.vmap(info, in_dims, *args)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(f"{self.name}.vmap must return the pair (output, out_dims), got {_kind(result)}.")
         output, dims = result

@@ -66,7 +66,7 @@ class _Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and not any(a is result or func.is_view for a in args):
+        if isinstance(result, Tensor) and not func.is_view and not any(a is result for a in args):
             self.bytes += result.nbytes
         return result
 

@@ -141,11 +141,11 @@ class _LevelUnknown:
 # to ask.
 forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown
 
-# The kit's tensors without data; torch documents them under this name only.
-FakeTensorMode: Any = torch._subclasses.FakeTensorMode
+# The kit's tensors without data; torch documents them under this name only. Without it `fullgrad.testing` alone fails.
+FakeTensorMode: Any = getattr(torch._subclasses, "FakeTensorMode", None)
 
-# How the kit counts the operations of a backward; this is the path under which torch documents it.
-TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
+# How the kit counts the operations of a backward; this is the path under which torch documents it. Without it, likewise.
+TorchDispatchMode: Any = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)
 
 # Which transforms are active, outermost first. torch.export of a transform depends on it. Without the name it is refused.
 _interpreters: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", None)

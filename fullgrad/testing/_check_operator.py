@@ -36,14 +36,13 @@ def check_operator(
         inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
             is differentiable, and tensors of at least one dimension.
         surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
-            ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's up to
-                rounding.
+            ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's
+            up to rounding.
         cotangent_map: For an operator that acts on the gradient: called with the cotangent and the inputs, it returns the
             gradient of the first input. The value is then that of ``value``, or the input itself, and the ``jvp`` the identity.
         value: Plain torch code whose value the operator has to the last bit.
         forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a smooth
-            function
-            to run in place of its ``forward``. ``{}`` where the derivative is the true one.
+            function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
         saved: Bytes per element of output that may be saved beyond inputs and output; None does not ask.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
@@ -54,8 +53,7 @@ def check_operator(
 
     Raises:
         OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what came and how
-            far
-            they are apart; its ``report`` has everything.
+            far they are apart; its ``report`` has everything.
         ValueError: ``checks`` has an unknown name, both oracles are given, or no input is a floating tensor.
 
     Example:

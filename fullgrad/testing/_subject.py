@@ -32,8 +32,7 @@ class Subject:
             one the roads are compared with each other: eager reverse mode is then the reference.
         value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
         forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to
-            run
-            in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
+            run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
         saved: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
         options: What single checks ask for, by name, such as ``backend`` for compilation.

@@ -9,10 +9,10 @@ def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any,
     """The ``vmap`` rule of an operator that treats every element alike and broadcasts its arguments."""
     if sum(isinstance(a, Tensor) for a in args) == 1:
         return operator.apply(*args), max(d for d in in_dims if d is not None)
-    return operator.apply(*_align(in_dims, args)), 0
+    return operator.apply(*aligned(in_dims, args)), 0
 
 
-def _align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
     """Arguments of an elementwise operator with the batch in dim 0, broadcasting as one sample of them would.
 
     A sample of shape (3,) next to one of shape (2, 3) becomes (B, 1, 3) next to (B, 2, 3). A per-sample scalar takes part in type
@@ -21,12 +21,12 @@ def _align(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
     samples = [a.ndim - (d is not None) if isinstance(a, Tensor) else 0 for a, d in zip(args, in_dims, strict=True)]
     rank = max(samples)
     dtype = next((a.dtype for a, n in zip(args, samples, strict=True) if n and a.is_floating_point()), None)
-    aligned: list[Any] = []
+    result: list[Any] = []
     for a, dim, n in zip(args, in_dims, samples, strict=True):
         if dim is not None:
             a = a.movedim(dim, 0)
             if n == 0 and dtype is not None and a.is_floating_point():
                 a = a.to(dtype)
             a = a.reshape(a.shape[0], *(1,) * (rank - n), *a.shape[1:])
-        aligned.append(a)
-    return aligned
+        result.append(a)
+    return result

@@ -6,6 +6,7 @@ too.
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,11 +31,61 @@ def real_number_or_tensor(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a number or a tensor, got {_type(value)}.")
 
 
-def positive_number(name: str, argument: str, value: Any) -> None:
-    """A positive, finite Python number."""
-    real_number_or_tensor(name, argument, value)
-    if not (value > 0 and value < math.inf):
-        raise ValueError(f"{name}: `{argument}` must be positive and finite, got {value}.")
+def real_number(name: str, argument: str, value: Any) -> None:
+    """A Python number, neither bool nor complex."""
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
+        raise TypeError(f"{name}: `{argument}` must be a number, got {_type(value)}.")
+
+
+def bool_tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of truth values."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+    if value.dtype != torch.bool:
+        raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}.")
+
+
+def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
+    """A positive Python number, finite unless infinity is welcome."""
+    real_number(name, argument, value)
+    if not value > 0 or (finite and value == math.inf):
+        raise ValueError(f"{name}: `{argument}` must be positive{' and finite' if finite else ''}, got {value}.")
+
+
+def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
+    """A positive, finite Python number, or a real tensor, whose numbers are not looked at."""
+    if isinstance(value, Tensor):
+        real_tensor(name, argument, value)
+    else:
+        real_number_or_tensor(name, argument, value)
+        positive_number(name, argument, value)
+
+
+def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:
+    """Anything but a tensor, or a tensor that broadcasts to a shape."""
+    if isinstance(value, Tensor):
+        fits = value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
+        if not fits:
+            raise ValueError(
+                f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
+            )
+
+
+def dim(name: str, value: Any, ndim: int) -> None:
+    """None, a dimension of a tensor, or several different ones."""
+    if value is None:
+        return
+    named = (value,) if isinstance(value, (int, torch.SymInt)) else value
+    if not isinstance(named, (tuple, list)) or not all(
+        isinstance(d, (int, torch.SymInt)) and not isinstance(d, bool) for d in named
+    ):
+        raise TypeError(f"{name}: `dim` must be an integer, a tuple of integers or None, got {value!r}.")
+    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a tensor without dimensions
+    for d in named:
+        if not -count <= d < count:
+            raise IndexError(f"{name}: `dim` must be from {-count} to {count - 1} for {ndim} dimensions, got {d}.")
+    if not named or len({d % count for d in named}) < len(named):
+        raise ValueError(f"{name}: `dim` must name at least one dimension and none twice, got {value!r}.")
 
 
 def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:

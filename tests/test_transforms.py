@@ -9,8 +9,11 @@ from fullgrad.testing._subject import devices
 
 def applies(case, name):
     """Whether a case has the oracle that a check asks for."""
-    numeric, exact = name in GROUPS["gradcheck"], name in GROUPS["value"] and name != "value_on_meta_and_fake_tensors"
+    numeric = name == "gradcheck" or (name == "gradgradcheck" and case.linear)
+    exact = name in GROUPS["value"] and name != "value_on_meta_and_fake_tensors"
     several = name == "unneeded_gradients_cost_nothing"
+    if name == "adjoint" and not case.linear:
+        return False
     return not ((numeric and case.forwards is None) or (exact and case.value is None) or (several and len(case.where) < 2))
 
 

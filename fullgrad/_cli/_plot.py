@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> int:
     """Draw the named operators and write the picture."""
     extra("matplotlib", "plot").use("Agg")
     pyplot = extra("matplotlib.pyplot", "plot")
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharex=True)
+    height = max(3.6, 0.25 * len(options.names))  # the legend has a line for each
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, height), layout="constrained", sharex=True)
     x = torch.linspace(options.range[0], options.range[1], 1201, dtype=torch.float64)
     for name in options.names:
         for axis, curve in zip(axes, curves(_case(name), x), strict=True):

@@ -5,8 +5,8 @@
 
 from fullgrad._machinery import own, public
 from fullgrad._machinery.names import LANE, MISSING, recomputed, reuse
-from fullgrad._machinery.rules import Rules, saves_nothing
+from fullgrad._machinery.rules import Rules, alias, saves_nothing
 
-__all__ = ["LANE", "MISSING", "Rules", "connect", "recomputed", "reuse", "saves_nothing"]
+__all__ = ["LANE", "MISSING", "Rules", "alias", "connect", "recomputed", "reuse", "saves_nothing"]
 
 connect = own.connect if LANE == "own" else public.connect

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fullgrad._machinery import names
-from fullgrad._machinery.rules import Apply, Rules, VmapInfo, in_place_message, rebuild, saves_nothing
+from fullgrad._machinery.rules import Apply, Rules, VmapInfo, in_place_message, rebuild, saves_nothing, through_transforms
 
 if names.LANE == "own":
     _GRAD, _JVP = names.TransformType.Grad, names.TransformType.Jvp
@@ -51,7 +51,10 @@ def apply({parameters}):
         finally:
             if __recording:
                 __set_grad(True)
-        return __output if isinstance(__output, __Tensor) else __check_output(__output)
+        if not isinstance(__output, __Tensor):
+            return __check_output(__output)
+        # A view of a tensor that requires a gradient says that it requires one too, though it has none.
+        return __output.detach() if __output.requires_grad else __output
     __output = __base({arguments})
     return __output if isinstance(__output, __Tensor) else __restore(__output)
 """
@@ -119,7 +122,7 @@ def connect(rules: Rules) -> Apply:
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     forward = namespace["forward_alone" if rules.operator.setup_context is saves_nothing else "forward_and_setup"]
     base = namespace["__base"] = _function(rules, rules.name, torch.autograd.Function, forward)
-    transform = _transforms(rules, in_transforms)
+    transform = through_transforms(_transforms(rules, in_transforms))
     return namespace["apply"]
 
 

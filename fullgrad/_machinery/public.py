@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._machinery import names
-from fullgrad._machinery.rules import Apply, Rules, VmapInfo
+from fullgrad._machinery.rules import Apply, Rules, VmapInfo, through_transforms
 
 _SOURCE = """
 def apply({parameters}):
@@ -41,14 +41,19 @@ def connect(rules: Rules) -> Apply:
                 rules.check_argument(a)
         if torch.compiler.is_exporting():
             return rules.export(args)
-        if names.transforms_active() and not torch.is_grad_enabled():
+        if not names.transforms_active():
+            output = rules.restore(twin.apply(*args))
+            # A view of a tensor that requires a gradient says that it requires one too, though without grad mode it has none.
+            return output.detach() if isinstance(output, Tensor) and not torch.is_grad_enabled() else output
+        if not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.
             # (In inference mode torch cannot make a view at a level; a copy does.)
             same = Tensor.clone if torch.is_inference_mode_enabled() else lambda a: a.view_as(a)
             args = tuple(same(a) if isinstance(a, Tensor) else a for a in args)
-        return rules.restore(twin.apply(*args))
+        return rules.restore(transform(args))
 
+    transform = through_transforms(lambda args: twin.apply(*args))
     namespace = {"__call": call, "__compiling": torch.compiler.is_dynamo_compiling, "__in_graph": rules.as_graph_node(call)}
     rules.write_out(_SOURCE, namespace)
     return namespace["apply"]

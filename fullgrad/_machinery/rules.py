@@ -48,6 +48,37 @@ def saves_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """The ``setup_context`` of an operator whose rules need neither inputs nor output. The own lane does not even call it."""
 
 
+class _Transforms(threading.local):
+    """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs."""
+
+    passed = False
+
+
+_transforms = _Transforms()
+
+
+def through_transforms(call: Apply) -> Apply:
+    """``call``, for which `alias` knows that it came through a transform."""
+
+    def marked(args: Any) -> Any:
+        before, _transforms.passed = _transforms.passed, True
+        try:
+            return call(args)
+        finally:
+            _transforms.passed = before
+
+    return marked
+
+
+def alias(x: Tensor) -> Tensor:
+    """For a ``forward`` whose value is its input: ``x`` as a view, on which autograd refuses in-place operations.
+
+    Transforms and forward mode have no such guard: there the change would reach ``x`` and not its derivative, in silence. They
+    get a copy.
+    """
+    return x.clone() if _transforms.passed or names.forward_ad._current_level >= 0 else x.view_as(x)
+
+
 class Rules:
     """What the lanes call. ``forward`` is looked up at each call, so that a test can put a surrogate in its place."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullgrad.testing._registry import CHECKS, GROUPS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
-from fullgrad.testing._subject import NotApplicable, Subject
+from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map
 
 
 def check_operator(
@@ -74,7 +74,7 @@ def check_operator(
     if surrogate is not None and cotangent_map is not None:
         raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
     if cotangent_map is not None:
-        surrogate = _as_function(cotangent_map, value or _first)
+        surrogate = by_cotangent_map(cotangent_map, value)
     subject = Subject(
         operator=operator,
         inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
@@ -119,34 +119,3 @@ def choose(checks: Iterable[str] | None) -> list[str]:
     if unknown:
         raise ValueError(f"unknown checks: {', '.join(sorted(unknown))}; the groups are {', '.join(GROUPS)}.")
     return [name for name in CHECKS if name in wanted]
-
-
-def _first(x: Any, *_: Any) -> Any:
-    return x
-
-
-def _as_function(cotangent_map: Callable[..., Any], value: Callable[..., Any]) -> Callable[..., Any]:
-    """The oracle of a cotangent operator: the map as the backward of torch's own Function, in the places where that is right."""
-
-    class Map(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(*inputs: Any) -> Any:
-            return value(*inputs).clone()
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in inputs])
-            ctx.constants = [None if isinstance(v, Tensor) else v for v in inputs]
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            inputs = [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
-            return (cotangent_map(g, *inputs), *[None] * (len(inputs) - 1))
-
-        @staticmethod
-        def jvp(ctx: Any, t: Any, *_: Any) -> Any:
-            return t.clone()
-
-    return Map.apply

@@ -9,6 +9,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.func import vmap
+
+from fullgrad._machinery.names import is_forward_mode, set_forward_mode
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -225,3 +228,47 @@ def _first_line(error: BaseException) -> str:
 def devices() -> list[str]:
     """The devices of this machine that have float64: the CPU, and CUDA where present."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def by_cotangent_map(cotangent_map: Callable[..., Tensor], value: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+    """The surrogate of a cotangent operator: the map as the backward of torch's own Function, in eager code."""
+
+    class Map(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return inputs[0].clone() if value is None else value(*inputs).clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in inputs])
+            ctx.constants = [None if isinstance(v, Tensor) else v for v in inputs]
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            inputs = [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+            return (cotangent_map(g, *inputs), *[None] * (len(inputs) - 1))
+
+        @staticmethod
+        def jvp(ctx: Any, t: Any, *_: Any) -> Any:
+            # With forward mode off, as torch has it, nested forward mode is lost (https://github.com/pytorch/pytorch/issues/197867).
+            before = is_forward_mode()
+            set_forward_mode(True)
+            try:
+                return t.clone()
+            finally:
+                set_forward_mode(before)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            dims = tuple(None if d is None else 0 for d in in_dims)
+            front = [v if d is None else v.movedim(d, 0) for v, d in zip(inputs, in_dims, strict=True)]
+            batched = by_cotangent_map(vmap(cotangent_map, (0, *dims)), value and vmap(value, dims))
+            return batched(*front), 0
+
+    def surrogate(*inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            # Below the first transform torch switches grad mode on again for a Function, but not for views made without it.
+            inputs = tuple(v.view_as(v) if isinstance(v, Tensor) else v for v in inputs)
+        return Map.apply(*inputs)
+
+    return surrogate

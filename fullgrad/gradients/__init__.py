@@ -1,0 +1,27 @@
+"""Operators that act on the gradient: the value is the input itself."""
+
+from fullgrad.gradients._clip_grad import ClipGrad, clip_grad
+from fullgrad.gradients._clip_grad_norm import ClipGradNorm, clip_grad_norm
+from fullgrad.gradients._mask_grad import MaskGrad, mask_grad
+from fullgrad.gradients._nan_to_num_grad import NanToNumGrad, nan_to_num_grad
+from fullgrad.gradients._reverse_grad import reverse_grad
+from fullgrad.gradients._scale import Scale, scale, scale_bwd, scale_fwd
+from fullgrad.gradients._scale_grad import ScaleGrad, scale_grad
+
+__all__ = [
+    "ClipGrad",
+    "ClipGradNorm",
+    "MaskGrad",
+    "NanToNumGrad",
+    "Scale",
+    "ScaleGrad",
+    "clip_grad",
+    "clip_grad_norm",
+    "mask_grad",
+    "nan_to_num_grad",
+    "reverse_grad",
+    "scale",
+    "scale_bwd",
+    "scale_fwd",
+    "scale_grad",
+]

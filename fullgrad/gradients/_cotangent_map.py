@@ -1,0 +1,36 @@
+"""`CotangentMap`: what the operators that act on the gradient alone have in common."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fullgrad._batching import elementwise
+from fullgrad._function import Function
+
+
+class CotangentMap(Function):
+    r"""The value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a member gives.
+
+    A map that is not linear in :math:`g` is the transpose of no tangent map, so ``jvp`` is the identity; a member whose map is
+    linear overrides it with the adjoint. Differentiating again differentiates :math:`c` as it is.
+    """
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
+        return t
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(cls, *per_sample(info, in_dims, args))
+
+
+def per_sample(
+    info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]
+) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
+    """``in_dims`` and ``args`` with the first argument batched: one that the samples share gets a cotangent from each of them,
+    and each is mapped by itself before their sum.
+    """
+    if in_dims[0] is not None:
+        return in_dims, args
+    x, *parameters = args
+    return (0, *in_dims[1:]), (x.expand(info.batch_size, *x.shape), *parameters)

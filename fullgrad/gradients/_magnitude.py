@@ -1,0 +1,33 @@
+"""How large a gradient is."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The largest absolute value over some dimensions, kept with size 1 or all gone; NaN where there is one.
+
+    Where elements tie, they share the derivative. Reductions that only read are faster than writing ``abs``.
+    """
+    if not dims:
+        return g.abs()
+    if len(dims) == g.ndim:
+        low, high = g.aminmax()
+    else:
+        low, high = g.amin(dims, keepdim=True), g.amax(dims, keepdim=True)
+    return torch.maximum(-low, high)
+
+
+def norm(g: Tensor, dims: tuple[int, ...], p: float) -> Tensor:
+    """The p-norm over some dimensions, which are kept with size 1; in float32 at least.
+
+    The powers neither overflow nor underflow, as the elements are first divided by the largest.
+    """
+    g = g.to(torch.promote_types(g.dtype, torch.float32))
+    if p == math.inf or not dims:
+        return largest(g, dims)
+    m = largest(g, dims)
+    m = torch.where((m > 0) & (m < math.inf), m, 1)
+    return torch.linalg.vector_norm(g / m, p, dims, keepdim=True) * m

@@ -1,0 +1,155 @@
+"""`scale`, `scale_fwd`, `scale_bwd`: one factor for the value, another for the gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import elementwise
+from fullgrad._function import Function, alias
+from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad.gradients._cotangent_map import per_sample
+
+Factor = Tensor | float
+
+
+def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
+    r"""Multiply the value by one factor and the gradient by another.
+
+    .. math::
+        y = f\, x, \qquad D_x = b, \quad D_f = x
+
+    for ``forward`` :math:`f` and ``backward`` :math:`b`. The map is linear: ``jvp`` multiplies the tangent by :math:`b`. A tensor
+    ``forward`` gets its own true gradient; the value does not depend on ``backward``, which gets one from second derivatives
+    only. Where ``forward`` is the number 1 the value is the input itself, not a copy. Saved: factors that are tensors, and ``x``
+    if ``forward`` needs a gradient; nothing beyond inputs.
+
+    Args:
+        x: Any shape; floating, or integer (without a gradient).
+        forward: A number, or a tensor that broadcasts with ``x``.
+        backward: A number, or a tensor that broadcasts to the shape of the output.
+
+    Returns:
+        A tensor of the broadcast shape of ``x`` and ``forward``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or a factor is neither a number nor a real tensor.
+        ValueError: ``backward`` has a shape that does not broadcast to that of the output.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> torch.func.jvp(lambda x: fullgrad.scale(x, 2.0, 0.5), (torch.tensor(3.0),), (torch.tensor(1.0),))
+        (tensor(6.), tensor(0.5000))
+
+    Source: ``unit_scaling.scale``.
+    """
+    return _checked("scale", x, forward, backward, "forward", "backward")
+
+
+def scale_fwd(x: Tensor, scale: Factor) -> Tensor:
+    r"""Multiply the value and leave the gradient as it is.
+
+    .. math::
+        y = s\, x, \qquad D_x = 1, \quad D_s = x
+
+    It is :func:`scale` with ``forward=scale``, and saves what that saves.
+
+    Args:
+        x: Any shape; floating, or integer (without a gradient).
+        scale: A number, or a tensor that broadcasts with ``x``, which gets its own gradient.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> torch.func.grad_and_value(lambda x: fullgrad.scale_fwd(x, 10.0))(torch.tensor(3.0))
+        (tensor(1.), tensor(30.))
+
+    Source: ``unit_scaling.scale.scale_fwd``.
+    """
+    return _checked("scale_fwd", x, scale, 1.0, "scale", "")
+
+
+def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
+    r"""Multiply the gradient and leave the value as it is.
+
+    .. math::
+        y = x, \qquad D_x = s
+
+    It is :func:`scale` with ``backward=scale``: the value is the input itself, not a copy. Saved: ``scale`` if it is a tensor. A
+    number is multiplied in full precision; the source rounds it to the dtype of ``x`` first.
+
+    Args:
+        x: Any shape; floating, or integer (without a gradient).
+        scale: A number, or a tensor that broadcasts to the shape of ``x``.
+
+    Returns:
+        ``x`` as a view.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
+        ValueError: ``scale`` has a shape that does not broadcast to that of ``x``.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> torch.func.grad_and_value(lambda x: fullgrad.scale_bwd(x, 10.0))(torch.tensor(3.0))
+        (tensor(10.), tensor(3.))
+
+    Source: ``unit_scaling.scale.scale_bwd``.
+    """
+    return _checked("scale_bwd", x, 1.0, scale, "", "scale")
+
+
+class Scale(Function):
+    """The operator of :func:`scale`."""
+
+    @staticmethod
+    def forward(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
+        return alias(x) if not isinstance(forward, Tensor) and forward == 1 else x * forward
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, forward, _ = inputs
+        save_inputs(
+            ctx, (x if isinstance(forward, Tensor) else None, *inputs[1:]), backward=(ctx.needs_input_grad[1], False, True)
+        )
+        ctx.shape, ctx.forward_shape = x.shape, getattr(forward, "shape", None)
+        ctx.output_shape, ctx.dtype = output.shape, output.dtype
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, _, backward = saved_inputs(ctx)
+        x_needs, forward_needs, _ = ctx.needs_input_grad
+        return (
+            sum_to(g * backward, ctx.shape) if x_needs else None,
+            sum_to(g * x, ctx.forward_shape) if forward_needs else None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_forward: Tensor | None, _: Tensor | None) -> Tensor | None:
+        x, _, backward = saved_inputs(ctx)
+        if t is not None:
+            t = t * backward
+        if t_forward is not None:
+            t_forward = x * t_forward
+            t = t_forward if t is None else t + t_forward
+        return None if t is None else t.to(ctx.dtype).expand(ctx.output_shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(Scale, *per_sample(info, in_dims, args))
+
+
+def _checked(name: str, x: Any, forward: Any, backward: Any, forward_argument: str, backward_argument: str) -> Tensor:
+    _checks.real_tensor(name, "x", x)
+    _checks.real_number_or_tensor(name, forward_argument, forward)
+    _checks.real_number_or_tensor(name, backward_argument, backward)
+    shape = torch.broadcast_shapes(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
+    _checks.broadcasts_to(name, backward_argument, backward, "the output", shape)
+    return Scale.apply(x, forward, backward)

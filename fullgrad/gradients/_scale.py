@@ -137,8 +137,7 @@ class Scale(Function):
         if t is not None:
             t = t * backward
         if t_forward is not None:
-            t_forward = x * t_forward
-            t = t_forward if t is None else t + t_forward
+            t = x * t_forward if t is None else t + x * t_forward
         return None if t is None else t.to(ctx.dtype).expand(ctx.output_shape)
 
     @staticmethod

@@ -76,6 +76,10 @@ CASES = {
     "k_bit_quantize": (lambda x: fullgrad.k_bit_quantize(x, 2), lambda x: x + ((x * 3).round() / 3 - x).detach()),
     "soft_round": (fullgrad.soft_round, None),
     "clamp": (lambda x: fullgrad.clamp(x, -1.03, 0.72), lambda x: torch.clamp(x, -1.03, 0.72)),
+    "scale_grad": (fullgrad.scale_grad, None),
+    "clip_grad": (lambda x: fullgrad.clip_grad(x, 0.4), None),
+    "clip_grad_norm": (lambda x: fullgrad.clip_grad_norm(x, 0.9), None),
+    "scale": (lambda x: fullgrad.scale(x, 2.0, 0.5), lambda x: 0.5 * x + (1.5 * x).detach()),
     "clamp_by_linear": (fullgrad.clamp_by_linear, lambda x: (x - x.amin()) / (x.amax() - x.amin() + 1e-5)),
 }
 

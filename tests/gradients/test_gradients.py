@@ -1,0 +1,341 @@
+"""What is special to the operators of `gradients`: their edges, per-sample maps, aliases, and agreement with their sources."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jvp, vjp, vmap
+
+import fullgrad
+from fullgrad.testing._subject import close, like
+
+INF, NAN = math.inf, math.nan
+X = torch.tensor([0.75, 1.4], dtype=torch.float64)
+
+
+def pulled(operator, g, *args, **kwargs):
+    """What the operator makes of the cotangent ``g``."""
+    x = torch.zeros_like(g).requires_grad_()
+    return torch.autograd.grad(operator(x, *args, **kwargs), x, g)[0]
+
+
+# --- scale_grad -------------------------------------------------------------------------------------------------------
+
+EDGES = [
+    ([3.0, -6.0], [0.5, -1.0]),
+    ([0.0, -0.0], [0.0, -0.0]),
+    ([NAN, 1.0], [NAN, 1.0]),
+    ([INF, 1.0], [NAN, 0.0]),
+    ([-INF, 1.0], [NAN, 0.0]),
+    ([1e-45], [1.0]),
+    ([], []),
+]
+
+
+@pytest.mark.parametrize(("g", "expected"), EDGES)
+def test_scale_grad_at_the_edges(g, expected, device):
+    """Zero and NaN leave the gradient as it is, infinity gives NaN and 0, the smallest number gives 1, nothing gives nothing."""
+    actual = pulled(fullgrad.scale_grad, torch.tensor(g, device=device))
+    torch.testing.assert_close(actual, torch.tensor(expected, device=device), rtol=0, atol=0, equal_nan=True)
+
+
+def test_scale_grad_of_a_number_is_its_sign():
+    """A tensor without dimensions, and every sample of a vector under vmap."""
+    assert pulled(fullgrad.scale_grad, torch.tensor(-3.0)) == -1
+    assert pulled(fullgrad.scale_grad, torch.tensor(-3.0), dim=-1) == -1
+    signs = vmap(grad(lambda x, g: fullgrad.scale_grad(x) * g))(torch.zeros(3), torch.tensor([2.0, 0.0, -7.0]))
+    assert signs.tolist() == [1, 0, -1]
+
+
+@pytest.mark.parametrize("dim", [0, -1, (0, 2), (1,), (2, 0, 1), None])
+def test_scale_grad_over_dimensions(dim):
+    """``dim`` names what shares a maximum, alone and per sample."""
+    g = like(torch.empty(4, 3, 2, dtype=torch.float64), 0)
+    dims = tuple(range(3)) if dim is None else dim
+    close(pulled(fullgrad.scale_grad, g, dim=dim), g / g.abs().amax(dims, keepdim=True))
+    batch = torch.stack([g, 2 * g.flip(0), g.flip(1)], dim=2)
+    actual = vmap(lambda g: vjp(lambda x: fullgrad.scale_grad(x, dim), g)[1](g)[0], in_dims=2, out_dims=2)(batch)
+    close(actual, torch.stack([pulled(fullgrad.scale_grad, b, dim) for b in batch.unbind(2)], 2))
+
+
+def test_batch_normalised_by_dim_equals_vmap():
+    """A maximum per sample, with and without vmap."""
+    g = like(torch.empty(5, 3, 2, dtype=torch.float64), 1)
+    close(pulled(fullgrad.scale_grad, g, dim=(1, 2)), torch.stack([pulled(fullgrad.scale_grad, sample) for sample in g]))
+
+
+def test_double_backward_differentiates_the_normalisation():
+    """The Hessian of sum(y^2) is that of the map, which is not symmetric."""
+    expected = torch.tensor([[1 / 0.7, -0.75 / 1.4 / 0.7], [0, 0]], dtype=torch.float64) * 0.7
+    close(hessian(lambda x: (fullgrad.scale_grad(x) ** 2).sum())(X), expected)
+
+
+# --- factors ----------------------------------------------------------------------------------------------------------
+
+
+def test_tensor_factors_broadcast_and_gradients_sum():
+    """``forward`` may enlarge the value and gets its own gradient; ``backward`` gets none of first order."""
+    x = like(torch.empty(3, dtype=torch.float64), 0).requires_grad_()
+    forward = like(torch.empty(4, 1, dtype=torch.float64), 1).requires_grad_()
+    backward = like(torch.empty(4, 3, dtype=torch.float64), 2).requires_grad_()
+    g = like(torch.empty(4, 3, dtype=torch.float64), 3)
+    y = fullgrad.scale(x, forward, backward)
+    close(y, x * forward)
+    first = torch.autograd.grad(y, (x, forward, backward), g, allow_unused=True, create_graph=True)
+    close(first[0], (g * backward).sum(0))
+    close(first[1], (g * x).sum(1, keepdim=True))
+    assert first[2] is None
+    close(torch.autograd.grad(first[0].sum(), backward)[0], g)
+
+
+def test_tangents_of_both_inputs_add():
+    """``jvp(t, t_f) = b t + x t_f``, each alone as well, in the dtype of the value."""
+    x, f = torch.tensor([2.0, 3.0], dtype=torch.float16), torch.tensor([5.0, 7.0])
+    t, t_f = torch.ones(2, dtype=torch.float16), torch.tensor([10.0, 100.0])
+    for tangents, expected in (((t, t_f), [20.5, 300.5]), ((t, 0 * t_f), [0.5, 0.5]), ((0 * t, t_f), [20.0, 300.0])):
+        y, tangent = jvp(lambda x, f: fullgrad.scale(x, f, 0.5), (x, f), tangents)
+        assert y.dtype == tangent.dtype == torch.float32
+        assert tangent.tolist() == expected
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(fullgrad.scale(x, forward_ad.make_dual(f, t_f), 0.5)).tangent.tolist() == [20.0, 300.0]
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (1, 1)])
+def test_factors_per_sample(in_dims):
+    """A factor for each sample, for each, or for all, equals the loop."""
+    X, S = (like(torch.empty(3, 3, dtype=torch.float64), i) for i in range(2))
+    for operator in (fullgrad.scale_fwd, fullgrad.scale_bwd, fullgrad.reverse_grad):
+
+        def gradient(x, s, operator=operator):
+            return grad(lambda x: operator(x, s).sin().sum())(x)
+
+        loop = [gradient(*[v if d is None else v.select(d, i) for v, d in zip((X, S), in_dims, strict=True)]) for i in range(3)]
+        close(vmap(gradient, in_dims)(X, S), torch.stack(loop))
+
+
+# --- limits, masks, numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_norm_within_the_bound_is_unchanged_to_the_last_bit(dtype):
+    """A factor of exactly 1; beyond the bound, the norm is the bound."""
+    g = like(torch.empty(50, dtype=dtype), 4)
+    assert torch.equal(pulled(fullgrad.clip_grad_norm, g, 1e3), g)
+    clipped = pulled(fullgrad.clip_grad_norm, g, 0.5)
+    assert clipped.dtype == dtype
+    torch.testing.assert_close(clipped.double().norm(), torch.tensor(0.5, dtype=torch.float64), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float16, 6e4), (torch.float32, 1e38), (torch.float32, 1e-38), (torch.float64, 1e300)]
+)
+@pytest.mark.parametrize("p", [1.0, 2.0, 7.0, INF])
+def test_norm_neither_overflows_nor_underflows(dtype, size, p):
+    """Powers beyond the range of the dtype do not turn the gradient into 0."""
+    g = torch.tensor([size, -size / 2], dtype=dtype)
+    bound = min(size, 1.0) * 0.25
+    expected = (
+        bound
+        * torch.tensor([1.0, -0.5], dtype=torch.float64)
+        / torch.linalg.vector_norm(torch.tensor([1.0, 0.5], dtype=torch.float64), p)
+    )
+    actual = pulled(fullgrad.clip_grad_norm, g, bound, norm_type=p).double()
+    torch.testing.assert_close(actual / bound, expected / bound, rtol=2e-3, atol=0)
+
+
+def test_norm_of_special_gradients():
+    """Zero stays zero with a finite second derivative; NaN spreads; infinity becomes NaN and its neighbours 0; nothing is nothing."""
+    assert pulled(fullgrad.clip_grad_norm, torch.zeros(3), 1.0).tolist() == [0, 0, 0]
+    assert pulled(fullgrad.clip_grad_norm, torch.tensor([NAN, 1.0]), 1.0).isnan().all()
+    infinite = pulled(fullgrad.clip_grad_norm, torch.tensor([INF, 1.0]), 1.0)
+    assert infinite[0].isnan()
+    assert infinite[1] == 0
+    assert pulled(fullgrad.clip_grad_norm, torch.zeros(0, 3), 1.0, dim=0).shape == (0, 3)
+    second = hessian(lambda x: (fullgrad.clip_grad_norm(x, 1.0) ** 2).sum())(torch.zeros(2))
+    assert torch.equal(second, 2 * torch.eye(2))
+
+
+def test_limits_per_sample():
+    """``max_norm`` and ``max_value`` as tensors: one for each sample, also of an input that the samples share."""
+    g = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+    bounds = torch.tensor([1.0, 20.0])
+    clip = lambda x, m, g: vjp(lambda x: fullgrad.clip_grad_norm(x, m), x)[1](g)[0]  # noqa: E731
+    torch.testing.assert_close(vmap(clip)(torch.zeros(2, 2), bounds, g), torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
+    torch.testing.assert_close(vmap(clip, (None, 0, 0))(torch.zeros(2), bounds, g), torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
+    shared = grad(lambda x: (vmap(lambda m, g: fullgrad.clip_grad(x, m) * g)(bounds, g)).sum())(torch.zeros(2))
+    assert shared.tolist() == [1 + 6, 1 + 8]
+
+
+def test_mask_stops_even_infinite_gradients():
+    """What is masked out is 0, whatever comes."""
+    mask = torch.tensor([True, False, False])
+    g = torch.tensor([[1.0, INF, NAN], [2.0, -INF, 3.0]])
+    assert pulled(fullgrad.mask_grad, g, mask).tolist() == [[1, 0, 0], [2, 0, 0]]
+
+
+def test_nan_to_num_of_every_kind():
+    """Each kind has its replacement, the dtype's limits by default."""
+    g = torch.tensor([NAN, INF, -INF, 2.0], dtype=torch.float16)
+    assert pulled(fullgrad.nan_to_num_grad, g).tolist() == [0, 65504, -65504, 2]
+    assert pulled(fullgrad.nan_to_num_grad, g, nan=1.0, posinf=3.0, neginf=-4.0).tolist() == [1, 3, -4, 2]
+
+
+# --- aliases ----------------------------------------------------------------------------------------------------------
+
+MASK = torch.tensor([True, False])
+ALIASES = {
+    "scale_grad": fullgrad.scale_grad,
+    "scale_bwd": lambda x: fullgrad.scale_bwd(x, 2.0),
+    "reverse_grad": fullgrad.reverse_grad,
+    "clip_grad": lambda x: fullgrad.clip_grad(x, 1.0),
+    "clip_grad_norm": lambda x: fullgrad.clip_grad_norm(x, 1.0),
+    "mask_grad": lambda x: fullgrad.mask_grad(x, MASK),
+    "nan_to_num_grad": fullgrad.nan_to_num_grad,
+}
+aliases = pytest.mark.parametrize("operator", ALIASES.values(), ids=ALIASES)
+
+
+@aliases
+def test_value_is_the_input_itself(operator):
+    """No copy, with and without a gradient; without grad mode, no claim to a gradient."""
+    x = X.clone().requires_grad_()
+    for tensor in (X, x):
+        assert operator(tensor).data_ptr() == tensor.data_ptr()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not operator(x).requires_grad
+
+
+@aliases
+def test_in_place_on_the_value_is_never_silently_wrong(operator):
+    """Eager autograd refuses; transforms and forward mode work on a copy, so that the input keeps its value and tangent."""
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        operator(X.clone().requires_grad_() * 1).mul_(2)
+
+    def f(x):
+        y = operator(x)
+        y.mul_(3)
+        return (y * x).sum()
+
+    plain = X.clone()
+    value, tangent = jvp(f, (plain,), (torch.ones_like(X),))
+    close(value, (3 * X * X).sum())
+    # y = 3x with the tangent 3 D t, times x: 3 D t x + 3 x t.
+    d = jvp(operator, (X,), (torch.ones_like(X),))[1]
+    close(tangent, (3 * d * X + 3 * X).sum())
+    grad(f)(plain)
+    vmap(lambda x: operator(x).mul_(2))(plain.expand(2, 2))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(plain, torch.ones_like(plain))
+        operator(dual).mul_(2)
+        close(forward_ad.unpack_dual(dual).tangent, torch.ones_like(plain))
+    close(plain, X)
+
+
+@aliases
+def test_nothing_is_kept_alive_by_the_graph_but_parameters(operator):
+    """The graph holds no tensor of the size of the input: the value may be freed."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
+        operator(X.clone().requires_grad_())
+    assert all(t.dtype == torch.bool for t in saved)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+x = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fullgrad.scale_grad(3.0), TypeError, "scale_grad: `x` must be a tensor, got a value of type float"),
+        (lambda: fullgrad.scale_grad(x, 2), IndexError, "scale_grad: `dim` must be from -2 to 1 for 2 dimensions, got 2"),
+        (
+            lambda: fullgrad.scale_grad(x, (0, -2)),
+            ValueError,
+            r"`dim` must name at least one dimension and none twice, got \(0, -2\)",
+        ),
+        (lambda: fullgrad.scale_grad(x, ()), ValueError, r"must name at least one dimension and none twice, got \(\)"),
+        (lambda: fullgrad.scale_grad(x, 1.0), TypeError, "`dim` must be an integer, a tuple of integers or None, got 1.0"),
+        (
+            lambda: fullgrad.scale_bwd(x, "2"),
+            TypeError,
+            "scale_bwd: `scale` must be a number or a tensor, got a value of type str",
+        ),
+        (
+            lambda: fullgrad.scale_bwd(x, torch.ones(4, 2, 3)),
+            ValueError,
+            r"broadcast to the shape \(2, 3\) of the output, got shape \(4, 2, 3\)",
+        ),
+        (
+            lambda: fullgrad.reverse_grad(x, torch.ones(2)),
+            ValueError,
+            r"`scale` must broadcast to the shape \(2, 3\) of x, got shape \(2,\)",
+        ),
+        (lambda: fullgrad.clip_grad(x, 0.0), ValueError, "clip_grad: `max_value` must be positive and finite, got 0.0"),
+        (lambda: fullgrad.clip_grad(x, NAN), ValueError, "clip_grad: `max_value` must be positive and finite, got nan"),
+        (
+            lambda: fullgrad.clip_grad(x, None),
+            TypeError,
+            "clip_grad: `max_value` must be a number or a tensor, got a value of type NoneType",
+        ),
+        (
+            lambda: fullgrad.clip_grad_norm(x, 1.0, norm_type=-1),
+            ValueError,
+            "clip_grad_norm: `norm_type` must be positive, got -1",
+        ),
+        (lambda: fullgrad.clip_grad_norm(x, torch.ones(3), dim=1), ValueError, r"of x with `dim` reduced, got shape \(3,\)"),
+        (lambda: fullgrad.mask_grad(x, x), TypeError, "mask_grad: `mask` must be a bool tensor, got dtype torch.float32"),
+        (lambda: fullgrad.mask_grad(x, [True]), TypeError, "mask_grad: `mask` must be a tensor, got a value of type list"),
+        (
+            lambda: fullgrad.nan_to_num_grad(x, posinf="x"),
+            TypeError,
+            "nan_to_num_grad: `posinf` must be a number, got a value of type str",
+        ),
+    ],
+)
+def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, message):
+    """Bad arguments raise before anything is recorded."""
+    with pytest.raises(error, match=message):
+        call()
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("g", [*(g for g, _ in EDGES if g), [[1.0, -4.0], [2.0, 3.0]]])
+def test_scale_grad_agrees_with_shok(g):
+    """Value, gradient and Hessian of the published operator, whose file alone is loaded: its package needs many others."""
+    package = importlib.util.find_spec("shok")
+    if package is None:
+        pytest.skip("shok is not installed: pip install --no-deps shok==0.3.0")
+    spec = importlib.util.spec_from_file_location("scale_grad", Path(package.origin).parent / "utils/functions/scale_grad.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    g = torch.tensor(g)
+    torch.testing.assert_close(
+        pulled(fullgrad.ScaleGrad.apply, g), pulled(module.ScaleGrad.apply, g), rtol=0, atol=0, equal_nan=True
+    )
+    if g.isfinite().all() and g.any():
+        ours, theirs = (
+            torch.autograd.functional.hessian(lambda x, f=f: (f(x) ** 2 * g).sum(), torch.ones_like(g))
+            for f in (fullgrad.ScaleGrad.apply, module.ScaleGrad.apply)
+        )
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("factor", [0.3, -2.0, 0.0, INF])
+def test_factors_agree_with_unit_scaling(factor):
+    """Value and gradient of ``scale_fwd`` and ``scale_bwd``, to the last bit."""
+    published = pytest.importorskip("unit_scaling.scale")
+    x = like(torch.empty(20), 0).requires_grad_()
+    g = like(torch.empty(20), 1)
+    for name in ("scale_fwd", "scale_bwd"):
+        ours, theirs = getattr(fullgrad, name)(x, factor), getattr(published, name)(x, factor)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        actual, expected = (torch.autograd.grad(y, x, g)[0] for y in (ours, theirs))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

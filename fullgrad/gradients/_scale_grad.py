@@ -20,7 +20,8 @@ def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
 
     Where the maximum is 0 or NaN the gradient is unchanged; where it is infinite, infinite elements become NaN and finite ones 0.
     Under ``vmap`` each sample has a maximum of its own. The map is not linear, so ``jvp`` is not its adjoint but the identity;
-    double backward differentiates the map as it is. Nothing is saved.
+    double backward differentiates the map as it is, where ties share the derivative, and its own cotangent is normalised in turn.
+    Nothing is saved.
 
     Args:
         x: Any shape, empty ones too; floating, or integer (without a gradient).

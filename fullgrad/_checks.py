@@ -6,7 +6,7 @@ too.
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,20 @@ def real_tensor(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
     if value.dtype in _UNORDERED:
         raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
+
+
+def floating_tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of floating numbers."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: `{argument}` must be a floating tensor, got dtype {value.dtype}.")
+
+
+def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None:
+    """One of several words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
 def real_number_or_tensor(name: str, argument: str, value: Any) -> None:

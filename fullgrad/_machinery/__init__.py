@@ -4,9 +4,22 @@
 """
 
 from fullgrad._machinery import own, public
-from fullgrad._machinery.names import LANE, MISSING, recomputed, reuse
+from fullgrad._machinery.names import LANE, MISSING, effect, has_data, recomputed, reuse, tracing, tree_map_with_path
 from fullgrad._machinery.rules import Rules, alias, saves_nothing
 
-__all__ = ["LANE", "MISSING", "Rules", "alias", "connect", "recomputed", "reuse", "saves_nothing"]
+__all__ = [
+    "LANE",
+    "MISSING",
+    "Rules",
+    "alias",
+    "connect",
+    "effect",
+    "has_data",
+    "recomputed",
+    "reuse",
+    "saves_nothing",
+    "tracing",
+    "tree_map_with_path",
+]
 
 connect = own.connect if LANE == "own" else public.connect

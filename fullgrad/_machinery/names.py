@@ -17,6 +17,7 @@ import torch
 import torch._subclasses
 import torch.fx.traceback
 import torch.utils._python_dispatch
+import torch.utils._pytree
 import torch.utils.checkpoint
 
 __all__ = ["LANE", "MISSING"]
@@ -156,10 +157,61 @@ def only_vmap_active() -> bool:
     return _interpreters is not None and all(i.key().name == "Vmap" for i in _interpreters() or ())
 
 
+# Structures of tensors as torch.func takes them. torch has no public name for its pytrees.
+_tree_map_with_path: Any = torch.utils._pytree.tree_map_with_path
+_keystr: Any = torch.utils._pytree.keystr
+
+
+def tree_map_with_path(function: Any, tree: Any) -> Any:
+    """``function(path, leaf)`` of every leaf, the path as it would be written in Python, in the same structure."""
+    return _tree_map_with_path(lambda path, leaf: function(_keystr(path), leaf), tree)
+
+
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
 # what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is
 # lost, nothing else.
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def tracing() -> bool:
+    """Whether a dispatch mode is on, which may be a tracer that wants operations and not numbers."""
+    return _dispatch_modes() > 0
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
+    return not (tensor.is_meta or (_FakeTensor is not None and isinstance(tensor, _FakeTensor)))
+
+
+_FakeTensor: Any = getattr(torch._subclasses, "FakeTensor", None)
+
+# An operator that a graph must keep and run in order although nothing uses its output, forward and backward.
+_effects: Any = getattr(torch.library, "EffectType", None)
+
+
+def effect(name: str) -> Any:
+    """A decorator: the function as an operator of that name which compiled code calls when it runs, and never drops.
+
+    Without torch's name the operator raises when it is traced, so that nothing stays unrecorded in silence.
+    """
+
+    def decorate(function: Any) -> Any:
+        # CUDA graphs replay kernels and no Python.
+        operator = torch.library.custom_op(name, function, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+        known = _effects is not None and hasattr(operator, "register_effect")
+        if known:
+            operator.register_effect(_effects.ORDERED)
+
+        def nothing(*args: Any) -> None:
+            if not known:
+                raise NotImplementedError(
+                    f"{name} cannot be traced: torch {torch.__version__} has no CustomOpDef.register_effect."
+                )
+
+        operator.register_fake(nothing)
+        return operator
+
+    return decorate
 
 
 def reuse(temporary: torch.Tensor) -> torch.Tensor | None:

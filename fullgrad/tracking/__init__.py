@@ -1,0 +1,7 @@
+"""The scale of values, gradients and tangents, recorded where they flow."""
+
+from fullgrad.tracking._scale_pair import ScalePair
+from fullgrad.tracking._scale_tracker import ScaleTracker
+from fullgrad.tracking._track_scales import ModuleScales, track_scales
+
+__all__ = ["ModuleScales", "ScalePair", "ScaleTracker", "track_scales"]

@@ -1,0 +1,137 @@
+"""`ScalePair`: what was recorded about one tensor."""
+
+import itertools
+import secrets
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._machinery import has_data
+
+Scale = float | Tensor | None
+
+
+class ScalePair:
+    r"""The scale of a tensor in the forward pass, that of its gradient, and that of its tangent.
+
+    A field reads as a float; as a tensor of one number per sample, where the tensor was tracked under ``vmap``; as None where
+    nothing was recorded. The number stays on its device until the field is read. Pairs are equal when their fields are.
+
+    .. math::
+        s = \operatorname{std}(x), \qquad s_{\mathrm{backward}} = \operatorname{std}\Big(\frac{\partial L}{\partial x}\Big), \qquad
+        s_{\mathrm{tangent}} = \operatorname{std}(t)
+
+    or another statistic that `ScaleTracker` was asked for. Nothing else is kept, neither a tensor of the size of ``x`` nor a graph.
+
+    Args:
+        forward: The scale of the value.
+        backward: The scale of the gradient.
+        tangent: The scale of the tangent.
+
+    Raises:
+        RuntimeError: A field is read that was recorded from a tensor without data: on the meta device, or while a tracer ran whose
+            graph has not run yet.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> pair = fullgrad.ScalePair()
+        >>> x = torch.tensor([1.0, 3.0], requires_grad=True)
+        >>> y = fullgrad.ScaleTracker.track(x, pair)
+        >>> print(pair)
+        (-> 1.41, <- n/a)
+        >>> (y**2).sum().backward()
+        >>> print(pair)
+        (-> 1.41, <- 2.83)
+
+    Source: ``unit_scaling.utils.ScalePair``.
+    """
+
+    def __init__(self, forward: Scale = None, backward: Scale = None, tangent: Scale = None) -> None:
+        self._fields: dict[str, Any] = {"forward": forward, "backward": backward, "tangent": tangent}
+        # What a compiled graph knows the pair by. A pair made inside one has none: its record would have no place to go.
+        self.key: int | None = None
+        if not torch.compiler.is_dynamo_compiling():
+            self.key = next(_KEYS)
+            _PAIRS[self.key] = self
+
+    @property
+    def forward(self) -> Scale:
+        """The scale of the value."""
+        return self._read("forward")
+
+    @forward.setter
+    def forward(self, scale: Scale) -> None:
+        self._fields["forward"] = scale
+
+    @property
+    def backward(self) -> Scale:
+        """The scale of the gradient."""
+        return self._read("backward")
+
+    @backward.setter
+    def backward(self, scale: Scale) -> None:
+        self._fields["backward"] = scale
+
+    @property
+    def tangent(self) -> Scale:
+        """The scale of the tangent."""
+        return self._read("tangent")
+
+    @tangent.setter
+    def tangent(self, scale: Scale) -> None:
+        self._fields["tangent"] = scale
+
+    def put(self, field: str, value: Tensor) -> None:
+        """Record a value, which is read when somebody asks."""
+        self._fields[field] = value if has_data(value) else _NO_DATA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain numbers, lists of them, or None."""
+        return {name: v.tolist() if isinstance(v := self._read(name), Tensor) else v for name in self._fields}
+
+    def _read(self, name: str) -> Scale:
+        value = self._fields[name]
+        if value is _NO_DATA:
+            raise RuntimeError(
+                f"ScalePair: `{name}` was recorded from a tensor without data, on the meta device or by a tracer whose graph has "
+                "not run yet."
+            )
+        if isinstance(value, Tensor) and value.ndim == 0:
+            value = self._fields[name] = float(value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, ScalePair) else NotImplemented
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # fields change
+
+    def __str__(self) -> str:
+        tangent = "" if self._fields["tangent"] is None else f", ~ {text(self.tangent)}"
+        return f"(-> {text(self.forward)}, <- {text(self.backward)}{tangent})"
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items() if value is not None)
+        return f"ScalePair({fields})"
+
+
+def text(scale: Scale) -> str:
+    """A scale with three digits; of samples the first three."""
+    if scale is None:
+        return "n/a"
+    if isinstance(scale, Tensor):
+        numbers = [f"{n:.3}" for n in scale.flatten()[:3].tolist()]
+        return f"[{', '.join(numbers)}{', …' if scale.numel() > 3 else ''}]"
+    return f"{scale:.3}"
+
+
+def pair_of(key: int) -> ScalePair | None:
+    """The pair of a compiled graph; None where nobody holds it any more."""
+    return _PAIRS.get(key)
+
+
+_NO_DATA = object()
+_PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
+# From a random start: a graph that outlives the process must not find somebody else's pair.
+_KEYS = itertools.count(secrets.randbits(61) + 2)

@@ -1,0 +1,161 @@
+"""`ScaleTracker`: passes a tensor through and records its scale, its gradient's and its tangent's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._function import Function, alias, saves_nothing
+from fullgrad._machinery import effect, tracing
+from fullgrad.tracking._scale_pair import ScalePair, pair_of
+from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
+
+Target = ScalePair | int  # the pair, or in compiled code its key
+
+
+class ScaleTracker:
+    r"""Pass a tensor through and record its scale in a `ScalePair`, forward, backward and forward-mode.
+
+    .. math::
+        y = x, \qquad D(x) = 1, \qquad s = \operatorname{std}(x),\ \operatorname{std}(g),\ \operatorname{std}(t)
+
+    with the unbiased standard deviation, or another statistic. What is recorded is what flows, and the last to flow stays:
+
+    * Under ``vmap`` a field holds one number per sample, under nested ``vmap`` one per sample and level, the outermost first. A
+      ``vmap`` in chunks leaves the last chunk. ``jacrev`` pulls back a batch of cotangents, one number for each.
+    * Under ``jvp`` the tangent's scale is recorded too; under nested ``jvp`` that of the innermost.
+    * A second backward overwrites the first. Second derivatives by reverse over reverse send cotangents of the second pass through
+      the tracker and leave theirs; ``hessian``, forward over reverse, leaves the gradient's.
+    * A checkpoint records the forward twice, with the same number. Where a tensor is used several times, the gradient is
+      their sum. The same pair given to two trackers holds the forward of the later and the backward of the earlier.
+    * A tensor of one element, or an empty one, has the scale NaN, without a warning.
+    * Inside ``torch.compile(fullgraph=True)`` all of this holds. The pair is made outside; a pair made inside raises.
+    """
+
+    @staticmethod
+    def apply(t: Tensor, pair: ScalePair, stat: Statistic = "std") -> Tensor:
+        """Track a tensor.
+
+        Args:
+            t: Any shape; floating. Half precision is measured in float32.
+            pair: Where to record.
+            stat: ``"std"``, ``"rms"``, ``"mean_abs"``, ``"max_abs"``, or a function of one sample that returns a number as a
+                tensor.
+
+        Returns:
+            ``t`` as a view.
+
+        Raises:
+            TypeError: ``t`` is not a floating tensor, or ``pair`` is not a `ScalePair`.
+            ValueError: ``stat`` is not known, or is a function that returns something else.
+            RuntimeError: The pair was made inside compiled code.
+
+        Example:
+            >>> import torch, fullgrad
+            >>> from torch.func import grad, vmap
+            >>> pair = fullgrad.ScalePair()
+            >>> loss = lambda x: (fullgrad.ScaleTracker.apply(x, pair, "max_abs") ** 2).sum()
+            >>> _ = vmap(grad(loss))(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+            >>> pair.forward, pair.backward
+            (tensor([2., 5.]), tensor([ 4., 10.]))
+
+        Source: ``unit_scaling.utils.ScaleTracker``.
+        """
+        _checks.floating_tensor("ScaleTracker", "t", t)
+        if not isinstance(pair, ScalePair):
+            raise TypeError(f"ScaleTracker: `pair` must be a ScalePair, got a value of type {type(pair).__name__}.")
+        check_statistic("ScaleTracker", stat)
+        return track(t, pair, stat, copy=False)
+
+    track = apply
+
+
+def track(t: Tensor, target: Target, stat: Statistic, copy: bool) -> Tensor:
+    """The checked call. Its value is a copy where the caller may change it in place."""
+    if not torch.compiler.is_dynamo_compiling():
+        return Tracker.apply(t, target, stat, 0, copy)
+    # A graph takes neither a pair nor a function as an argument.
+    key = target.key if isinstance(target, ScalePair) else target
+    if key is None:
+        raise RuntimeError("ScaleTracker: `pair` must be made outside of compiled code, which cannot record in one of its own.")
+    return Tracker.apply(t, key, _name_of(stat) if callable(stat) else stat, 0, copy)
+
+
+class Tracker(Function):
+    """Records the value; the first ``batch`` dimensions count samples."""
+
+    @staticmethod
+    def forward(x: Tensor, target: Target, stat: Statistic, batch: int, copy: bool) -> Tensor:
+        _record(x, target, "forward", stat, batch)
+        return x.clone() if copy else alias(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.target, ctx.stat, ctx.batch, _ = inputs
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return Observer.apply(g, ctx.target, "backward", ctx.stat, ctx.batch), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        # A copy: an in-place operation on the output would change the tangent of the input.
+        return Observer.apply(t, ctx.target, "tangent", ctx.stat, ctx.batch).clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, target: Target, stat: Statistic, batch: int, copy: bool) -> tuple[Tensor, int]:
+        return Tracker.apply(x.movedim(in_dims[0], 0), target, stat, batch + 1, copy), 0
+
+
+class Observer(Function):
+    """Records a gradient or a tangent; what is derived from it is not recorded."""
+
+    @staticmethod
+    def forward(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> Tensor:
+        _record(x, target, field, stat, batch)
+        return x
+
+    setup_context = staticmethod(saves_nothing)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return g, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        return t
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> tuple[Tensor, int]:
+        return Observer.apply(x.movedim(in_dims[0], 0), target, field, stat, batch + 1), 0
+
+
+def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
+    """Below all transforms: the statistic of a plain tensor, into the pair or, while torch traces, into the graph."""
+    value = statistic(x.detach(), _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch)
+    if isinstance(target, ScalePair):
+        target.put(field, value)
+        if not tracing():
+            return
+        target = target.key  # pyright: ignore[reportAssignmentType]  # made outside of compiled code
+    _put(value, target, field)
+
+
+@effect("fullgrad::record_scale")
+def _put(value: Tensor, key: int, field: str) -> None:
+    """What a graph does when it runs."""
+    pair = pair_of(key)
+    if pair is not None:
+        pair.put(field, value.clone())  # compiled code reuses its memory
+
+
+# Functions that compiled code uses as statistics, by the name that stands for them in its graph.
+_FUNCTIONS: dict[str, Any] = {}
+
+
+@torch.compiler.assume_constant_result
+def _name_of(function: Any) -> str:
+    name = f"function {id(function)}"
+    _FUNCTIONS[name] = function
+    return name

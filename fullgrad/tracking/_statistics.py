@@ -1,0 +1,62 @@
+"""The statistics of a tensor that can be tracked, each one number per sample."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+
+Statistic = str | Callable[[Tensor], Tensor]
+
+
+def _std(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+    # torch warns of a single element, and gives the same NaN.
+    return torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan
+
+
+def _rms(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+    return torch.linalg.vector_norm(x, 2, dims) / math.sqrt(n)
+
+
+def _mean_abs(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+    return torch.linalg.vector_norm(x, 1, dims) / n
+
+
+def _max_abs(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+    return torch.maximum(x.amax(dims), -x.amin(dims))
+
+
+STATISTICS: dict[str, Any] = {"std": _std, "rms": _rms, "mean_abs": _mean_abs, "max_abs": _max_abs}
+
+
+def check_statistic(name: str, stat: Any) -> None:
+    """The name of a statistic, or a function."""
+    if not callable(stat):
+        _checks.choice(name, "stat", stat, STATISTICS)
+
+
+def statistic(x: Tensor, stat: Statistic, batch: int) -> Tensor:
+    """The statistic of every sample of ``x``, whose first ``batch`` dimensions count samples.
+
+    The named ones are computed in float32 at least, where half precision would overflow, and are NaN for an empty sample.
+    """
+    if not isinstance(stat, str):
+        for _ in range(batch):
+            stat = torch.func.vmap(stat)
+        value = stat(x)
+        if not isinstance(value, Tensor) or value.shape != x.shape[:batch]:
+            found = (
+                f"shape {tuple(value.shape[batch:])}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
+            )
+            raise ValueError(f"ScaleTracker: `stat` must return a tensor without dimensions, got {found}.")
+        return value
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if x.ndim == batch:
+        x = x.unsqueeze(-1)
+    n = math.prod(x.shape[batch:])
+    if n == 0:
+        return x.new_full(x.shape[:batch], math.nan)
+    return STATISTICS[stat](x, tuple(range(batch, x.ndim)), n)

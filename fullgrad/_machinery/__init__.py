@@ -4,7 +4,7 @@
 """
 
 from fullgrad._machinery import own, public
-from fullgrad._machinery.names import LANE, MISSING, effect, has_data, recomputed, reuse, tracing, tree_map_with_path
+from fullgrad._machinery.names import LANE, MISSING, effect, has_data, in_front, recomputed, reuse, tracing, tree_map_with_path
 from fullgrad._machinery.rules import Rules, alias, saves_nothing
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "connect",
     "effect",
     "has_data",
+    "in_front",
     "recomputed",
     "reuse",
     "saves_nothing",

@@ -185,6 +185,19 @@ def has_data(tensor: torch.Tensor) -> bool:
 
 _FakeTensor: Any = getattr(torch._subclasses, "FakeTensor", None)
 
+# torch.autograd.grad(is_grads_batched=True) still uses torch's first vmap, which the interpreter stack does not show.
+_is_legacy: Any = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda tensor: False)
+
+
+def in_front(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
+    """A tensor of torch's first vmap as a plain one with the batch in front, which makes one more of its ``count`` batch dims."""
+    while _is_legacy(tensor):
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        tensor, count = torch._remove_batch_dim(tensor, level, 1, 0), count + 1
+    return tensor, count
+
+
 # An operator that a graph must keep and run in order although nothing uses its output, forward and backward.
 _effects: Any = getattr(torch.library, "EffectType", None)
 

@@ -20,10 +20,10 @@ class ScalePair:
     nothing was recorded. The number stays on its device until the field is read. Pairs are equal when their fields are.
 
     .. math::
-        s = \operatorname{std}(x), \qquad s_{\mathrm{backward}} = \operatorname{std}\Big(\frac{\partial L}{\partial x}\Big), \qquad
+        s = \operatorname{std}(x), \qquad s_{\mathrm{backward}} = \operatorname{std}(\partial L / \partial x), \qquad
         s_{\mathrm{tangent}} = \operatorname{std}(t)
 
-    or another statistic that `ScaleTracker` was asked for. Nothing else is kept, neither a tensor of the size of ``x`` nor a graph.
+    or another statistic that `ScaleTracker` was asked for. Nothing else is kept alive, neither ``x`` nor a graph.
 
     Args:
         forward: The scale of the value.
@@ -31,8 +31,8 @@ class ScalePair:
         tangent: The scale of the tangent.
 
     Raises:
-        RuntimeError: A field is read that was recorded from a tensor without data: on the meta device, or while a tracer ran whose
-            graph has not run yet.
+        RuntimeError: A field is read that was recorded from a tensor without data: on the meta device, or by a tracer whose graph
+            has not run yet.
 
     Example:
         >>> import torch, fullgrad
@@ -85,7 +85,7 @@ class ScalePair:
 
     def put(self, field: str, value: Tensor) -> None:
         """Record a value, which is read when somebody asks."""
-        self._fields[field] = value if has_data(value) else _NO_DATA
+        self._fields[field] = value.detach() if has_data(value) else _NO_DATA
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain numbers, lists of them, or None."""

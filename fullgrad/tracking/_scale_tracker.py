@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._function import Function, alias, saves_nothing
-from fullgrad._machinery import effect, tracing
+from fullgrad._machinery import effect, in_front, tracing
 from fullgrad.tracking._scale_pair import ScalePair, pair_of
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
@@ -23,10 +23,11 @@ class ScaleTracker:
     with the unbiased standard deviation, or another statistic. What is recorded is what flows, and the last to flow stays:
 
     * Under ``vmap`` a field holds one number per sample, under nested ``vmap`` one per sample and level, the outermost first. A
-      ``vmap`` in chunks leaves the last chunk. ``jacrev`` pulls back a batch of cotangents, one number for each.
+      ``vmap`` in chunks leaves the last chunk. ``jacrev`` and ``is_grads_batched`` pull back a batch
+      of cotangents, one number for each.
     * Under ``jvp`` the tangent's scale is recorded too; under nested ``jvp`` that of the innermost.
-    * A second backward overwrites the first. Second derivatives by reverse over reverse send cotangents of the second pass through
-      the tracker and leave theirs; ``hessian``, forward over reverse, leaves the gradient's.
+    * A second backward overwrites the first. Second derivatives by reverse over reverse send cotangents of the second pass
+      through the tracker and leave theirs; ``hessian``, forward over reverse, leaves the gradient's.
     * A checkpoint records the forward twice, with the same number. Where a tensor is used several times, the gradient is
       their sum. The same pair given to two trackers holds the forward of the later and the backward of the earlier.
     * A tensor of one element, or an empty one, has the scale NaN, without a warning.
@@ -124,7 +125,7 @@ class Observer(Function):
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
-        return t
+        return t.view_as(t)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> tuple[Tensor, int]:
@@ -133,7 +134,8 @@ class Observer(Function):
 
 def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
     """Below all transforms: the statistic of a plain tensor, into the pair or, while torch traces, into the graph."""
-    value = statistic(x.detach(), _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch)
+    x, batch = in_front(x, batch)
+    value = statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch)
     if isinstance(target, ScalePair):
         target.put(field, value)
         if not tracing():

@@ -20,12 +20,12 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
     r"""Record the scale of the output of every submodule, of its gradient and of its tangent, while the context is open.
 
     .. math::
-        s_m = \operatorname{std}(y_m), \qquad s_{m,\mathrm{backward}} = \operatorname{std}\Big(\frac{\partial L}{\partial y_m}\Big)
+        s_m = \operatorname{std}(y_m), \qquad s_{m,\mathrm{backward}} = \operatorname{std}(\partial L / \partial y_m)
 
-    for the output :math:`y_m` of every module :math:`m`, with any operator inside, whatever its structure: each floating tensor of
-    it gets a `ScalePair`. Values and derivatives are unchanged. The meaning of the numbers under ``vmap``, ``jvp`` and repeated
-    calls is that of `ScaleTracker`: the last to flow stays, so a loop over steps may run inside. A backward after
-    the context has closed is recorded too.
+    for the output :math:`y_m` of every module :math:`m`, with any operator inside, whatever its structure: each floating tensor
+    of it gets a `ScalePair`. Values and derivatives are unchanged. The meaning of the numbers under ``vmap``, ``jvp`` and
+    repeated calls is that of `ScaleTracker`: the last to flow stays, so a loop over steps may run inside. A backward after the
+    context has closed is recorded too.
 
     Outputs are copied, so that a following in-place module works as it does without tracking. The module is left as it was found,
     also after an exception. No graph is kept alive.

@@ -50,7 +50,11 @@ def _quantize(x):
     return straight_through(torch.round(x / 0.3) * 0.3, x)
 
 
-SJ, SNN, BREVITAS = "spikingjelly", "snntorch", "brevitas"
+def _double_gradient(x):
+    return straight_through(x, 2.0 * x)
+
+
+SJ, SNN, BREVITAS, UNIT = "spikingjelly", "snntorch", "brevitas", "unit_scaling"
 PEERS = [
     Peer("fullgrad", "round", "fullgrad:round", lambda f: f, (X,), _round, torch.round),
     Peer("fullgrad", "clamp", "fullgrad:clamp", lambda f: f, (X, -1.0, 1.5), torch.clamp, torch.clamp),
@@ -102,6 +106,7 @@ PEERS = [
         lambda x: straight_through(torch.clamp(x, -1.0, 1.5), x),
         lambda x: torch.clamp(x, -1.0, 1.5),
     ),
+    Peer(UNIT, "scale_bwd", "unit_scaling.scale:scale_bwd", lambda f: lambda x: f(x, 2.0), (X,), _double_gradient, lambda x: x),
 ]
 
 

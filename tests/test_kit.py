@@ -117,7 +117,7 @@ def test_a_cotangent_map_is_an_oracle():
     class Halve(fullgrad.Function):
         @staticmethod
         def forward(x):
-            return x.view_as(x)
+            return x.clone()
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -136,6 +136,9 @@ def test_a_cotangent_map_is_an_oracle():
             return Halve.apply(x), in_dims[0]
 
     checks = [
+        "second order",
+        "third order",
+        "gradcheck",
         "reverse",
         "func_jvp",
         "func_jacfwd",
@@ -149,6 +152,24 @@ def test_a_cotangent_map_is_an_oracle():
     assert report["adjoint"].status == "not applicable"
     wrong = check_operator(Halve.apply, X, cotangent_map=lambda g, x: g / 2, checks=["reverse"], raise_exception=False)
     assert "func_grad" in wrong.failures
+
+
+def test_a_cotangent_map_that_saves_a_constant_is_caught():
+    """A maximum that does not follow the gradient: right once, wrong when it is differentiated."""
+
+    class Frozen(fullgrad.ScaleGrad):
+        @staticmethod
+        def vjp(ctx, g):
+            return g / g.detach().abs().amax(), None
+
+    def normalise(g, x):
+        m = g.abs().amax()
+        return torch.where(m == 0, g, g / torch.where(m == 0, 1.0, m))
+
+    report = check_operator(Frozen.apply, X, cotangent_map=normalise, raise_exception=False)
+    assert {"gradgradcheck", "create_graph", "func_hessian", "three_of_reverse"} <= set(report.failures)
+    assert report["func_grad"].status == "passed"
+    assert not check_operator(fullgrad.scale_grad, X, cotangent_map=normalise, saved=0).failures
 
 
 def test_modules_tuples_and_several_inputs():

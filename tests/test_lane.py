@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from fullgrad._machinery import LANE, MISSING
+from fullgrad._machinery import LANE, MISSING, names
 
 
 def test_own_lane_is_in_use():
@@ -18,6 +19,24 @@ def test_own_lane_is_in_use():
             f"torch changed: {', '.join(MISSING)} is gone, so the torch lane is in use; see fullgrad/_machinery/names.py"
         )
         assert LANE == "own"
+
+
+def test_names_with_a_default_are_found():
+    """Names without which something small is lost; each says what."""
+    lost = {
+        "forward_ad": "operators without a gradient take the slow path",
+        "_interpreters": "torch.export of a vmap is refused",
+        "_ordered": "scale tracking inside torch.compile raises",
+        "_FakeTensor": "a pair may hold a tensor without data, whose reading fails with torch's words",
+        "FakeTensorMode": "fullgrad.testing does not run",
+        "TorchDispatchMode": "fullgrad.testing does not run",
+    }
+    gone = {name: what for name, what in lost.items() if getattr(names, name) in (None, names._LevelUnknown)}
+    assert not gone, f"torch changed, see fullgrad/_machinery/names.py: {gone}"
+    assert names._is_legacy is torch._C._functorch.is_legacy_batchedtensor, "is_grads_batched cannot be tracked"
+    assert names._dispatch_modes is torch._C._len_torch_dispatch_stack, (
+        "temporaries are not reused, and scales always take the graph's road"
+    )
 
 
 def _run(code: str, **environment: str) -> str:

@@ -199,7 +199,7 @@ def in_front(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
 
 
 # An operator that a graph must keep and run in order although nothing uses its output, forward and backward.
-_effects: Any = getattr(torch.library, "EffectType", None)
+_ordered: Any = getattr(getattr(torch.library, "EffectType", None), "ORDERED", None)
 
 
 def effect(name: str) -> Any:
@@ -210,10 +210,10 @@ def effect(name: str) -> Any:
 
     def decorate(function: Any) -> Any:
         # CUDA graphs replay kernels and no Python.
-        operator = torch.library.custom_op(name, function, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-        known = _effects is not None and hasattr(operator, "register_effect")
+        operator: Any = torch.library.custom_op(name, function, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+        known = _ordered is not None and hasattr(operator, "register_effect")
         if known:
-            operator.register_effect(_effects.ORDERED)
+            operator.register_effect(_ordered)
 
         def nothing(*args: Any) -> None:
             if not known:

@@ -1,12 +1,21 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
-from fullgrad import clamping, gradients, rounding, tracking
+from fullgrad import clamping, estimators, gradients, rounding, soft, tracking
 from fullgrad._function import Function
 from fullgrad.clamping import *  # noqa: F403
+from fullgrad.estimators import *  # noqa: F403
 from fullgrad.gradients import *  # noqa: F403
 from fullgrad.rounding import *  # noqa: F403
 from fullgrad.tracking import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = ["Function", *clamping.__all__, *gradients.__all__, *rounding.__all__, *tracking.__all__]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    "Function",
+    *clamping.__all__,
+    *estimators.__all__,
+    *gradients.__all__,
+    *rounding.__all__,
+    *tracking.__all__,
+    "soft",
+]

@@ -66,6 +66,13 @@ def positive_number(name: str, argument: str, value: Any, finite: bool = True) -
         raise ValueError(f"{name}: `{argument}` must be positive{' and finite' if finite else ''}, got {value}.")
 
 
+def non_negative_number(name: str, argument: str, value: Any) -> None:
+    """A finite Python number that is not negative."""
+    real_number(name, argument, value)
+    if not (value >= 0 and value < math.inf):
+        raise ValueError(f"{name}: `{argument}` must be finite and not negative, got {value}.")
+
+
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor, whose numbers are not looked at."""
     if isinstance(value, Tensor):

@@ -20,7 +20,12 @@ def applies(case, name):
 @pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize(
     ("case", "name"),
-    [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in CHECKS if applies(c, n)],
+    [
+        pytest.param(c, n, id=f"{c.name}-{n}", marks=[pytest.mark.exhaustive] * c.exhaustive)
+        for c in CASES
+        for n in CHECKS
+        if applies(c, n)
+    ],
 )
 def test_check(case, name, device):
     """The operator passes the check, on every device that has float64."""

@@ -14,11 +14,13 @@ class Case(Subject):
 
     Args:
         name: A unique name for reports.
-        covers: The names of ``fullgrad.__all__`` that this case proves.
+        covers: The names of ``fullgrad.__all__`` that this case proves, and of ``fullgrad.soft.__all__`` as ``soft.…``.
+        exhaustive: Whether the suite runs it with the exhaustive tests: a variant of another case.
     """
 
     name: str
     covers: tuple[str, ...]
+    exhaustive: bool = False
 
 
 def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:

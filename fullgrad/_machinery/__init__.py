@@ -4,7 +4,19 @@
 """
 
 from fullgrad._machinery import own, public
-from fullgrad._machinery.names import LANE, MISSING, effect, has_data, in_front, recomputed, reuse, tracing, tree_map_with_path
+from fullgrad._machinery.names import (
+    LANE,
+    MISSING,
+    effect,
+    has_data,
+    in_front,
+    nobody_differentiates,
+    recomputed,
+    reuse,
+    tracing,
+    tree_map_pairs,
+    tree_map_with_path,
+)
 from fullgrad._machinery.rules import Rules, alias, saves_nothing
 
 __all__ = [
@@ -16,10 +28,12 @@ __all__ = [
     "effect",
     "has_data",
     "in_front",
+    "nobody_differentiates",
     "recomputed",
     "reuse",
     "saves_nothing",
     "tracing",
+    "tree_map_pairs",
     "tree_map_with_path",
 ]
 

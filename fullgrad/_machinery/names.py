@@ -167,6 +167,22 @@ def tree_map_with_path(function: Any, tree: Any) -> Any:
     return _tree_map_with_path(lambda path, leaf: function(_keystr(path), leaf), tree)
 
 
+def tree_map_pairs(function: Any, first: Any, second: Any, name: str) -> Any:
+    """``function`` of the leaves of two structures that are alike."""
+    leaves, structure = torch.utils._pytree.tree_flatten(first)
+    others, other = torch.utils._pytree.tree_flatten(second)
+    if structure != other:
+        raise ValueError(f"{name}: the two outputs must have one structure, got {structure} and {other}.")
+    return torch.utils._pytree.tree_unflatten([function(a, b) for a, b in zip(leaves, others, strict=True)], structure)
+
+
+def nobody_differentiates() -> bool:
+    """Whether eager code runs without a transform, forward mode and grad mode. Compiled code does not know."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return not (torch.is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0)
+
+
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
 # what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is
 # lost, nothing else.

@@ -1,0 +1,255 @@
+"""Cases of the family `soft` and its straight-through twins: each in every mode, with the formulas as plain torch code."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullgrad
+from fullgrad import soft
+from fullgrad._cases._case import Case, numbers, straight_through
+from fullgrad.soft import _abs, _clamp, _closeness, _comparisons, _round, _sigmoidal, _sign, _softrelu
+
+X, Y = numbers(4, 3, scale=0.7), numbers(4, 1, scale=0.7, seed=1)
+TRUTH, OTHER = torch.sigmoid(numbers(4, 3, seed=2)), torch.sigmoid(numbers(3, seed=3))
+WEIGHTS = torch.softmax(numbers(3, scale=1.0, seed=4), 0)
+SOFT = 0.25
+
+
+# --- The formulas as they stand, one operation after another ----------------------------------------------------------
+
+
+def _step(x, s, mode):
+    if mode == "smooth":
+        return torch.sigmoid(x / s)
+    u = x / (5 * s)
+    inside = {
+        "c0": 0.5 + 0.5 * u,
+        "c1": 0.5 + 0.75 * u - 0.25 * u**3,
+        "c2": 0.5 + 15 / 16 * u - 10 / 16 * u**3 + 3 / 16 * u**5,
+    }[mode]
+    return torch.where(u < -1, torch.zeros_like(u), torch.where(u < 1, inside, torch.ones_like(u)))
+
+
+def _relu(x, s, mode, gated=False):
+    if gated:
+        return x * _step(x, s, mode)
+    if mode == "smooth":
+        return s * torch.nn.functional.softplus(x / s, threshold=100.0)
+    u = x / (5 * s)
+    inside = {
+        "c0": (1 + u) ** 2 / 4,
+        "c1": 3 / 16 + u / 2 + 3 / 8 * u**2 - u**4 / 16,
+        "c2": 5 / 32 + u / 2 + 15 / 32 * u**2 - 5 / 32 * u**4 + u**6 / 32,
+    }[mode]
+    return torch.where(u < -1, torch.zeros_like(u), torch.where(u < 1, 5 * s * inside, x + 0 * u))
+
+
+def _sign_of(x, s, mode):
+    return 2 * _step(x, s, mode) - 1
+
+
+def _abs_of(x, s, mode):
+    return x * _sign_of(x, s, mode)
+
+
+def _clamp_of(x, low, high, s, mode, gated=False):
+    return low + _relu(x - low, s, mode, gated) - _relu(x - high, s, mode, gated)
+
+
+def _round_of(x, s, mode, radius=5):
+    c = torch.floor(x)
+    total = c
+    for n in range(-radius, radius + 1):
+        total = total + n * (_step(x - c - n + 0.5, s, mode) - _step(x - c - n - 0.5, s, mode))
+    return total
+
+
+def _eq_of(x, y, s, mode, epsilon=1e-10):
+    return 2 - 2 * _step(torch.clamp(_abs_of(x - y, s, mode) - epsilon, min=0), s, mode)
+
+
+def _isclose_of(x, y, s, rtol, atol, mode, epsilon=1e-10):
+    q = _abs_of(x - y, s, mode) - atol - rtol * _abs_of(y, s, mode) - epsilon
+    return 2 - 2 * _step(q, s, mode)
+
+
+def _constant(v):
+    """torch's Heaviside step, for one, knows no forward mode."""
+    return v.detach() if isinstance(v, Tensor) else v
+
+
+def _heaviside(x):
+    return torch.heaviside(x, torch.full((), 0.5, dtype=x.dtype, device=x.device))
+
+
+# --- The cases --------------------------------------------------------------------------------------------------------
+
+
+def _without(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A class's own forward, soft where it is hard."""
+    return lambda *args: forward(*args[:-1], False)
+
+
+def _pairs(
+    name: str,
+    operator_class: Any,
+    formula: Callable[..., Tensor],
+    hard: Callable[..., Tensor],
+    inputs: tuple[Any, ...],
+    *,
+    twin: bool = True,
+    relaxed: bool = True,
+    label: str = "",
+    modes: tuple[str, ...] = ("smooth", "c0", "c1", "c2"),
+    fast: tuple[str, ...] = ("smooth", "c2"),
+    **options: Any,
+) -> Iterator[Case]:
+    """A relaxation and its twin in each mode. ``formula(*inputs, softness, mode)`` is differentiable as it stands."""
+    smooth = _without(operator_class.forward)
+    for mode in modes:
+        relaxation = functools.partial(formula, mode=mode)
+        rest = {
+            "covers": (),
+            "inputs": (*inputs, SOFT),
+            "forwards": {operator_class: smooth},
+            "exhaustive": mode not in fast or bool(label),
+        }
+        if relaxed:
+            call = functools.partial(getattr(soft, name), mode=mode, **options)
+            yield Case(
+                name=f"soft.{name} {mode}{label}", operator=call, surrogate=relaxation, **(rest | {"covers": (f"soft.{name}",)})
+            )
+        if twin:
+            call = functools.partial(getattr(fullgrad, f"{name}_st"), mode=mode, **options)
+            yield Case(
+                name=f"{name}_st {mode}{label}",
+                operator=call,
+                surrogate=lambda *a, relaxation=relaxation: straight_through(hard(*map(_constant, a[:-1])), relaxation(*a)),
+                value=lambda *a: hard(*a[:-1]),
+                **(rest | {"covers": (f"{name}_st",)}),
+            )
+
+
+def _comparison(name: str, formula: Callable[..., Tensor]) -> Iterator[Case]:
+    hard = lambda x, y: getattr(torch, name)(x, y).to(x.dtype)  # noqa: E731
+    yield from _pairs(name, _comparisons.Comparison, formula, hard, (X, Y))
+
+
+def _close(name: str, formula: Callable[..., Tensor]) -> Iterator[Case]:
+    hard = lambda x, y: getattr(torch, name)(x, y).to(x.dtype)  # noqa: E731
+    yield from _pairs(name, _closeness.Closeness, formula, hard, (X, Y))
+
+
+WIDTHS = 0.2 + 0.1 * numbers(4, 1, seed=7).abs()
+
+
+def _with_widths() -> Iterator[Case]:
+    """The same with a softness for each row, which gets its gradient."""
+    formulas = {
+        "abs": (_abs.Abs, _abs_of, torch.abs, (X,)),
+        "clamp": (_clamp.Clamp, _clamp_of, torch.clamp, (X, -0.6, 0.8)),
+        "eq": (_closeness.Closeness, _eq_of, lambda x, y: (x == y).to(x.dtype), (X, Y)),
+        "greater": (
+            _comparisons.Comparison,
+            lambda x, y, s, mode: _step(x - y - 1e-10, s, mode),
+            lambda x, y: (x > y).to(x.dtype),
+            (X, Y),
+        ),
+        "heaviside": (_sigmoidal.Sigmoidal, _step, _heaviside, (X,)),
+        "relu": (_softrelu.Softrelu, _relu, torch.relu, (X,)),
+        "round": (_round.Round, _round_of, torch.round, (X,)),
+        "sign": (_sign.Sign, _sign_of, torch.sign, (X,)),
+    }
+    for name, (operator, formula, hard, inputs) in formulas.items():
+        for case in _pairs(name, operator, formula, hard, inputs, label=" with widths", modes=("smooth", "c2")):
+            yield dataclasses.replace(case, inputs=(*inputs, WIDTHS))
+
+
+def _plain(
+    name: str, formula: Callable[..., Tensor], *inputs: Any, saved: int | None = 0, label: str = "", **options: Any
+) -> Case:
+    """An operator that is made of torch's own, against its formula."""
+    return Case(
+        name=f"soft.{name}{label}",
+        covers=(f"soft.{name}",),
+        operator=functools.partial(getattr(soft, name), **options),
+        inputs=inputs,
+        surrogate=formula,
+        forwards={},
+        saved=saved,
+    )
+
+
+def _window(x, p, length, dim):
+    return sum(p[i] * x.roll(-i, dim) for i in range(x.shape[dim])).narrow(dim, 0, length)
+
+
+RELAXATIONS = [
+    *_pairs("sigmoidal", _sigmoidal.Sigmoidal, _step, torch.abs, (X,), twin=False),
+    *_pairs("heaviside", _sigmoidal.Sigmoidal, _step, _heaviside, (X,)),
+    *_pairs("sign", _sign.Sign, _sign_of, torch.sign, (X,)),
+    *_pairs("abs", _abs.Abs, _abs_of, torch.abs, (X,)),
+    *_pairs("softrelu", _softrelu.Softrelu, _relu, torch.relu, (X,), twin=False),
+    *_pairs("relu", _softrelu.Softrelu, _relu, torch.relu, (X,)),
+    *_pairs("relu", _softrelu.Softrelu, functools.partial(_relu, gated=True), torch.relu, (X,), label=" gated", gated=True),
+    *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, -0.6, 0.8)),
+    *_pairs(
+        "clamp", _clamp.Clamp, functools.partial(_clamp_of, gated=True), torch.clamp, (X, -0.6, 0.8), label=" gated", gated=True
+    ),
+    *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, Y - 1, Y + 0.3), label=" with tensor bounds"),
+    *_pairs("round", _round.Round, _round_of, torch.round, (X,)),
+    *_comparison("greater", lambda x, y, s, mode: _step(x - y - 1e-10, s, mode)),
+    *_comparison("greater_equal", lambda x, y, s, mode: _step(x - y + 1e-10, s, mode)),
+    *_comparison("less", lambda x, y, s, mode: 1 - _step(x - y + 1e-10, s, mode)),
+    *_comparison("less_equal", lambda x, y, s, mode: 1 - _step(x - y - 1e-10, s, mode)),
+    *_close("eq", _eq_of),
+    *_close("not_equal", lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
+    *_pairs(
+        "isclose",
+        _closeness.Closeness,
+        lambda x, y, s, mode: _isclose_of(x, y, s, 0.1, 0.05, mode),
+        lambda x, y: torch.isclose(x, y, 0.1, 0.05).to(x.dtype),
+        (X, Y),
+        rtol=0.1,
+        atol=0.05,
+    ),
+    *_with_widths(),
+]
+
+LOGIC = [
+    _plain("logical_not", lambda x: 1 - x, TRUTH),
+    _plain("logical_and", torch.mul, TRUTH, OTHER),
+    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER),
+    _plain("logical_xor", lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y), TRUTH, OTHER, saved=None),
+    _plain("all", lambda x: x[..., 0] * x[..., 1:].prod(-1), TRUTH),
+    _plain("any", lambda x: 1 - (1 - x[..., 0]) * (1 - x[..., 1:]).prod(-1), TRUTH, saved=None),
+    _plain("all", lambda x, dim: x.log().mean(dim).exp(), TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
+    _plain("any", lambda x, dim: 1 - (1 - x).log().mean(dim).exp(), TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
+    _plain(
+        "logical_or",
+        lambda x, y: 1 - ((1 - x) * (1 - y)).sqrt(),
+        TRUTH,
+        OTHER,
+        saved=None,
+        label=" mean",
+        use_geometric_mean=True,
+    ),
+    _plain("where", lambda c, x, y: x * c + y * (1 - c), TRUTH, X, Y, saved=None),
+    _plain(
+        "take_along_dim",
+        lambda x, p, dim: (p * x.unsqueeze(-2)).sum(-1),
+        X,
+        torch.softmax(numbers(4, 2, 3, seed=8), -1),
+        1,
+        saved=None,
+    ),
+    _plain("take", lambda x, p, dim: (x.unsqueeze(-2) * p).sum(-1), X, torch.softmax(numbers(2, 3, seed=9), -1), 1, saved=None),
+    _plain("index_select", lambda x, p, dim: (x * p).sum(dim, keepdim=True), X, WEIGHTS, 1, saved=None),
+    _plain("narrow", _window, X, WEIGHTS, 2, 1, saved=None),
+]
+
+CASES = [*RELAXATIONS, *LOGIC]

@@ -1,0 +1,40 @@
+"""The hard value with the derivative of a relaxation, or of anything else.
+
+The twins of the relaxations lie beside them in `fullgrad.soft`; here are they together, and what makes one's own.
+"""
+
+from fullgrad.estimators._factory import straight_through
+from fullgrad.estimators._replace_grad import ReplaceGrad, replace_grad
+from fullgrad.estimators._st import grad_replace, st
+from fullgrad.soft._abs import abs_st
+from fullgrad.soft._clamp import clamp_st
+from fullgrad.soft._closeness import eq_st, isclose_st, not_equal_st
+from fullgrad.soft._comparisons import greater_equal_st, greater_st, less_equal_st, less_st
+from fullgrad.soft._round import round_st
+from fullgrad.soft._sigmoidal import heaviside_st
+from fullgrad.soft._sign import sign_st
+from fullgrad.soft._softrelu import relu_st
+
+equal_st = eq_st
+
+__all__ = [
+    "ReplaceGrad",
+    "abs_st",
+    "clamp_st",
+    "eq_st",
+    "equal_st",
+    "grad_replace",
+    "greater_equal_st",
+    "greater_st",
+    "heaviside_st",
+    "isclose_st",
+    "less_equal_st",
+    "less_st",
+    "not_equal_st",
+    "relu_st",
+    "replace_grad",
+    "round_st",
+    "sign_st",
+    "st",
+    "straight_through",
+]

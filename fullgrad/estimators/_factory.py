@@ -1,0 +1,176 @@
+"""`straight_through`: an operator from a hard and a soft function, of which the forward calls the hard one alone."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs
+from fullgrad._machinery import nobody_differentiates, tracing
+
+
+def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    r"""An operator with the value of one function and the derivative of another.
+
+    .. math::
+        y = h(x), \qquad D(x) = s'(x)
+
+    at every order. The forward calls ``hard`` alone; ``soft`` is called when a derivative is asked for, once for each. Saved: the
+    inputs that are tensors. Under ``vmap`` both functions see one sample.
+
+    Both are functions of their arguments alone: a gradient of a tensor that ``soft`` closes over, such as a parameter of a
+    module, would be lost, as nobody calls ``soft`` before the backward. That is an error; :func:`st` and :func:`grad_replace`
+    take such functions.
+
+    Args:
+        hard: Called with the inputs; returns a tensor.
+        soft: Called with the same; returns a floating tensor of the same shape and dtype.
+
+    Returns:
+        The operator, a function of positional arguments.
+
+    Raises:
+        TypeError: One of the two is not callable, or ``soft`` closes over a tensor that requires a gradient or over a module
+            that has one.
+        RuntimeError: When the derivative is taken: ``soft`` made use of such a tensor, or its output differs from that of
+            ``hard`` in shape or dtype.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> step = fullgrad.straight_through(lambda x: (x > 0).to(x.dtype), torch.sigmoid)
+        >>> torch.func.hessian(lambda x: step(x).sum())(torch.tensor([1.0]))
+        tensor([[-0.0909]])
+
+    Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
+    """
+    for argument, function in (("hard", hard), ("soft", soft)):
+        if not callable(function):
+            raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
+    _refuse_closures(soft)
+    return _operator(hard, soft, getattr(hard, "__name__", type(hard).__name__)).apply
+
+
+def _operator(hard: Any, soft: Any, name: str) -> Any:
+    """The operator class of two functions, and for each pattern of batched arguments of their ``vmap``."""
+    batched: dict[Any, Any] = {}
+
+    class StraightThroughOf(Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Tensor:
+            y = hard(*inputs)
+            # A value that is the input itself must not be changed in place behind its back.
+            return y.clone() if any(y is x for x in inputs) else y
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            save_inputs(ctx, inputs)
+            ctx.like = output.shape, output.dtype
+
+        @staticmethod
+        def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+            inputs = saved_inputs(ctx)
+            where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
+            pull = _pulled_once if nobody_differentiates() and not tracing() else _pulled
+            gradients = iter(pull(name, soft, inputs, where, ctx.like)(g))
+            return tuple([next(gradients) if i in where else None for i in range(len(inputs))])
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            where = tuple([i for i, t in enumerate(tangents) if t is not None])
+            pull = _pulled(name, soft, saved_inputs(ctx), where, ctx.like)
+            # The transpose of the transpose: forward mode inside a forward rule is more than torch allows.
+            shape, dtype = ctx.like
+            cotangent = torch.zeros(shape, dtype=dtype, device=tangents[where[0]].device)
+            _, push = _pair(torch.func.vjp(pull, cotangent))
+            return push(tuple([tangents[i] for i in where]))[0]
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+            key = in_dims, info.randomness
+            if key not in batched:
+                mapped = [torch.func.vmap(f, in_dims, randomness=info.randomness) for f in (hard, soft)]
+                batched[key] = _operator(*mapped, name)
+            return batched[key].apply(*inputs), 0
+
+    StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
+    return StraightThroughOf
+
+
+def _pulled(name: str, soft: Any, inputs: list[Any], where: tuple[int, ...], like: Any) -> Callable[[Tensor], Any]:
+    """The function that pulls a cotangent back through ``soft`` to some inputs, itself differentiable."""
+
+    def of_some(*some: Tensor) -> Tensor:
+        return soft(*_with(inputs, where, some))
+
+    with torch.enable_grad():
+        alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
+    _check_output(name, alone, like, alone.requires_grad)
+    _, pull = _pair(torch.func.vjp(of_some, *[inputs[i] for i in where]))
+    return pull
+
+
+def _pulled_once(name: str, soft: Any, inputs: list[Any], where: tuple[int, ...], like: Any) -> Callable[[Tensor], Any]:
+    """The same where nobody differentiates it: cheaper."""
+    plain = [v.detach() if isinstance(v, Tensor) else v for v in inputs]
+    some = [plain[i].requires_grad_() for i in where]
+    with torch.enable_grad():
+        y = soft(*plain)
+    _check_output(name, y, like, bool(_leaves(y) - {id(v) for v in some}))
+    return lambda g: torch.autograd.grad(y, some, g, materialize_grads=True) if y.requires_grad else map(torch.zeros_like, some)
+
+
+def _with(inputs: list[Any], where: tuple[int, ...], values: tuple[Any, ...]) -> list[Any]:
+    changed = list(inputs)
+    for i, v in zip(where, values, strict=True):
+        changed[i] = v
+    return changed
+
+
+def _leaves(y: Tensor) -> set[int]:
+    """The identities of the tensors at the ends of a graph."""
+    found, seen, stack = set(), set(), [y.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        stack += [next_node for next_node, _ in node.next_functions]
+    return found
+
+
+def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: bool) -> None:
+    if foreign:
+        raise RuntimeError(
+            f"straight_through: `soft` of {name} must be a function of its arguments, got a gradient of a tensor that it closes "
+            "over, which would be lost. Pass it as an argument, or use st or grad_replace."
+        )
+    if (y.shape, y.dtype) != like:
+        raise RuntimeError(
+            f"straight_through: `soft` of {name} must return what `hard` does, shape {tuple(like[0])} and {like[1]}, got shape "
+            f"{tuple(y.shape)} and {y.dtype}."
+        )
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """What vjp returns without ``has_aux``."""
+    return result
+
+
+def _refuse_closures(soft: Any) -> None:
+    """What can be seen before a call: modules, and tensors that a function or method holds."""
+    held = [soft, getattr(soft, "__self__", None)]
+    if inspect.isfunction(soft):
+        seen = inspect.getclosurevars(soft)
+        held += [*seen.nonlocals.values(), *seen.globals.values()]
+    for value in held:
+        parameters = list(value.parameters()) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        if any(p.requires_grad for p in parameters):
+            raise TypeError(
+                "straight_through: `soft` must be a function of its arguments, got one that closes over "
+                f"a {type(value).__name__} that requires a gradient. Pass it as an argument, or use st or grad_replace."
+            )

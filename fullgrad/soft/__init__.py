@@ -1,0 +1,57 @@
+"""Relaxations: smooth, or piecewise polynomial, in the place of steps, kinks and choices. Their straight-through twins, which end
+in ``_st``, are at the top of the package.
+"""
+
+from fullgrad.soft._abs import abs
+from fullgrad.soft._clamp import clamp
+from fullgrad.soft._closeness import eq, isclose, not_equal
+from fullgrad.soft._comparisons import (
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+)
+from fullgrad.soft._logic import all, any, logical_and, logical_not, logical_or, logical_xor
+from fullgrad.soft._round import round
+from fullgrad.soft._selection import index_select, narrow, take, take_along_dim, where
+from fullgrad.soft._sigmoidal import heaviside, sigmoidal
+from fullgrad.soft._sign import sign
+from fullgrad.soft._softrelu import relu, softrelu
+
+# torch's other names.
+gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
+
+__all__ = [
+    "abs",
+    "all",
+    "any",
+    "clamp",
+    "eq",
+    "equal",
+    "ge",
+    "greater",
+    "greater_equal",
+    "gt",
+    "heaviside",
+    "index_select",
+    "isclose",
+    "le",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "lt",
+    "narrow",
+    "ne",
+    "not_equal",
+    "relu",
+    "round",
+    "sigmoidal",
+    "sign",
+    "softrelu",
+    "take",
+    "take_along_dim",
+    "where",
+]

@@ -1,0 +1,134 @@
+"""`clamp`: between two bounds, soft."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+
+Bound = Tensor | float
+
+
+def clamp(
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False
+) -> Tensor:
+    r"""A soft clamp.
+
+    .. math::
+        y = l + R(x - l) - R(x - h) \\
+        D_x = R'(x - l) - R'(x - h), \qquad D_l = 1 - R'(x - l), \qquad D_h = R'(x - h)
+
+    for the bounds :math:`l, h` and :math:`R` of :func:`softrelu`, without the cancellation of the formula as it stands;
+    ``"hard"``: :func:`torch.clamp`. Saved: ``x``, and bounds that are tensors.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
+        max_value: Upper bound, likewise, not below ``min_value``.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        gated: Whether :math:`R` is gated, as in :func:`softrelu`.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.clamp(torch.tensor([-3.0, 0.0, 1.0]), -1.0, 1.0)
+        tensor([-1.0000,  0.0000,  0.9307])
+
+    Source: ``softtorch.clamp``, whose bounds are called a and b.
+    """
+    _check("clamp", x, min_value, max_value, softness, mode)
+    x = floating(x)
+    return (
+        _hard(x, min_value, max_value) if mode == "hard" else Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
+    )
+
+
+def clamp_st(
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False
+) -> Tensor:
+    r"""The clamp with the derivative of its relaxation.
+
+    .. math::
+        y = \min(\max(x, l), h) \\
+        D_x = R'(x - l) - R'(x - h), \qquad D_l = 1 - R'(x - l), \qquad D_h = R'(x - h)
+
+    for the bounds :math:`l, h` and :math:`R` of :func:`fullgrad.soft.softrelu`, at every order. The value is that of
+    :func:`torch.clamp`, bit for bit. Saved: ``x``, and bounds that are tensors.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
+        max_value: Upper bound, likewise, not below ``min_value``.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        gated: Whether :math:`R` is gated, as in :func:`fullgrad.soft.softrelu`.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-3.0, 0.0, 1.0])
+        >>> fullgrad.clamp_st(x, -1.0, 1.0)
+        tensor([-1.,  0.,  1.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.clamp_st(x, -1.0, 1.0)))(x)
+        tensor([2.0612e-09, 9.9991e-01, 5.0000e-01])
+
+    Source: ``softtorch.clamp_st``.
+    """
+    _check("clamp_st", x, min_value, max_value, softness, mode)
+    x = floating(x)
+    return _hard(x, min_value, max_value) if mode == "hard" else Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
+
+
+class Clamp(Relaxation):
+    """The operator of :func:`clamp`; hard, of :func:`clamp_st`."""
+
+    @staticmethod
+    def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
+        value = _hard(x, low, high)
+        if hard:
+            return fitted(value, softness)
+        wide, low, high, s, inside = widened(x, low, high, softness, value)
+        beyond = curves.gated_excess if gated else curves.excess
+        return (inside + beyond(wide - low, s, mode) - beyond(wide - high, s, mode)).to(value.dtype)
+
+    @staticmethod
+    def times(
+        v: Tensor, i: int, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
+    ) -> Tensor:
+        slope = curves.gated_slope if gated else curves.sigmoid
+        if i == 0:
+            return v * (slope(x - low, s, mode) - slope(x - high, s, mode))
+        if i == 1:
+            return v * (1 - slope(x - low, s, mode))
+        if i == 2:
+            return v * slope(x - high, s, mode)
+        by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
+        return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+
+
+def _hard(x: Tensor, low: Any, high: Any) -> Tensor:
+    if isinstance(low, Tensor) == isinstance(high, Tensor):
+        return torch.clamp(x, low, high)
+    return torch.clamp(torch.clamp(x, min=low), max=high)  # torch takes two numbers or two tensors
+
+
+def _check(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> None:
+    check(name, softness, mode, x=x)
+    _checks.real_number_or_tensor(name, "min_value", low)
+    _checks.real_number_or_tensor(name, "max_value", high)

@@ -1,0 +1,315 @@
+"""`eq`, `not_equal`, `isclose`: how near two numbers are."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, widened
+
+
+def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x == y`` holds, from 0 to 1.
+
+    .. math::
+        c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The maximum,
+    which the source lacks, keeps it in [0, 1]. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small distance that counts as none.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.eq(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([1.0000e+00, 7.7298e-01, 4.1223e-09])
+
+    Source: ``softtorch.eq``.
+    """
+    return _closeness("eq", x, y, softness, 0.0, 0.0, mode, epsilon, False)
+
+
+def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x != y`` holds, from 0 to 1.
+
+    .. math::
+        c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is
+    1 - :func:`eq`. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small distance that counts as none.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.not_equal(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([0.0000, 0.2270, 1.0000])
+
+    Source: ``softtorch.not_equal``.
+    """
+    return _closeness("not_equal", x, y, softness, 0.0, 0.0, mode, epsilon, False)
+
+
+def isclose(
+    x: Tensor,
+    y: Tensor | float,
+    softness: Softness = 0.1,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    mode: str = "smooth",
+    epsilon: float = 1e-10,
+) -> Tensor:
+    r"""How far ``x`` is close to ``y``.
+
+    .. math::
+        c = 2 S(-q), \quad q = A(x - y) - \mathrm{atol} - \mathrm{rtol}\, A(y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad
+        D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
+
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is 1 at the
+    tolerance and rises to :math:`2 S(\mathrm{atol} + \mathrm{rtol}\, A(y))` within it, as in the source. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        rtol: The tolerance relative to ``y``, not negative.
+        atol: The absolute tolerance, not negative.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small distance that counts as none.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.isclose(torch.tensor([0.0, 0.1, 2.0]), 0.0, rtol=0.0, atol=0.1)
+        tensor([1.4621e+00, 1.2642e+00, 1.1206e-08])
+
+    Source: ``softtorch.isclose``.
+    """
+    return _closeness("isclose", x, y, softness, rtol, atol, mode, epsilon, False)
+
+
+def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""Whether ``x == y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x = y\,], \qquad D_x = -2 S'(q) A'(x - y), \quad q = A(x - y) - \epsilon, \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal` and :math:`A` of :func:`fullgrad.soft.abs`, at every order. The value is
+    that of :func:`torch.eq`, NaN included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small distance that counts as none, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1])
+        >>> fullgrad.eq_st(x, 0.0)
+        tensor([1., 0.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.eq_st(x, 0.0)))(x)
+        tensor([ 0.0000, -4.0576])
+
+    Source: ``softtorch.eq_st``.
+    """
+    return _closeness("eq_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
+
+
+def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""Whether ``x != y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x \ne y\,], \qquad D_x = 2 S'(q) A'(x - y), \quad q = A(x - y) - \epsilon, \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal` and :math:`A` of :func:`fullgrad.soft.abs`, at every order. The value is
+    that of :func:`torch.not_equal`, NaN included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small distance that counts as none, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1])
+        >>> fullgrad.not_equal_st(x, 0.0)
+        tensor([0., 1.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.not_equal_st(x, 0.0)))(x)
+        tensor([0.0000, 4.0576])
+
+    Source: ``softtorch.not_equal_st``.
+    """
+    return _closeness("not_equal_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
+
+
+def isclose_st(
+    x: Tensor,
+    y: Tensor | float,
+    softness: Softness = 0.1,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    mode: str = "smooth",
+    epsilon: float = 1e-10,
+) -> Tensor:
+    r"""Whether ``x`` is close to ``y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,|x - y| \le \mathrm{atol} + \mathrm{rtol}\,|y|\,], \qquad D_x = -2 S'(q) A'(x - y), \qquad
+        D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
+
+    with :math:`q` of :func:`fullgrad.soft.isclose`, at every order. The value is that of :func:`torch.isclose`, infinities
+    and NaN included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        rtol: The tolerance relative to ``y``, not negative.
+        atol: The absolute tolerance, not negative.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small distance that counts as none, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1])
+        >>> fullgrad.isclose_st(x, 0.0, atol=0.05)
+        tensor([1., 0.])
+
+    Source: ``softtorch.isclose_st``.
+    """
+    return _closeness("isclose_st", x, y, softness, rtol, atol, mode, epsilon, True)
+
+
+class Closeness(Relaxation):
+    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`; hard, of their twins."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, y: Any, softness: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str, hard: bool
+    ) -> Tensor:
+        if hard:
+            return fitted(_hard(name, x, y, rtol, atol), softness)
+        wide, other, s = widened(x, y, softness)
+        q = _distance(wide, other, s, name, rtol, atol, epsilon, mode)
+        c = curves.odd(q, s, mode) if name == "not_equal" else 2 * curves.sigmoid(-q, s, mode)
+        return c.to(torch.result_type(x, y))
+
+    @staticmethod
+    def times(
+        v: Tensor,
+        i: int,
+        x: Tensor,
+        y: Any,
+        s: Softness,
+        name: str,
+        rtol: float,
+        atol: float,
+        epsilon: float,
+        mode: str,
+        hard: bool,
+        _: None,
+    ) -> Tensor:
+        q = _distance(x, y, s, name, rtol, atol, epsilon, mode)
+        v = v * curves.slope(q, s, mode) * (2 if name == "not_equal" else -2)
+        if name != "isclose":
+            v = torch.ops.aten.threshold_backward.default(v, q, 0)  # 0 within epsilon
+        d = x - y
+        if i == 2:  # through the distance, and as 2S(-q) directly
+            by_softness = curves.absolute_by_softness(d, s, mode)
+            if name == "isclose":
+                by_softness = by_softness - rtol * curves.absolute_by_softness(_tensor(y, x), s, mode)
+            return v * (by_softness - curves.near(q, s, mode) / s)
+        slope = curves.absolute_slope(d, s, mode)
+        if i == 0:
+            return v * slope
+        return -v * (slope + rtol * curves.absolute_slope(y, s, mode) if name == "isclose" else slope)
+
+
+def _distance(x: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str) -> Tensor:
+    """What a transition is put around."""
+    distance = curves.absolute(x - y, s, mode) - epsilon
+    if name == "isclose":
+        return distance - atol - rtol * curves.absolute(_tensor(y, x), s, mode)
+    return torch.clamp(distance, min=0)
+
+
+def _tensor(y: Any, x: Tensor) -> Tensor:
+    return y if isinstance(y, Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
+
+
+def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float) -> Tensor:
+    dtype = torch.result_type(x, y)
+    if name == "isclose":
+        return torch.isclose(x.to(dtype), _tensor(y, x).to(dtype), rtol, atol).to(dtype)
+    return getattr(torch, name)(x, y).to(dtype)
+
+
+def _closeness(
+    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, straight_through: bool
+) -> Tensor:
+    check(name, softness, mode, x=x)
+    _checks.real_number_or_tensor(name, "y", y)
+    for argument, value in (("epsilon", epsilon), ("rtol", rtol), ("atol", atol)):
+        _checks.non_negative_number(name, argument, value)
+    x, y = floating(x), floating(y) if isinstance(y, Tensor) else y
+    name = name.removesuffix("_st")
+    if mode == "hard":
+        return flat(_hard(name, x, y, rtol, atol), x, y)
+    return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)

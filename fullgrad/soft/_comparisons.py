@@ -1,0 +1,353 @@
+"""`greater`, `greater_equal`, `less`, `less_equal`: how far an order holds."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, widened
+
+
+def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x > y`` holds, from 0 to 1.
+
+    .. math::
+        c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
+
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
+    also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small shift, by which equality is not greater.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.greater(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([0.5000, 0.7311, 1.0000])
+
+    Source: ``softtorch.greater``.
+    """
+    x, y = _checked("greater", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("greater", x, y), x, y)
+    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, False)
+
+
+def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x >= y`` holds, from 0 to 1.
+
+    .. math::
+        c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
+
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
+    also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small shift, by which equality is greater or equal.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.greater_equal(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([0.5000, 0.7311, 1.0000])
+
+    Source: ``softtorch.greater_equal``.
+    """
+    x, y = _checked("greater_equal", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("greater_equal", x, y), x, y)
+    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, False)
+
+
+def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x < y`` holds, from 0 to 1.
+
+    .. math::
+        c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
+
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
+    also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small shift, by which equality is not less.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.less(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([5.0000e-01, 2.6894e-01, 2.0612e-09])
+
+    Source: ``softtorch.less``.
+    """
+    x, y = _checked("less", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("less", x, y), x, y)
+    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, False)
+
+
+def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""How far ``x <= y`` holds, from 0 to 1.
+
+    .. math::
+        c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
+
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
+    also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        epsilon: A small shift, by which equality is less or equal.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.less_equal(torch.tensor([0.0, 0.1, 2.0]), 0.0)
+        tensor([5.0000e-01, 2.6894e-01, 2.0612e-09])
+
+    Source: ``softtorch.less_equal``.
+    """
+    x, y = _checked("less_equal", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("less_equal", x, y), x, y)
+    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, False)
+
+
+def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""Whether ``x > y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x > y\,], \qquad D_x = S'(x - y - \epsilon), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of :func:`torch.greater`, NaN
+    included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small shift, by which equality is not greater, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1, 2.0])
+        >>> fullgrad.greater_st(x, 0.0)
+        tensor([0., 1., 1.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.greater_st(x, 0.0)))(x[:2])
+        tensor([2.5000, 1.9661])
+
+    Source: ``softtorch.greater_st``.
+    """
+    x, y = _checked("greater_st", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("greater", x, y), x, y)
+    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, True)
+
+
+def greater_equal_st(
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10
+) -> Tensor:
+    r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x \ge y\,], \qquad D_x = S'(x - y + \epsilon), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of :func:`torch.greater_equal`, NaN
+    included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small shift, by which equality is greater or equal, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1, 2.0])
+        >>> fullgrad.greater_equal_st(x, 0.0)
+        tensor([1., 1., 1.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.greater_equal_st(x, 0.0)))(x[:2])
+        tensor([2.5000, 1.9661])
+
+    Source: ``softtorch.greater_equal_st``.
+    """
+    x, y = _checked("greater_equal_st", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("greater_equal", x, y), x, y)
+    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, True)
+
+
+def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""Whether ``x < y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x < y\,], \qquad D_x = -S'(y - x - \epsilon), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of :func:`torch.less`, NaN included.
+    Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small shift, by which equality is not less, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1, 2.0])
+        >>> fullgrad.less_st(x, 0.0)
+        tensor([0., 0., 0.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.less_st(x, 0.0)))(x[:2])
+        tensor([-2.5000, -1.9661])
+
+    Source: ``softtorch.less_st``.
+    """
+    x, y = _checked("less_st", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("less", x, y), x, y)
+    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, True)
+
+
+def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
+
+    .. math::
+        c = [\,x \le y\,], \qquad D_x = -S'(y - x + \epsilon), \qquad D_y = -D_x
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of :func:`torch.less_equal`, NaN
+    included. Saved: ``x`` and ``y``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        y: A tensor that broadcasts with ``x``, or a number.
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        epsilon: A small shift, by which equality is less or equal, in the derivative.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``x - y``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.1, 2.0])
+        >>> fullgrad.less_equal_st(x, 0.0)
+        tensor([1., 0., 0.])
+        >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.less_equal_st(x, 0.0)))(x[:2])
+        tensor([-2.5000, -1.9661])
+
+    Source: ``softtorch.less_equal_st``.
+    """
+    x, y = _checked("less_equal_st", x, y, softness, mode, epsilon)
+    if mode == "hard":
+        return flat(_hard("less_equal", x, y), x, y)
+    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, True)
+
+
+class Comparison(Relaxation):
+    """The operator of the four comparisons; hard, of their twins. The soft value is ``S(sign * (x - y) + shift)``."""
+
+    reads_output = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, y: Tensor | float, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool
+    ) -> Tensor:
+        if hard:
+            return fitted(_hard(name, x, y), softness)
+        wide, other, s = widened(x, y, softness)
+        return curves.sigmoid(_argument(wide, other, sign, shift), s, mode).to(torch.result_type(x, y))
+
+    @staticmethod
+    def times(
+        v: Tensor, i: int, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
+    ) -> Tensor:
+        if i == 2:
+            return v * curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode)
+        v = v if (i == 0) == (sign == 1) else -v
+        if output is None:
+            return v * curves.slope(_argument(x, y, sign, shift), s, mode)
+        return torch.ops.aten.sigmoid_backward.default(v, output) / s
+
+
+def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
+    return (x - y if sign == 1 else y - x) + shift
+
+
+def _hard(name: str, x: Tensor, y: Any) -> Tensor:
+    return getattr(torch, name)(x, y).to(torch.result_type(x, y))
+
+
+def _checked(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> tuple[Tensor, Any]:
+    check(name, softness, mode, x=x)
+    _checks.real_number_or_tensor(name, "y", y)
+    _checks.real_number(name, "epsilon", epsilon)
+    return floating(x), floating(y) if isinstance(y, Tensor) else y

@@ -1,0 +1,202 @@
+"""Soft logic: truth from 0 to 1. Products and means of numbers, of which torch's own derivatives are right everywhere."""
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft._relaxation import floating
+
+
+def logical_not(x: Tensor) -> Tensor:
+    r"""Soft negation.
+
+    .. math::
+        y = 1 - x, \qquad D_x = -1
+
+    Nothing is saved.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+
+    Returns:
+        A tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.logical_not(torch.tensor([0.0, 0.3]))
+        tensor([1.0000, 0.7000])
+
+    Source: ``softtorch.logical_not``.
+    """
+    return 1 - _truth("logical_not", "x", x)
+
+
+def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
+    r"""Soft conjunction: the product, or its square root.
+
+    .. math::
+        z = x y, \qquad D_x = y, \quad D_y = x \qquad\text{or}\qquad z = \sqrt{x y}
+
+    The geometric mean takes truth below 1e-10 for 1e-10, with no derivative. Saved: ``x`` and ``y``; for the mean two numbers per
+    element.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        y: Likewise; broadcasts with ``x``.
+        use_geometric_mean: Whether the root is taken.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` or ``y`` is not a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.logical_and(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.2]))
+        tensor([0.2500, 0.2000])
+
+    Source: ``softtorch.logical_and``.
+    """
+    x, y = _truth("logical_and", "x", x), _truth("logical_and", "y", y)
+    return _mean(torch.stack(torch.broadcast_tensors(x, y)), 0, 1e-10) if use_geometric_mean else x * y
+
+
+def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
+    r"""Soft disjunction: :func:`logical_and` of the negations, negated.
+
+    .. math::
+        z = x + y - x y, \qquad D_x = 1 - y, \quad D_y = 1 - x \qquad\text{or}\qquad z = 1 - \sqrt{(1 - x)(1 - y)}
+
+    Saved: ``x`` and ``y``; for the mean two numbers per element.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        y: Likewise; broadcasts with ``x``.
+        use_geometric_mean: Whether the root is taken.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` or ``y`` is not a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.logical_or(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.2]))
+        tensor([0.7500, 1.0000])
+
+    Source: ``softtorch.logical_or``.
+    """
+    x, y = _truth("logical_or", "x", x), _truth("logical_or", "y", y)
+    return 1 - logical_and(1 - x, 1 - y, True) if use_geometric_mean else x + y - x * y
+
+
+def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
+    r"""Soft exclusive disjunction: x and not y, or y and not x.
+
+    .. math::
+        z = a + b - a b, \quad a = x (1 - y), \quad b = (1 - x)\, y, \qquad D_x = (1 - y)(1 - b) - y\,(1 - a)
+
+    or the same of :func:`logical_and` and :func:`logical_or` with geometric means. It is not x + y - 2xy. Saved: a few numbers
+    per element.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        y: Likewise; broadcasts with ``x``.
+        use_geometric_mean: Whether the roots are taken.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` or ``y`` is not a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.logical_xor(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.2]))
+        tensor([0.4375, 0.8000])
+
+    Source: ``softtorch.logical_xor``.
+    """
+    x, y = _truth("logical_xor", "x", x), _truth("logical_xor", "y", y)
+    mean = use_geometric_mean
+    return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
+
+
+def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bool = False) -> Tensor:
+    r"""Soft conjunction along a dimension: the product, or the geometric mean.
+
+    .. math::
+        y = \prod_i x_i, \qquad D_{x_i} = \prod_{j \ne i} x_j \qquad\text{or}\qquad
+        y = \Big(\prod_i \max(x_i, \epsilon)\Big)^{1/n}, \qquad D_{x_i} = \frac{y}{n\, x_i}
+
+    Saved: ``x`` and the value; for the mean a few numbers per element.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension that is reduced.
+        epsilon: The least truth that the mean sees.
+        use_geometric_mean: Whether the mean is taken.
+
+    Returns:
+        A tensor of the shape of ``x`` without ``dim``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``dim`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.all(torch.tensor([[0.5, 0.5, 1.0], [1.0, 1.0, 1.0]]))
+        tensor([0.2500, 1.0000])
+
+    Source: ``softtorch.all``.
+    """
+    x = _truth("all", "x", x)
+    _checks.dim("all", dim, x.ndim)
+    return _mean(x, dim, epsilon) if use_geometric_mean else torch.prod(x, dim)
+
+
+def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
+    r"""Soft disjunction along a dimension: :func:`all` of the negations, negated.
+
+    .. math::
+        y = 1 - \prod_i (1 - x_i), \qquad D_{x_i} = \prod_{j \ne i} (1 - x_j)
+
+    or the same with the geometric mean. Saved: 1 - ``x``, a number per element, and the value; for the mean a few.
+
+    Args:
+        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension that is reduced.
+        use_geometric_mean: Whether the mean is taken.
+
+    Returns:
+        A tensor of the shape of ``x`` without ``dim``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``dim`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.any(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
+        tensor([0.7500, 0.0000])
+
+    Source: ``softtorch.any``.
+    """
+    x = _truth("any", "x", x)
+    _checks.dim("any", dim, x.ndim)
+    return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
+
+
+def _mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
+    return torch.exp(torch.log(torch.clamp(x, min=epsilon)).mean(dim))
+
+
+def _truth(name: str, argument: str, x: Tensor) -> Tensor:
+    _checks.real_tensor(name, argument, x)
+    return floating(x)

@@ -1,0 +1,103 @@
+"""`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import elementwise
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
+
+
+class Relaxation(Function):
+    r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
+
+    A member gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
+    which it relaxes; and ``times(v, i, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
+    derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``times`` makes use of
+    it.
+    """
+
+    # Whether `times` reads the output, in smooth mode.
+    reads_output = False
+
+    @staticmethod
+    def times(v: Tensor, i: int, *args: Any) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *_, mode, hard = inputs
+        ctx.shapes = [getattr(v, "shape", None) for v in inputs]
+        reads = cls.reads_output and mode == "smooth" and not hard and output.dtype not in _HALF
+        save_inputs(ctx, (*inputs, output if reads else None))
+        ctx.dtype = output.dtype
+
+    @classmethod
+    def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        args = saved_inputs(ctx)
+        g, *wide = widened(g, *args)
+        return tuple(
+            [
+                sum_to(cls.times(g, i, *wide), shape).to(args[i].dtype) if needed else None
+                for i, (needed, shape) in enumerate(zip(ctx.needs_input_grad, ctx.shapes, strict=True))
+            ]
+        )
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
+        wide = widened(*saved_inputs(ctx))
+        total: Any = None
+        for i, t in enumerate(tangents):
+            if t is not None:
+                part = cls.times(*widened(t), i, *wide)
+                total = part if total is None else total + part
+        return total.to(ctx.dtype)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(cls, in_dims, args)
+
+
+def widened(*args: Any) -> list[Any]:
+    """Half precision in float32, where slopes do not overflow and are rounded once."""
+    return [a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args]
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check(name: str, softness: Softness, mode: str, modes: tuple[str, ...] = MODES, **tensors: Any) -> None:
+    """The arguments that all relaxations share."""
+    for argument, value in tensors.items():
+        _checks.real_tensor(name, argument, value)
+    _checks.choice(name, "mode", mode, modes)
+    if isinstance(softness, Tensor):
+        _checks.real_tensor(name, "softness", softness)
+    else:
+        _checks.positive_number(name, "softness", softness)
+
+
+def fitted(value: Tensor, *others: Any) -> Tensor:
+    """A hard value in the shape that the soft one has, when a softness has more dimensions."""
+    shape = torch.broadcast_shapes(value.shape, *[v.shape for v in others if isinstance(v, Tensor)])
+    return value if value.shape == shape else value.expand(shape).clone()
+
+
+def flat(value: Tensor, *inputs: Any) -> Tensor:
+    """A step of the inputs, with a derivative: 0."""
+    for x in inputs:
+        if isinstance(x, Tensor):
+            value = value + 0 * torch.sign(x)
+    return value
+
+
+def floating(x: Tensor) -> Tensor:
+    """Integers in the default dtype."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "fitted", "flat", "floating", "widened"]

@@ -1,0 +1,140 @@
+"""`round`: to the nearest integer, soft."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+
+_MOST_NEIGHBORS = 1000
+
+
+def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_radius: int = 5) -> Tensor:
+    r"""A soft rounding: a staircase of soft steps.
+
+    .. math::
+        y = c + \sum_{n=-r}^{r} n \left[ S(d - n + \tfrac12) - S(d - n - \tfrac12) \right], \qquad
+        D_x = \sum_{n=-r}^{r} n \left[ S'(d - n + \tfrac12) - S'(d - n - \tfrac12) \right]
+
+    with :math:`c = \lfloor x \rfloor`, :math:`d = x - c`, :math:`S` of :func:`sigmoidal` and :math:`r` = ``neighbor_radius``;
+    ``"hard"``: :func:`torch.round`. It is translation equivariant, ``round(x + 1) = round(x) + 1``; the source, which has
+    :math:`c + n` before the brackets, is not where the outermost steps are wider than their distance (softness 1: 991.78 for
+    1000.3). Steps that are 0 or 1 to the last bit are left out. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of a step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        neighbor_radius: How many steps on each side are looked at, from 1 to 1000.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``neighbor_radius`` is not an
+            integer.
+        ValueError: ``softness`` is a number that is not positive, ``mode`` is not known, or ``neighbor_radius`` is out of range.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.round(torch.tensor([-0.6, 0.0, 2.3]))
+        tensor([-0.7311,  0.0000,  2.1192])
+
+    Source: ``softtorch.round``; Semenov, https://arxiv.org/abs/2504.19026.
+    """
+    neighbor_radius = _checked("round", x, softness, mode, neighbor_radius)
+    x = floating(x)
+    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, False)
+
+
+def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_radius: int = 5) -> Tensor:
+    r"""The nearest integer with the derivative of a soft staircase. For the derivative 1 see :func:`fullgrad.round`.
+
+    .. math::
+        y = \operatorname{round}(x), \qquad
+        D_x = \sum_{n=-r}^{r} n \left[ S'(d - n + \tfrac12) - S'(d - n - \tfrac12) \right]
+
+    as in :func:`fullgrad.soft.round`, at every order. The value is that of :func:`torch.round`, bit for bit. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of a step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        neighbor_radius: How many steps on each side are looked at, from 1 to 1000.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``neighbor_radius`` is not an
+            integer.
+        ValueError: ``softness`` is a number that is not positive, ``mode`` is not known, or ``neighbor_radius`` is out of range.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.0, 0.5, 2.4])
+        >>> fullgrad.round_st(x)
+        tensor([0., 0., 2.])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.round_st))(x)
+        tensor([0.1330, 2.5009, 1.9669])
+
+    Source: ``softtorch.round_st``.
+    """
+    neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
+    x = floating(x)
+    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, True)
+
+
+class Round(Relaxation):
+    """The operator of :func:`round`; hard, of :func:`round_st`."""
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
+        if hard:
+            return fitted(torch.round(x), softness)
+        wide, s = widened(x, softness)
+        d, total = _fraction(wide), 0.0
+        steps, below = _steps(s, neighbor_radius, mode, x.dtype)
+        for weight, at in steps:
+            total = curves.sigmoid(d - at, s, mode) * weight + total
+        return (torch.floor(wide) + (total + below)).to(x.dtype)
+
+    @staticmethod
+    def times(v: Tensor, i: int, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
+        d, total = _fraction(x), 0.0
+        curve = curves.sigmoid_by_softness if i == 1 else curves.slope
+        for weight, at in _steps(s, neighbor_radius, mode, x.dtype)[0]:
+            total = curve(d - at, s, mode) * weight + total
+        return v * total
+
+
+def _fraction(x: Tensor) -> Tensor:
+    """How far x is above an integer. At infinity 0, so that the value there is infinite."""
+    return torch.nan_to_num(x - torch.floor(x), 0.0)
+
+
+def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
+    """The steps with their weights and places, and the sum of the weights of those that are certainly behind.
+
+    By parts, the sum over n is one over the steps between neighbours, of weight 1, and the two ends, of weight -r. A step whose
+    distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
+    """
+    steps, below = [], 0.0
+    digits = 38.0 if dtype == torch.float64 else 19.0  # e to the minus this is nothing beside 1
+    reach = math.inf if isinstance(s, Tensor) else 0.5 + digits * s if mode == "smooth" else 5 * s
+    for k in range(-radius - 1, radius + 1):
+        at, weight = k + 0.5, -float(radius) if k in (-radius - 1, radius) else 1.0
+        if max(-at, at - 1, 0) < reach:
+            steps.append((weight, at))
+        elif at < 0:
+            below += weight
+    return steps, below
+
+
+def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> int:
+    check(name, softness, mode, x=x)
+    return _checks.positive_integer(name, "neighbor_radius", radius, _MOST_NEIGHBORS)

@@ -1,0 +1,214 @@
+"""Soft selection: weights in the place of indices. Contractions, of which torch's own derivatives are right everywhere."""
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft._relaxation import floating
+
+
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    r"""``x`` as far as the condition holds, ``y`` as far as it does not.
+
+    .. math::
+        z = c\, x + (1 - c)\, y, \qquad D_x = c, \quad D_y = 1 - c, \quad D_c = x - y
+
+    Saved: the three inputs.
+
+    Args:
+        condition: Truth from 0 to 1, any shape, floating.
+        x: A floating tensor that broadcasts with it.
+        y: Likewise.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: An argument is not a real tensor.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.where(torch.tensor([0.0, 0.25, 1.0]), torch.tensor(4.0), torch.tensor(8.0))
+        tensor([8., 7., 4.])
+
+    Source: ``softtorch.where``.
+    """
+    condition, x, y = _floats("where", condition=condition, x=x, y=y)
+    dtype = torch.promote_types(torch.promote_types(condition.dtype, x.dtype), y.dtype)
+    return torch.lerp(*torch.broadcast_tensors(y.to(dtype), x.to(dtype), condition.to(dtype)))
+
+
+def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
+    r"""For each place along a dimension a weighted sum of ``x`` along it, with weights for each batch position.
+
+    .. math::
+        z_{\dots k \dots} = \sum_n P_{\dots k \dots n}\, x_{\dots n \dots}, \qquad D_x = P, \quad D_P = x
+
+    Saved: both inputs.
+
+    Args:
+        x: Shape (..., n, ...) with n at ``dim``.
+        soft_index: Shape (..., k, ..., n): a dimension more than ``x``, k at ``dim``, the weights of a place in the last. The
+            other dimensions broadcast with those of ``x``.
+        dim: The dimension of ``x`` that is indexed; None flattens ``x``, for a ``soft_index`` of shape (k, numel).
+
+    Returns:
+        A tensor of shape (..., k, ...).
+
+    Raises:
+        TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+        ValueError: ``soft_index`` has not one dimension more than ``x``, or not n weights.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> weights = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
+        >>> fullgrad.soft.take_along_dim(torch.tensor([2.0, 4.0]), weights, 0)
+        tensor([4., 3.])
+
+    Source: ``softtorch.take_along_dim``.
+    """
+    x, soft_index, dim = _prepared("take_along_dim", x, soft_index, dim)
+    if soft_index.ndim != x.ndim + 1:
+        raise ValueError(f"take_along_dim: `soft_index` must have {x.ndim + 1} dimensions, got shape {tuple(soft_index.shape)}.")
+    _weights("take_along_dim", soft_index, x.shape[dim])
+    # (..., n, 1) after (..., k, n), with the other dimensions in between.
+    return torch.matmul(soft_index.movedim(dim, -2), x.movedim(dim, -1).unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
+
+
+def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
+    r"""Weighted sums of ``x`` along a dimension, with the same weights at every batch position.
+
+    .. math::
+        z_{\dots k \dots} = \sum_n P_{k n}\, x_{\dots n \dots}, \qquad D_x = P, \quad D_P = x
+
+    Saved: both inputs.
+
+    Args:
+        x: Shape (..., n, ...) with n at ``dim``.
+        soft_index: Shape (k, n): the weights of each place.
+        dim: The dimension of ``x`` that is indexed; None flattens ``x``.
+
+    Returns:
+        A tensor of shape (..., k, ...).
+
+    Raises:
+        TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+        ValueError: ``soft_index`` has not the shape (k, n).
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.take(torch.tensor([[2.0, 4.0], [6.0, 0.0]]), torch.tensor([[0.5, 0.5]]), 1)
+        tensor([[3.],
+                [3.]])
+
+    Source: ``softtorch.take``.
+    """
+    x, soft_index, dim = _prepared("take", x, soft_index, dim)
+    if soft_index.ndim != 2:
+        raise ValueError(f"take: `soft_index` must have the shape (k, n), got shape {tuple(soft_index.shape)}.")
+    _weights("take", soft_index, x.shape[dim])
+    return torch.matmul(x.movedim(dim, -1), soft_index.mT).movedim(-1, dim)
+
+
+def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) -> Tensor:
+    r"""One weighted sum of ``x`` along a dimension.
+
+    .. math::
+        z_{\dots} = \sum_n p_n\, x_{\dots n \dots}, \qquad D_x = p, \quad D_p = x
+
+    Saved: both inputs.
+
+    Args:
+        x: Shape (..., n, ...) with n at ``dim``.
+        soft_index: Shape (n,): the weights.
+        dim: The dimension of ``x`` that is indexed.
+        keepdim: Whether it stays, with size 1.
+
+    Returns:
+        A tensor of shape (..., 1, ...), or without that dimension.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+        ValueError: ``soft_index`` has not the shape (n,).
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.index_select(torch.tensor([[2.0, 4.0], [6.0, 0.0]]), torch.tensor([0.5, 0.5]), 1, keepdim=False)
+        tensor([3., 3.])
+
+    Source: ``softtorch.index_select``.
+    """
+    x, soft_index, dim = _prepared("index_select", x, soft_index, dim)
+    _vector("index_select", "soft_index", soft_index, x.shape[dim])
+    z = torch.matmul(x.movedim(dim, -1), soft_index)
+    return z.unsqueeze(dim) if keepdim else z
+
+
+def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
+    r"""A window of ``x`` along a dimension, cyclic, from a soft start.
+
+    .. math::
+        z_{\dots t \dots} = \sum_i p_i\, x_{\dots (i + t) \bmod n \dots}, \quad t = 0, \dots, \mathrm{length} - 1, \qquad D_x
+        = p, \quad D_p = x
+
+    Saved: ``x``, and the weights once for each place.
+
+    Args:
+        x: Shape (..., n, ...) with n at ``dim``.
+        soft_start: Shape (n,): the weights of each start.
+        length: The size of the window, from 1 to n.
+        dim: The dimension of ``x`` that is narrowed.
+
+    Returns:
+        A tensor of shape (..., length, ...).
+
+    Raises:
+        TypeError: An argument is not a real tensor, or ``dim`` or ``length`` is not an integer.
+        IndexError: ``x`` has no such dimension.
+        ValueError: ``soft_start`` has not the shape (n,), or ``length`` is out of range.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.narrow(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 0.5, 0.5]), 2)
+        tensor([3.0000, 2.5000])
+
+    Source: ``softtorch.narrow``.
+    """
+    x, soft_start, dim = _prepared("narrow", x, soft_start, dim)
+    n = x.shape[dim]
+    _vector("narrow", "soft_start", soft_start, n)
+    length = _checks.positive_integer("narrow", "length", length, n)
+    place = torch.arange(n, device=x.device)
+    circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the place t
+    return torch.matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
+
+
+def _floats(name: str, **tensors: Tensor) -> list[Tensor]:
+    for argument, value in tensors.items():
+        _checks.real_tensor(name, argument, value)
+    return [floating(value) for value in tensors.values()]
+
+
+def _prepared(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:
+    """Floats of one dtype, and the dimension counted from the front; ``x`` flat where none is named."""
+    x, soft_index = _floats(name, x=x, soft_index=soft_index)
+    _checks.dim(name, dim, x.ndim)
+    if dim is None or x.ndim == 0:
+        x, dim = x.flatten(), 0
+    dtype = torch.promote_types(x.dtype, soft_index.dtype)
+    return x.to(dtype), soft_index.to(dtype), dim % x.ndim
+
+
+def _weights(name: str, soft_index: Tensor, n: int) -> None:
+    if soft_index.shape[-1] != n:
+        raise ValueError(
+            f"{name}: `soft_index` must have {n} weights in its last dimension, got shape {tuple(soft_index.shape)}."
+        )
+
+
+def _vector(name: str, argument: str, value: Tensor, n: int) -> None:
+    if tuple(value.shape) != (n,):
+        raise ValueError(f"{name}: `{argument}` must have the shape ({n},), got shape {tuple(value.shape)}.")

@@ -1,0 +1,141 @@
+"""`sigmoidal` and `heaviside`: a soft step from 0 to 1."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, flat, floating, widened
+
+
+def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+    r"""A step from 0 to 1 around 0.
+
+    .. math::
+        S(x) = \frac{1}{1 + e^{-x / s}}, \qquad D_x = S'(x) = \frac{S (1 - S)}{s}, \qquad D_s = -\frac{x}{s} S'(x)
+
+    in smooth mode; else, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
+    :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`. Derivatives of every order are the true ones, and
+    :math:`S(-x) = 1 - S(x)`. Saved: ``x``, in smooth mode also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
+        mode: ``"smooth"`` (infinitely differentiable), or ``"c0"``, ``"c1"``, ``"c2"`` (as often continuously differentiable, and
+            0 or 1 beyond 5 softnesses).
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-1.0, 0.0, 0.25])
+        >>> fullgrad.soft.sigmoidal(x, 0.1, "c1")
+        tensor([0.0000, 0.5000, 0.8438])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.soft.sigmoidal))(x)
+        tensor([4.5396e-04, 2.5000e+00, 7.0104e-01])
+
+    Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
+    """
+    check("sigmoidal", softness, mode, SOFT_MODES, x=x)
+    return Sigmoidal.apply(floating(x), softness, mode, False)
+
+
+def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+    r"""A soft Heaviside step: :func:`sigmoidal`, with a hard mode.
+
+    .. math::
+        y = S(x), \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
+
+    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: ``x``, in
+    smooth mode also the value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.heaviside(torch.tensor([-0.1, 0.0, 0.1]))
+        tensor([0.2689, 0.5000, 0.7311])
+
+    Source: ``softtorch.heaviside``.
+    """
+    check("heaviside", softness, mode, x=x)
+    x = floating(x)
+    return flat(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
+
+
+def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+    r"""The Heaviside step with the derivative of its relaxation.
+
+    .. math::
+        y = [\,x > 0\,] + \tfrac12 [\,x = 0\,], \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of ``torch.heaviside(x, 0.5)``, bit
+    for bit.
+    Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-0.1, 0.0, 0.1])
+        >>> fullgrad.heaviside_st(x)
+        tensor([0.0000, 0.5000, 1.0000])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.heaviside_st))(x)
+        tensor([1.9661, 2.5000, 1.9661])
+
+    Source: ``softtorch.heaviside_st``.
+    """
+    check("heaviside_st", softness, mode, x=x)
+    if mode == "hard":
+        return heaviside(x, softness, mode)
+    return Sigmoidal.apply(floating(x), softness, mode, True)
+
+
+class Sigmoidal(Relaxation):
+    """The operator of :func:`sigmoidal`; hard, of :func:`heaviside_st`."""
+
+    reads_output = True
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
+        if hard:
+            return fitted(step(x), softness)
+        wide, s = widened(x, softness)
+        return curves.sigmoid(wide, s, mode).to(x.dtype)
+
+    @staticmethod
+    def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
+        if i == 1:
+            return v * curves.sigmoid_by_softness(x, s, mode)
+        if output is None:
+            return v * curves.slope(x, s, mode)
+        return torch.ops.aten.sigmoid_backward.default(v, output) / s
+
+
+def step(x: Tensor) -> Tensor:
+    """What ``torch.heaviside(x, 0.5)`` is, NaN and all, faster and on every road."""
+    return ((x > 0).to(x.dtype) + (x >= 0).to(x.dtype)) * 0.5

@@ -1,0 +1,132 @@
+"""`softrelu` and `relu`: the rectifier, soft."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, floating, widened
+
+
+def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+    r"""A soft rectifier: the integral of the soft step, or gated by it.
+
+    .. math::
+        R(x) = \int_{-\infty}^x S, \qquad D_x = S(x), \qquad D_s = \frac{R - x S}{s} \\
+        \text{gated:}\quad G(x) = x\,S(x), \qquad D_x = S(x) + x S'(x), \qquad D_s = -\frac{x^2}{s} S'(x)
+
+    with :math:`S` of :func:`sigmoidal`: in smooth mode :math:`R = s \log(1 + e^{x/s})`, softplus, and gated the SiLU; else a
+    polynomial within 5 softnesses of 0, and hard beyond. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
+        gated: Whether the value is ``x`` times the soft step, rather than the integral of the step.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-1.0, 0.0, 0.25])
+        >>> fullgrad.soft.softrelu(x, 0.1)
+        tensor([4.5399e-06, 6.9315e-02, 2.5789e-01])
+        >>> fullgrad.soft.softrelu(x, 0.1, "c0", gated=True)
+        tensor([0.0000, 0.0000, 0.1875])
+
+    Source: ``softtorch.softrelu``.
+    """
+    check("softrelu", softness, mode, SOFT_MODES, x=x)
+    return Softrelu.apply(floating(x), softness, gated, mode, False)
+
+
+def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+    r"""A soft rectifier: :func:`softrelu`, with a hard mode.
+
+    .. math::
+        y = R(x), \qquad D_x = S(x), \qquad D_s = \frac{R - x S}{s}
+
+    or gated, and with the modes of :func:`softrelu`; ``"hard"``: :func:`torch.relu`. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        gated: Whether the value is ``x`` times the soft step, rather than the integral of the step.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.relu(torch.tensor([-1.0, 0.0, 0.25]), mode="c2")
+        tensor([0.0000, 0.0781, 0.2544])
+
+    Source: ``softtorch.relu``.
+    """
+    check("relu", softness, mode, x=x)
+    x = floating(x)
+    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
+
+
+def relu_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+    r"""The rectifier with the derivative of its relaxation.
+
+    .. math::
+        y = \max(x, 0), \qquad D_x = S(x) \quad\text{(gated: } S(x) + x S'(x)\text{)}
+
+    with :math:`S` of :func:`fullgrad.soft.sigmoidal` and the derivatives of :func:`fullgrad.soft.softrelu`, at every order.
+    The value is that of :func:`torch.relu`, bit for bit. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        gated: Whether the derivative is that of ``x`` times the soft step, rather than of the integral of the step.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-0.1, 0.0, 2.0])
+        >>> fullgrad.relu_st(x)
+        tensor([0., 0., 2.])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.relu_st))(x)
+        tensor([0.2689, 0.5000, 1.0000])
+
+    Source: ``softtorch.relu_st``.
+    """
+    check("relu_st", softness, mode, x=x)
+    x = floating(x)
+    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
+
+
+class Softrelu(Relaxation):
+    """The operator of :func:`softrelu`; hard, of :func:`relu_st`."""
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
+        if hard:
+            return fitted(torch.relu(x), softness)
+        wide, s = widened(x, softness)
+        y = curves.from_below(wide, s) * curves.sigmoid(wide, s, mode) if gated else curves.softplus(wide, s, mode)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def times(v: Tensor, i: int, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
+        if i == 1:
+            return v * (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode)
+        return v * (curves.gated_slope if gated else curves.sigmoid)(x, s, mode)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._machinery import nobody_differentiates, tracing
+from fullgrad._machinery.names import unpack_dual
 
 
 def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -169,7 +170,7 @@ def _refuse_closures(soft: Any) -> None:
         held += [*seen.nonlocals.values(), *seen.globals.values()]
     for value in held:
         parameters = list(value.parameters()) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
-        if any(p.requires_grad for p in parameters):
+        if any(p.requires_grad or unpack_dual(p, level=0)[1] is not None for p in parameters):
             raise TypeError(
                 "straight_through: `soft` must be a function of its arguments, got one that closes over "
                 f"a {type(value).__name__} that requires a gradient. Pass it as an argument, or use st or grad_replace."

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
 
@@ -100,26 +101,29 @@ class Clamp(Relaxation):
 
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
-        value = _hard(x, low, high)
         if hard:
-            return fitted(value, softness)
-        wide, low, high, s, inside = widened(x, low, high, softness, value)
+            return fitted(_hard(x, low, high), softness)
+        dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
+        x, low, high, s = widened(x, low, high, softness)
         beyond = curves.gated_excess if gated else curves.excess
-        return (inside + beyond(wide - low, s, mode) - beyond(wide - high, s, mode)).to(value.dtype)
+        return (_hard(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)).to(dtype)
 
     @staticmethod
     def times(
         v: Tensor, i: int, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Tensor:
-        slope = curves.gated_slope if gated else curves.sigmoid
-        if i == 0:
-            return v * (slope(x - low, s, mode) - slope(x - high, s, mode))
-        if i == 1:
-            return v * (1 - slope(x - low, s, mode))
-        if i == 2:
-            return v * slope(x - high, s, mode)
+        if i < 3:
+            # What R' is beyond the lower and beyond the upper bound.
+            above_low = _slope(x - low, s, gated, mode) if i < 2 else 1
+            above_high = _slope(x - high, s, gated, mode) if i != 1 else 1
+            return v * (above_low - above_high if i == 0 else 1 - above_low if i == 1 else above_high)
         by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
         return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+
+
+def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
+    """R'."""
+    return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
 
 
 def _hard(x: Tensor, low: Any, high: Any) -> Tensor:

@@ -270,7 +270,7 @@ class Closeness(Relaxation):
         v = v * curves.slope(q, s, mode) * (2 if name == "not_equal" else -2)
         if name != "isclose":
             v = torch.ops.aten.threshold_backward.default(v, q, 0)  # 0 within epsilon
-        d = x - y
+        d = curves.finite(x - y)
         if i == 2:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode)
             if name == "isclose":
@@ -284,7 +284,7 @@ class Closeness(Relaxation):
 
 def _distance(x: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str) -> Tensor:
     """What a transition is put around."""
-    distance = curves.absolute(x - y, s, mode) - epsilon
+    distance = curves.absolute(curves.finite(x - y), s, mode) - epsilon
     if name == "isclose":
         return distance - atol - rtol * curves.absolute(_tensor(y, x), s, mode)
     return torch.clamp(distance, min=0)

@@ -38,7 +38,9 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
         return t * (1 - t) / s
     width = 10 * s
     if mode == "c0":
-        return ((x >= -5 * s) & (x < 5 * s)).to(x.dtype) / width
+        # On a join the mean of both sides, as a difference quotient has it.
+        a = x.abs()
+        return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
     t = _ramp(x, s)
     t = t * (1 - t)
     return t * (6 / width) if mode == "c1" else t * t * (30 / width)
@@ -80,6 +82,12 @@ def near(x: Tensor, s: Softness, mode: str) -> Tensor:
     if isinstance(far, Tensor):
         return torch.minimum(torch.maximum(x, -far), far)
     return torch.clamp(x, -far, far)
+
+
+def finite(x: Tensor) -> Tensor:
+    """x, with the largest numbers in the place of infinities, at which a product rule would be infinity times 0."""
+    largest = torch.finfo(x.dtype).max
+    return torch.clamp(x, -largest, largest)
 
 
 def from_below(x: Tensor, s: Softness) -> Tensor:

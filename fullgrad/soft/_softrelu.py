@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._sigmoidal import Sigmoidal
 
 
 def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
@@ -129,4 +130,4 @@ class Softrelu(Relaxation):
     def times(v: Tensor, i: int, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
         if i == 1:
             return v * (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode)
-        return v * (curves.gated_slope if gated else curves.sigmoid)(x, s, mode)
+        return v * (curves.gated_slope(x, s, mode) if gated else Sigmoidal.apply(x, s, mode, False))

@@ -1,0 +1,375 @@
+"""The relaxations and their twins: golden values, the promise of each mode, exact hard values, accuracy, infinities, errors."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import grad, hessian, jvp, vmap
+
+import fullgrad
+from fullgrad import soft
+from fullgrad.testing._subject import close, equal, like
+
+INF, NAN = math.inf, math.nan
+MODES = ("smooth", "c0", "c1", "c2")
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
+
+
+def function(name):
+    """The operator of a golden case, whose bounds are called a and b."""
+    return getattr(fullgrad, name) if name.endswith("_st") else getattr(soft, name)
+
+
+def applies(case):
+    """Not where the original is not translation equivariant, which is mended."""
+    return not (case["op"].startswith("round") and case["kwargs"].get("softness", 0.1) >= 1)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in GOLDEN if applies(c)], ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}"
+)
+def test_golden(case):
+    """Values, gradients and Hessian-vector products of an independent implementation in float64."""
+    names = {"a": "min_value", "b": "max_value"}
+    options = {names.get(k, k): v for k, v in case["kwargs"].items()}
+    inputs = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["inputs"].items()}
+
+    def total(values):
+        y = function(case["op"])(**{k: values.get(k, inputs[k]) for k in inputs}, **options).flatten()
+        return (torch.arange(1, len(y) + 1, dtype=torch.float64) * y).sum()
+
+    out = function(case["op"])(**inputs, **options)
+    torch.testing.assert_close(out, torch.tensor(case["out"], dtype=torch.float64), rtol=1e-10, atol=1e-9)
+    if case.get("kink") or "grad" not in case:
+        return
+    gradients = grad(total)(inputs)
+    for name, expected in case["grad"].items():
+        torch.testing.assert_close(gradients[name], torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-8)
+    if "hvp" in case:
+        direction = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["hvp_v"].items()}
+        _, products = jvp(grad(total), (inputs,), (direction,))
+        for name, expected in case["hvp"].items():
+            # x = 0 of clamp lies on a join, where the difference quotient of the golden case is off by this.
+            atol = 1e-5 if case["op"] != "clamp" else 3e-4
+            torch.testing.assert_close(products[name], torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=atol)
+
+
+# --- the promise of each mode -----------------------------------------------------------------------------------------
+
+ONE = {
+    "sigmoidal": soft.sigmoidal,
+    "sign": soft.sign,
+    "abs": soft.abs,
+    "softrelu": soft.softrelu,
+    "gated": lambda x, s, mode: soft.softrelu(x, s, mode, gated=True),
+    "clamp": lambda x, s, mode: soft.clamp(x, -0.3, 0.4, s, mode),
+    "round": soft.round,
+    "less": lambda x, s, mode: soft.less(x, 0.1, s, mode),
+    "isclose": lambda x, s, mode: soft.isclose(x, 0.1, s, mode=mode),
+}
+S = 0.1313
+
+
+@pytest.mark.parametrize(("mode", "order"), [("c0", 0), ("c1", 1), ("c2", 2), ("smooth", 3)])
+@pytest.mark.parametrize("name", ONE)
+def test_mode_keeps_its_promise_at_every_join(name, mode, order):
+    """As often continuously differentiable as the mode says: no derivative up to that order jumps, at any float64 around a join."""
+    f = lambda x: ONE[name](x, S, mode)  # noqa: E731
+    # The joins lie where the argument of a sigmoid is one of these, and at the integers for round.
+    joins = [
+        5 * S,
+        -5 * S,
+        0.0,
+        0.5,
+        0.1,
+        0.1 + 5 * S,
+        0.1 - 5 * S,
+        -0.3 + 5 * S,
+        -0.3 - 5 * S,
+        0.4 + 5 * S,
+        0.4 - 5 * S,
+        1.0,
+        1.5 - 5 * S,
+    ]
+    at = torch.tensor(joins, dtype=torch.float64)
+    h = 1e-9
+    for k in range(order + 1):
+        left, right = (vmap(f)(at + side * h) for side in (-1, 1))
+        # A jump is as large as the derivative's scale, s^-k; what is continuous changes by h times the next.
+        assert (left - right).abs().max() < 1e-4 * S ** -(k + 1), f"derivative {k} jumps"
+        f = grad(f)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hard_beyond_the_transition(mode):
+    """Where a step is over, all are hard to the last bit in the polynomial modes, and nearly so in the smooth one."""
+    x = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64)
+    tolerance = 0 if mode != "smooth" else 1e-3
+    for actual, expected in (
+        (soft.sigmoidal(x, 0.1, mode), (x > 0).double()),
+        (soft.abs(x, 0.1, mode), x.abs()),
+        (soft.relu(x, 0.1, mode), x.relu()),
+        (soft.relu(x, 0.1, mode, gated=True), x.relu()),
+        (soft.clamp(x, -2.0, 2.0, 0.1, mode), x.clamp(-2, 2)),
+        (soft.eq(x, 3.0, 0.1, mode), (x == 3).double()),
+    ):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("softness", [0.02, 0.1, 1.0, 5.0])
+def test_round_is_translation_equivariant(mode, softness):
+    """round(x + 1) is round(x) + 1, value and derivative, however soft the steps are."""
+    x = torch.linspace(-0.99, 0.99, 67, dtype=torch.float64) + 0.00137
+    f = lambda x: soft.round(x, softness, mode)  # noqa: E731
+    for k in (1.0, -3.0, 1000.0):
+        torch.testing.assert_close(f(x + k), f(x) + k, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(vmap(grad(f))(x + k), vmap(grad(f))(x), rtol=1e-7, atol=1e-7)
+    assert abs(soft.round(torch.tensor(1000.3, dtype=torch.float64), 1.0).item() - 1000.3) < 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_round_leaves_out_only_what_is_nothing(mode):
+    """A softness known as a number, for which steps are left out, gives what one does that is a tensor, for which none is."""
+    x = torch.linspace(-2, 2, 401, dtype=torch.float64) + 0.00137
+    for softness in (0.03, 0.1, 0.3):
+        for f in (lambda x, s: soft.round(x, s, mode), lambda x, s: vmap(grad(lambda x: soft.round(x, s, mode)))(x)):
+            torch.testing.assert_close(f(x, softness), f(x, torch.tensor(softness, dtype=torch.float64)), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_truth_stays_between_0_and_1(mode):
+    """eq and its kin, at equality and beyond, for softness far below epsilon too."""
+    x = torch.tensor([0.0, 1e-12, 0.3, -2.0], dtype=torch.float64)
+    for s in (1e-12, 1e-3, 1.0):
+        for f in (soft.eq, soft.not_equal, soft.greater, soft.less_equal):
+            y = f(x, 0.0, s, mode)
+            assert ((y >= 0) & (y <= 1)).all()
+        assert soft.eq(x, 0.0, s, mode)[0] == 1
+    assert soft.not_equal(x, x, 0.1, mode).tolist() == [0, 0, 0, 0]
+
+
+# --- hard values ------------------------------------------------------------------------------------------------------
+
+Y = 0.75
+TWINS = {
+    "abs_st": (fullgrad.abs_st, torch.abs),
+    "sign_st": (fullgrad.sign_st, torch.sign),
+    "relu_st": (fullgrad.relu_st, torch.relu),
+    "round_st": (fullgrad.round_st, torch.round),
+    "heaviside_st": (fullgrad.heaviside_st, lambda x: torch.heaviside(x, torch.tensor(0.5, dtype=x.dtype))),
+    "clamp_st": (lambda x, **k: fullgrad.clamp_st(x, -1.5, Y, **k), lambda x: torch.clamp(x, -1.5, Y)),
+    "greater_st": (lambda x, **k: fullgrad.greater_st(x, Y, **k), lambda x: torch.greater(x, Y).to(x.dtype)),
+    "greater_equal_st": (lambda x, **k: fullgrad.greater_equal_st(x, Y, **k), lambda x: torch.greater_equal(x, Y).to(x.dtype)),
+    "less_st": (lambda x, **k: fullgrad.less_st(x, Y, **k), lambda x: torch.less(x, Y).to(x.dtype)),
+    "less_equal_st": (lambda x, **k: fullgrad.less_equal_st(x, Y, **k), lambda x: torch.less_equal(x, Y).to(x.dtype)),
+    "eq_st": (lambda x, **k: fullgrad.eq_st(x, Y, **k), lambda x: torch.eq(x, Y).to(x.dtype)),
+    "not_equal_st": (lambda x, **k: fullgrad.not_equal_st(x, Y, **k), lambda x: torch.not_equal(x, Y).to(x.dtype)),
+    "isclose_st": (
+        lambda x, **k: fullgrad.isclose_st(x, Y, rtol=0.1, **k),
+        lambda x: torch.isclose(x, torch.tensor(Y, dtype=x.dtype), rtol=0.1).to(x.dtype),
+    ),
+}
+
+
+def _numbers(dtype):
+    """All 65,536 of a dtype of 16 bits; for wider ones all float16 numbers, some between, and the special ones."""
+    half = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    if dtype.itemsize == 2:
+        return half.view(dtype)
+    special = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1e-45, -1e-45, 3e38, Y], dtype=torch.float64)
+    return torch.cat([half.view(torch.float16).to(dtype), 1.001 * half.view(torch.bfloat16).to(dtype), special.to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TWINS)
+def test_hard_value_to_the_last_bit(name, dtype):
+    """For every number, with and without a gradient, in every mode; and the gradient is never infinite."""
+    twin, hard = TWINS[name]
+    x = _numbers(dtype)
+    for mode in ("smooth", "c2", "hard"):
+        equal(twin(x, mode=mode), hard(x))
+    leaf = x.clone().requires_grad_()
+    y = twin(leaf)
+    equal(y.detach(), hard(x))
+    (gradient,) = torch.autograd.grad(y.sum(), leaf)
+    assert not gradient.isinf().any()
+    assert not gradient[~x.isnan()].isnan().any()
+
+
+def test_twins_without_a_gradient_do_no_soft_work():
+    """Neither the forward nor no_grad calls a relaxation."""
+    from unittest import mock
+
+    from fullgrad.soft import _curves
+
+    x = torch.randn(5, requires_grad=True)
+    with (
+        mock.patch.object(_curves, "sigmoid", side_effect=AssertionError),
+        mock.patch.object(_curves, "slope", side_effect=AssertionError),
+    ):
+        for twin, _ in TWINS.values():
+            twin(x)
+            with torch.no_grad():
+                twin(x)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ONE)
+def test_accuracy_in_low_precision(name, mode):
+    """Value and derivative of float32 to a few units of the last place of their scale, of half precision to one of their own."""
+    x64 = torch.linspace(-1.6, 1.6, 1001, dtype=torch.float64)
+    for dtype, places in ((torch.float32, 12), (torch.bfloat16, 1.01), (torch.float16, 1.01)):
+        x = x64.to(dtype)
+        eps = torch.finfo(dtype).eps
+        f = lambda x: ONE[name](x, S, mode)  # noqa: E731
+        for g in (f, vmap(grad(f))):
+            expected = g(x.double())
+            error = (g(x).double() - expected).abs()
+            # float32 by the scale of the function, half precision (which is computed in float32) by each number.
+            scale = expected.abs().amax() if dtype == torch.float32 else expected.abs()
+            assert bool((error <= places * eps * scale + 2e-7 / S).all()), (dtype, (error - places * eps * scale).max())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_large_numbers_do_not_cancel(mode):
+    """Far from the bounds, and for tiny truth, float32 is right to its last places."""
+    x = torch.tensor([-1e6, -3.0, 0.2, 3.0, 1e6])
+    for gated in (False, True):
+        actual = soft.clamp(x, -1e4, 1e4, 0.1, mode, gated)
+        torch.testing.assert_close(actual.double(), soft.clamp(x.double(), -1e4, 1e4, 0.1, mode, gated), rtol=1e-6, atol=1e-7)
+    q = torch.tensor([0.3, 0.45, 0.49])
+    torch.testing.assert_close(soft.less(q, 0.0, 0.1, mode).double(), soft.less(q.double(), 0.0, 0.1, mode), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infinities_stay_infinite(mode):
+    """The values at infinity are those of the hard operators, and the gradients are finite, also with respect to the softness."""
+    x = torch.tensor([-INF, INF])
+    for f, expected in (
+        (soft.abs, [INF, INF]),
+        (soft.relu, [0, INF]),
+        (lambda x, s, mode: soft.relu(x, s, mode, gated=True), [0, INF]),
+        (soft.sign, [-1, 1]),
+        (soft.heaviside, [0, 1]),
+        (soft.round, [-INF, INF]),
+        (lambda x, s, mode: soft.clamp(x, -1.0, 2.0, s, mode), [-1, 2]),
+        (lambda x, s, mode: soft.clamp(x, -1.0, 2.0, s, mode, gated=True), [-1, 2]),
+        (lambda x, s, mode: soft.greater(x, 0.0, s, mode), [0, 1]),
+        (lambda x, s, mode: soft.eq(x, 0.0, s, mode), [0, 0]),
+        (lambda x, s, mode: soft.isclose(x, 0.0, s, mode=mode), [0, 0]),
+    ):
+        torch.testing.assert_close(f(x, 0.1, mode), torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-37)
+        s = torch.tensor(0.1)
+        for gradient in grad(lambda x, s, f=f: torch.nan_to_num(f(x, s, mode), 0.0, 0.0, 0.0).sum(), (0, 1))(x, s):
+            assert gradient.isfinite().all()
+        for twin_like in (lambda x: f(x, 0.1, mode).clamp(-9, 9).sum(),):  # noqa: B023
+            assert hessian(twin_like)(x).isfinite().all()
+
+
+def test_softness_per_sample_and_with_a_gradient():
+    """A softness for each row, and for each sample of a vmap, gets the gradient that finite differences find."""
+    x, s = like(torch.empty(3, 4, dtype=torch.float64), 0), torch.tensor([[0.1], [0.2], [0.4]], dtype=torch.float64)
+    h = 1e-6
+    for name, f in ONE.items():
+        for mode in ("smooth", "c1", "c2"):
+            g = grad(lambda s, f=f, mode=mode: f(x, s, mode).sum())(s)
+            difference = (f(x, s + h, mode) - f(x, s - h, mode)).sum(1, keepdim=True) / (2 * h)
+            torch.testing.assert_close(g, difference, rtol=1e-5, atol=1e-6, msg=f"{name} {mode}")
+            close(vmap(grad(lambda s, x, f=f, mode=mode: f(x, s[0], mode).sum()))(s, x), g)
+
+
+# --- logic and selection ----------------------------------------------------------------------------------------------
+
+
+def test_logic_of_certain_truth_is_boolean():
+    """0 and 1 give what torch's logic gives, with finite gradients everywhere, at several zeros too."""
+    a, b = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        expected = getattr(torch, name)(a, b).float()
+        equal(getattr(soft, name)(a, b), expected)
+        for mean in (False, True):
+            gradients = grad(lambda a, b, f=getattr(soft, name), mean=mean: f(a, b, mean).sum(), (0, 1))(a, b)
+            assert all(g.isfinite().all() for g in gradients)
+    x = torch.tensor([[0.0, 0.0, 0.5], [1.0, 0.0, 1.0]])
+    assert grad(lambda x: soft.all(x).sum())(x).tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert grad(lambda x: soft.any(1 - x).sum())(x).tolist() == [[0, 0, 0], [0, -1, 0]]
+    assert soft.all(x, 0).tolist() == [0, 0, 0.5]
+
+
+def test_hard_selection_is_indexing():
+    """Weights of 0 and 1 give what torch's indexing gives, for any dimension and batch."""
+    x = like(torch.empty(2, 5, 3), 0)
+    for dim, n in ((0, 2), (1, 5), (-1, 3)):
+        index = torch.randint(0, n, (4,), generator=torch.Generator().manual_seed(1))
+        weights = torch.nn.functional.one_hot(index, n).float()
+        close(soft.take(x, weights, dim), x.index_select(dim, index))
+        close(soft.index_select(x, weights[0], dim), x.index_select(dim, index[:1]))
+        close(soft.index_select(x, weights[0], dim, keepdim=False), x.select(dim, int(index[0])))
+        close(soft.narrow(x, weights[0], n - 1, dim), x.roll(-int(index[0]), dim).narrow(dim, 0, n - 1))
+        places = torch.randint(0, n, x.movedim(dim, -1).shape[:-1] + (4,), generator=torch.Generator().manual_seed(2)).movedim(
+            -1, dim
+        )
+        close(soft.take_along_dim(x, torch.nn.functional.one_hot(places, n).float(), dim), x.take_along_dim(places, dim))
+    close(soft.take(x, torch.eye(30)[[7, 2]]), x.take(torch.tensor([7, 2])))
+    condition = torch.tensor([[True], [False]])
+    equal(soft.where(condition.float(), x[0, :2], x[1, :2]), torch.where(condition, x[0, :2], x[1, :2]))
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+x = torch.zeros(2, 3)
+ERRORS = [
+    (lambda: soft.abs(x, 0.0), ValueError, "abs: `softness` must be positive and finite, got 0.0"),
+    (lambda: soft.round(x, -1), ValueError, "round: `softness` must be positive and finite, got -1"),
+    (lambda: soft.abs(x, "1"), TypeError, "abs: `softness` must be a number, got a value of type str"),
+    (lambda: soft.abs(x, mode="c3"), ValueError, "`mode` must be one of 'hard', 'smooth', 'c0', 'c1', 'c2', got 'c3'"),
+    (
+        lambda: soft.sigmoidal(x, mode="hard"),
+        ValueError,
+        "sigmoidal: `mode` must be one of 'smooth', 'c0', 'c1', 'c2', got 'hard'",
+    ),
+    (lambda: soft.abs(x, mode="_c1_pnorm"), ValueError, "abs: `mode` must be one of"),
+    (lambda: soft.abs(3.0), TypeError, "abs: `x` must be a tensor, got a value of type float"),
+    (lambda: fullgrad.abs_st(x.bool()), TypeError, "abs_st: `x` must be a real tensor, got dtype torch.bool"),
+    (
+        lambda: fullgrad.round_st(x, neighbor_radius=0),
+        ValueError,
+        "round_st: `neighbor_radius` must be a positive integer, got 0",
+    ),
+    (lambda: fullgrad.greater_st(x, "y"), TypeError, "greater_st: `y` must be a number or a tensor, got a value of type str"),
+    (lambda: fullgrad.clamp_st(x, None, 1.0), TypeError, "clamp_st: `min_value` must be a number or a tensor, got"),
+    (lambda: soft.isclose(x, x, rtol=-1.0), ValueError, "isclose: `rtol` must be finite and not negative, got -1.0"),
+    (lambda: soft.all(x, 2), IndexError, "all: `dim` must be from -2 to 1 for 2 dimensions, got 2"),
+    (lambda: soft.take(x, x, 0), ValueError, r"take: `soft_index` must have 2 weights in its last dimension, got shape \(2, 3\)"),
+    (lambda: soft.take_along_dim(x, x, 0), ValueError, r"`soft_index` must have 3 dimensions, got shape \(2, 3\)"),
+    (lambda: soft.narrow(x, torch.ones(3), 4, 1), ValueError, "narrow: `length` must be at most 3, got 4"),
+    (
+        lambda: soft.narrow(x, torch.ones(2), 1, 1),
+        ValueError,
+        r"narrow: `soft_start` must have the shape \(3,\), got shape \(2,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, message):
+    """Bad arguments raise before anything is recorded."""
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_integers_become_floats():
+    """Integers of any kind in the default dtype; a number for y; aliases are the same functions."""
+    whole = torch.tensor([-2, 0, 3])
+    equal(soft.abs(whole), soft.abs(whole.float()))
+    equal(soft.greater(whole, 1), soft.greater(whole.float(), 1.0))
+    assert fullgrad.abs_st(whole).dtype == torch.float32
+    assert soft.ge is soft.greater_equal
+    assert soft.equal is soft.eq
+    assert fullgrad.equal_st is fullgrad.eq_st

@@ -16,3 +16,12 @@ def test_digits(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "equal a loop over its samples" in done.stdout
     assert (tmp_path / "digits.png").stat().st_size > 10_000
+
+
+def test_scales(tmp_path):
+    """Measures, keeps its promises (it exits with an error otherwise), compares with a loop, and writes a picture."""
+    command = [sys.executable, str(ROOT / "examples" / "scales.py"), "--output", str(tmp_path / "scales.png")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "equal a loop over 8 samples" in done.stdout
+    assert (tmp_path / "scales.png").stat().st_size > 10_000

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -83,9 +83,10 @@ class Abs(Relaxation):
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.abs(x), softness)
-        wide, s = widened(x, softness)
-        return curves.absolute(wide, s, mode).to(x.dtype)
+        return soft_value(x.dtype, curves.absolute, x, softness, mode)
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, _: None) -> Tensor:
-        return v * (curves.absolute_by_softness if i == 1 else curves.absolute_slope)(x, s, mode)
+        if i == 1:
+            return curves.times(v, curves.absolute_by_softness(x, s, mode))
+        return curves.absolute_slope_times(v, x, s, mode)

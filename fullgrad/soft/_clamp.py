@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
@@ -104,9 +104,12 @@ class Clamp(Relaxation):
         if hard:
             return fitted(_hard(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
-        x, low, high, s = widened(x, low, high, softness)
         beyond = curves.gated_excess if gated else curves.excess
-        return (_hard(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)).to(dtype)
+
+        def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
+            return _hard(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
+
+        return soft_value(dtype, formula, x, low, high, softness)
 
     @staticmethod
     def times(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, soft_value
 
 
 def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -246,15 +246,29 @@ class Closeness(Relaxation):
     ) -> Tensor:
         if hard:
             return fitted(_hard(name, x, y, rtol, atol), softness)
-        wide, other, s = widened(x, y, softness)
-        q = _distance(wide, other, s, name, rtol, atol, epsilon, mode)
-        c = curves.odd(q, s, mode) if name == "not_equal" else 2 * curves.sigmoid(-q, s, mode)
-        return c.to(torch.result_type(x, y))
 
-    @staticmethod
-    def times(
-        v: Tensor,
-        i: int,
+        def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
+            again = curves.overwrites()
+            q = _shifted(curves.absolute(_difference(x, y), s, mode), y, s, name, rtol, atol, epsilon, mode)
+            if name == "not_equal":
+                return curves.odd(q, s, mode)
+            q = torch.neg(q, out=again(q))
+            c = curves.sigmoid(q, s, mode)
+            return torch.mul(c, 2, out=again(c))
+
+        return soft_value(torch.result_type(x, y), formula, x, y, softness)
+
+    @classmethod
+    def times(cls, v: Tensor, i: int, *args: Any) -> Tensor:
+        part = cls.pull(tuple([i == k for k in range(3)]), v, *args)[i]
+        assert part is not None
+        return part
+
+    @classmethod
+    def pull(
+        cls,
+        needed: tuple[bool, ...],
+        g: Tensor,
         x: Tensor,
         y: Any,
         s: Softness,
@@ -265,29 +279,45 @@ class Closeness(Relaxation):
         mode: str,
         hard: bool,
         _: None,
-    ) -> Tensor:
-        q = _distance(x, y, s, name, rtol, atol, epsilon, mode)
-        v = v * curves.slope(q, s, mode) * (2 if name == "not_equal" else -2)
-        if name != "isclose":
-            v = torch.ops.aten.threshold_backward.default(v, q, 0)  # 0 within epsilon
-        d = curves.finite(x - y)
-        if i == 2:  # through the distance, and as 2S(-q) directly
-            by_softness = curves.absolute_by_softness(d, s, mode)
-            if name == "isclose":
+    ) -> list[Tensor | None]:
+        again, close = curves.overwrites(), name == "isclose"
+        d = _difference(x, y)
+        distance, slope = curves.absolute_and_slope(d, s, mode)
+        q = _shifted(distance, y, s, name, rtol, atol, epsilon, mode)
+        g = curves.slope_times(g, q, s, mode)
+        g = torch.mul(g, 2 if name == "not_equal" else -2, out=again(g))
+        if not close:
+            g = torch.ops.aten.threshold_backward.default(g, q, 0)  # 0 within epsilon
+        to_x = to_y = to_s = None
+        if needed[0] or needed[1]:
+            to_x = curves.times(g, slope)
+        if needed[1] and to_x is not None:
+            to_y = -to_x
+            if close:
+                to_y = to_y - g * (rtol * curves.absolute_slope(y, s, mode))
+        if needed[2]:  # through the distance, and as 2S(-q) directly
+            by_softness = curves.absolute_by_softness(d, s, mode) - curves.near(q, s, mode) / s
+            if close:
                 by_softness = by_softness - rtol * curves.absolute_by_softness(_tensor(y, x), s, mode)
-            return v * (by_softness - curves.near(q, s, mode) / s)
-        slope = curves.absolute_slope(d, s, mode)
-        if i == 0:
-            return v * slope
-        return -v * (slope + rtol * curves.absolute_slope(y, s, mode) if name == "isclose" else slope)
+            to_s = g * by_softness
+        return [to_x if needed[0] else None, to_y, to_s]
 
 
-def _distance(x: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str) -> Tensor:
-    """What a transition is put around."""
-    distance = curves.absolute(curves.finite(x - y), s, mode) - epsilon
-    if name == "isclose":
-        return distance - atol - rtol * curves.absolute(_tensor(y, x), s, mode)
-    return torch.clamp(distance, min=0)
+def _difference(x: Tensor, y: Any) -> Tensor:
+    """x - y, finite."""
+    return curves.finite(x - y)
+
+
+def _shifted(distance: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str) -> Tensor:
+    """What a transition is put around: the soft distance, beyond the tolerance."""
+    again = curves.overwrites()
+    q = torch.sub(distance, epsilon, out=again(distance))
+    if name != "isclose":
+        return torch.clamp(q, min=0, out=again(q))
+    q = torch.sub(q, atol, out=again(q))
+    tolerance = curves.absolute(_tensor(y, q), s, mode)
+    tolerance = torch.mul(tolerance, rtol, out=again(tolerance))
+    return q - tolerance
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, soft_value
 
 
 def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -323,23 +323,33 @@ class Comparison(Relaxation):
     ) -> Tensor:
         if hard:
             return fitted(_hard(name, x, y), softness)
-        wide, other, s = widened(x, y, softness)
-        return curves.sigmoid(_argument(wide, other, sign, shift), s, mode).to(torch.result_type(x, y))
+
+        def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
+            return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
+
+        return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
     @staticmethod
     def times(
         v: Tensor, i: int, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
     ) -> Tensor:
         if i == 2:
-            return v * curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode)
+            return curves.times(v, curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode))
         v = v if (i == 0) == (sign == 1) else -v
         if output is None:
-            return v * curves.slope(_argument(x, y, sign, shift), s, mode)
-        return torch.ops.aten.sigmoid_backward.default(v, output) / s
+            return curves.slope_times(v, _argument(x, y, sign, shift), s, mode)
+        return curves.slope_of(v, output, s)
+
+    @classmethod
+    def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
+        to_x = cls.times(g, 0, *args) if needed[0] or needed[1] else None
+        to_y = None if to_x is None or not needed[1] else -to_x
+        return [to_x if needed[0] else None, to_y, cls.times(g, 2, *args) if needed[2] else None]
 
 
 def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
-    return (x - y if sign == 1 else y - x) + shift
+    q = x - y if sign == 1 else y - x
+    return torch.add(q, shift, out=curves.overwrites()(q))
 
 
 def _hard(name: str, x: Tensor, y: Any) -> Tensor:

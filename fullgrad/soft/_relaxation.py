@@ -1,5 +1,6 @@
 """`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,14 +39,17 @@ class Relaxation(Function):
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        args = saved_inputs(ctx)
-        g, *wide = widened(g, *args)
-        return tuple(
-            [
-                sum_to(cls.times(g, i, *wide), shape).to(args[i].dtype) if needed else None
-                for i, (needed, shape) in enumerate(zip(ctx.needs_input_grad, ctx.shapes, strict=True))
-            ]
-        )
+        args, needed = saved_inputs(ctx), ctx.needs_input_grad
+        parts = cls.pull(needed, *widened(g, *args))
+        gradients = [None if p is None else sum_to(p, ctx.shapes[i]).to(args[i].dtype) for i, p in enumerate(parts)]
+        return (*gradients, *[None] * (len(needed) - len(parts)))
+
+    @classmethod
+    def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
+        """``times(g, i)`` of the inputs that need it, None for the rest, of which the last may be missing. A member whose partial
+        derivatives have much in common overrides it.
+        """
+        return [cls.times(g, i, *args) if n else None for i, n in enumerate(needed)]
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
@@ -68,6 +72,11 @@ def widened(*args: Any) -> list[Any]:
 
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
+    """A formula in float32 at least, rounded once."""
+    return formula(*widened(*args)).to(dtype)
 
 
 def check(name: str, softness: Softness, mode: str, modes: tuple[str, ...] = MODES, **tensors: Any) -> None:
@@ -100,4 +109,4 @@ def floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "fitted", "flat", "floating", "widened"]
+__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "fitted", "flat", "floating", "soft_value"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
 
 _MOST_NEIGHBORS = 1000
 
@@ -96,12 +96,15 @@ class Round(Relaxation):
     def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.round(x), softness)
-        wide, s = widened(x, softness)
-        d, total = _fraction(wide), 0.0
-        steps, below = _steps(s, neighbor_radius, mode, x.dtype)
-        for weight, at in steps:
-            total = curves.sigmoid(d - at, s, mode) * weight + total
-        return (torch.floor(wide) + (total + below)).to(x.dtype)
+        steps, below = _steps(softness, neighbor_radius, mode, x.dtype)
+
+        def formula(x: Tensor, s: Softness) -> Tensor:
+            d, total = _fraction(x), below
+            for weight, at in steps:
+                total = curves.sigmoid(d - at, s, mode) * weight + total
+            return torch.floor(x) + total
+
+        return soft_value(x.dtype, formula, x, softness)
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:

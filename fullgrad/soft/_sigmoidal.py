@@ -1,10 +1,9 @@
 """`sigmoidal` and `heaviside`: a soft step from 0 to 1."""
 
-import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, flat, floating, widened
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, flat, floating, soft_value
 
 
 def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -124,16 +123,15 @@ class Sigmoidal(Relaxation):
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(step(x), softness)
-        wide, s = widened(x, softness)
-        return curves.sigmoid(wide, s, mode).to(x.dtype)
+        return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
         if i == 1:
-            return v * curves.sigmoid_by_softness(x, s, mode)
+            return curves.times(v, curves.sigmoid_by_softness(x, s, mode))
         if output is None:
-            return v * curves.slope(x, s, mode)
-        return torch.ops.aten.sigmoid_backward.default(v, output) / s
+            return curves.slope_times(v, x, s, mode)
+        return curves.slope_of(v, output, s)
 
 
 def step(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -84,14 +84,13 @@ class Sign(Relaxation):
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.sign(x), softness)
-        wide, s = widened(x, softness)
-        return curves.odd(wide, s, mode).to(x.dtype)
+        return soft_value(x.dtype, curves.odd, x, softness, mode)
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
         if i == 1:
             return v * (2 * curves.sigmoid_by_softness(x, s, mode))
         if output is None:
-            return v * (2 * curves.slope(x, s, mode))
+            return 2 * curves.slope_times(v, x, s, mode)
         # 2 S (1 - S) / s is (1 - y^2) / 2s.
-        return torch.ops.aten.tanh_backward.default(v, output) / (2 * s)
+        return curves.divided(torch.ops.aten.tanh_backward.default(v, output), 2 * s)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, floating, widened
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, floating, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
@@ -122,12 +122,10 @@ class Softrelu(Relaxation):
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.relu(x), softness)
-        wide, s = widened(x, softness)
-        y = curves.from_below(wide, s) * curves.sigmoid(wide, s, mode) if gated else curves.softplus(wide, s, mode)
-        return y.to(x.dtype)
+        return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
         if i == 1:
-            return v * (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode)
-        return v * (curves.gated_slope(x, s, mode) if gated else Sigmoidal.apply(x, s, mode, False))
+            return curves.times(v, (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode))
+        return curves.gated_slope_times(v, x, s, mode) if gated else curves.times(v, Sigmoidal.apply(x, s, mode, False))

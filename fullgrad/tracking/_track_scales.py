@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
     repeated calls is that of `ScaleTracker`: the last to flow stays, so a loop over steps may run inside. A backward after the
     context has closed is recorded too.
 
-    Outputs are copied, so that a following in-place module works as it does without tracking. The module is left as it was found,
-    also after an exception. No graph is kept alive.
+    The gradient of an output is that which arrives from what uses it: after a :func:`fullgrad.scale_bwd` that the next module
+    applies to it. Outputs are copied, so that a following in-place module works as it does without tracking. The module is
+    left as it was found, also after an exception. No graph is kept alive.
 
     Args:
         module: Any module.
@@ -98,6 +99,8 @@ class ModuleScales(Mapping[str, ScalePair]):
         self._pairs: dict[str, ScalePair] = {}
 
     def __getitem__(self, name: str) -> ScalePair:
+        if name not in self._pairs:
+            raise KeyError(f"{name!r} was not recorded; there are {', '.join(map(repr, self._pairs)) or 'no outputs'}.")
         return self._pairs[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -124,27 +127,32 @@ class ModuleScales(Mapping[str, ScalePair]):
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         return "\n".join(lines)
 
-    def plot(self, axes: Any = None) -> Any:
+    __repr__ = __str__
+
+    def plot(self, axes: Any = None, names: Iterable[str] | None = None) -> Any:
         """Draw forward and backward scales by depth on a logarithmic axis; of samples the median and the range.
 
         Args:
             axes: matplotlib axes to draw on; None for a new figure.
+            names: The outputs to draw, in this order; None for all, in the order of execution.
 
         Returns:
             The axes; ``axes.figure.savefig(path)`` writes the picture.
 
         Raises:
             ImportError: matplotlib is not installed.
+            KeyError: An output of that name was not recorded.
         """
+        pairs = {name: self[name] for name in (self if names is None else names)}
         if axes is None:
             try:
                 from matplotlib.figure import Figure
             except ImportError as error:
                 raise ImportError('ModuleScales.plot needs matplotlib: pip install "fullgrad[plot]"') from error
-            axes = Figure(figsize=(max(5.0, 0.35 * len(self)), 4), layout="constrained").subplots()
-        depth = range(len(self))
+            axes = Figure(figsize=(max(5.0, 0.35 * len(pairs)), 4), layout="constrained").subplots()
+        depth = range(len(pairs))
         for field, colour in (("forward", "#0072B2"), ("backward", "#D55E00"), ("tangent", "#009E73")):
-            scales = [getattr(pair, field) for pair in self._pairs.values()]
+            scales = [getattr(pair, field) for pair in pairs.values()]
             if all(scale is None for scale in scales):
                 continue
             samples = [torch.tensor([torch.nan]) if s is None else torch.as_tensor(s).flatten().float().cpu() for s in scales]
@@ -153,7 +161,7 @@ class ModuleScales(Mapping[str, ScalePair]):
                 low, high = [s.amin().item() for s in samples], [s.amax().item() for s in samples]
                 axes.fill_between(depth, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set_yscale("log")
-        axes.set_xticks(depth, list(self), rotation=90, fontsize="small")
+        axes.set_xticks(depth, list(pairs), rotation=90, fontsize="small")
         axes.set(xlabel="module, in the order of execution", ylabel="scale")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

@@ -500,7 +500,11 @@ def test_scales_print_export_and_plot(tmp_path):
         assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "(all)"]
         axes.figure.savefig(tmp_path / "scales.png")
     axes = matplotlib.figure.Figure().subplots()
-    assert scales.plot(axes) is axes
+    assert scales.plot(axes, names=["1", "0"]) is axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "0"]
+    assert repr(scales) == str(scales)
+    with pytest.raises(KeyError, match=r"'2' was not recorded; there are '0', '1', '\(all\)'"):
+        scales.plot(names=["2"])
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch):

@@ -1,7 +1,7 @@
 """The soft operators and their twins next to softtorch's formulas written as composites: ``python -m benchmarks.relaxations``.
 
-A composite is plain torch code in the way that softtorch writes it: polynomials by Horner's rule, joins by ``where``, and the detach
-trick in the twins. 1M float32 elements, forward plus backward, one thread. Times do not gate: the exit status is 0.
+A composite is plain torch code in the way that softtorch writes it: polynomials by Horner's rule, joins by ``where``, and the
+detach trick in the twins. 1M float32 elements, forward plus backward, one thread. Times do not gate: the exit status is 0.
 """
 
 import argparse

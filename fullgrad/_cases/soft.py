@@ -107,35 +107,34 @@ def _pairs(
     inputs: tuple[Any, ...],
     *,
     twin: bool = True,
-    relaxed: bool = True,
     label: str = "",
     modes: tuple[str, ...] = ("smooth", "c0", "c1", "c2"),
-    fast: tuple[str, ...] = ("smooth", "c2"),
     **options: Any,
 ) -> Iterator[Case]:
-    """A relaxation and its twin in each mode. ``formula(*inputs, softness, mode)`` is differentiable as it stands."""
-    smooth = _without(operator_class.forward)
+    """A relaxation and its twin in each mode. ``formula(*inputs, softness, mode)`` is differentiable as it stands.
+
+    The two share their rules, so one of them in one mode, the other in another, are proved at every run, the rest by turns.
+    """
     for mode in modes:
         relaxation = functools.partial(formula, mode=mode)
-        rest = {
-            "covers": (),
-            "inputs": (*inputs, SOFT),
-            "forwards": {operator_class: smooth},
-            "exhaustive": mode not in fast or bool(label),
-        }
-        if relaxed:
-            call = functools.partial(getattr(soft, name), mode=mode, **options)
-            yield Case(
-                name=f"soft.{name} {mode}{label}", operator=call, surrogate=relaxation, **(rest | {"covers": (f"soft.{name}",)})
-            )
+        shared: dict[str, Any] = {"inputs": (*inputs, SOFT), "forwards": {operator_class: _without(operator_class.forward)}}
+        yield Case(
+            name=f"soft.{name} {mode}{label}",
+            covers=(f"soft.{name}",),
+            operator=functools.partial(getattr(soft, name), mode=mode, **options),
+            surrogate=relaxation,
+            exhaustive=mode != "smooth" or bool(label),
+            **shared,
+        )
         if twin:
-            call = functools.partial(getattr(fullgrad, f"{name}_st"), mode=mode, **options)
             yield Case(
                 name=f"{name}_st {mode}{label}",
-                operator=call,
+                covers=(f"{name}_st",),
+                operator=functools.partial(getattr(fullgrad, f"{name}_st"), mode=mode, **options),
                 surrogate=lambda *a, relaxation=relaxation: straight_through(hard(*map(_constant, a[:-1])), relaxation(*a)),
                 value=lambda *a: hard(*a[:-1]),
-                **(rest | {"covers": (f"{name}_st",)}),
+                exhaustive=mode != "c2" or bool(label),
+                **shared,
             )
 
 
@@ -190,7 +189,8 @@ def _plain(
 
 
 def _window(x, p, length, dim):
-    return sum(p[i] * x.roll(-i, dim) for i in range(x.shape[dim])).narrow(dim, 0, length)
+    rolled = [p[i] * x.roll(-i, dim) for i in range(x.shape[dim])]
+    return torch.stack(rolled).sum(0).narrow(dim, 0, length)
 
 
 RELAXATIONS = [

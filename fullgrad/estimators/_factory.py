@@ -51,10 +51,10 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
         if not callable(function):
             raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
     _refuse_closures(soft)
-    return _operator(hard, soft, getattr(hard, "__name__", type(hard).__name__)).apply
+    return _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
 
 
-def _operator(hard: Any, soft: Any, name: str) -> Any:
+def _operator(name: str, hard: Any, soft: Any) -> Any:
     """The operator class of two functions, and for each pattern of batched arguments of their ``vmap``."""
     batched: dict[Any, Any] = {}
 
@@ -93,7 +93,7 @@ def _operator(hard: Any, soft: Any, name: str) -> Any:
             key = in_dims, info.randomness
             if key not in batched:
                 mapped = [torch.func.vmap(f, in_dims, randomness=info.randomness) for f in (hard, soft)]
-                batched[key] = _operator(*mapped, name)
+                batched[key] = _operator(name, *mapped)
             return batched[key].apply(*inputs), 0
 
     StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
@@ -138,10 +138,9 @@ def _leaves(y: Tensor) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
+        found.add(id(getattr(node, "variable", None)))
         stack += [next_node for next_node, _ in node.next_functions]
-    return found
+    return found - {id(None)}
 
 
 def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: bool) -> None:

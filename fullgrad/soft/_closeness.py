@@ -36,7 +36,7 @@ def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smoo
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.eq(torch.tensor([0.0, 0.1, 2.0]), 0.0)
-        tensor([1.0000e+00, 7.7298e-01, 4.1223e-09])
+        tensor([1.0000e+00, 7.7297e-01, 4.1223e-09])
 
     Source: ``softtorch.eq``.
     """
@@ -113,7 +113,7 @@ def isclose(
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.isclose(torch.tensor([0.0, 0.1, 2.0]), 0.0, rtol=0.0, atol=0.1)
-        tensor([1.4621e+00, 1.2642e+00, 1.1206e-08])
+        tensor([1.4621e+00, 1.2626e+00, 1.1206e-08])
 
     Source: ``softtorch.isclose``.
     """
@@ -149,7 +149,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "s
         >>> fullgrad.eq_st(x, 0.0)
         tensor([1., 0.])
         >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.eq_st(x, 0.0)))(x)
-        tensor([ 0.0000, -4.0576])
+        tensor([ 0.0000, -4.0563])
 
     Source: ``softtorch.eq_st``.
     """
@@ -185,7 +185,7 @@ def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: s
         >>> fullgrad.not_equal_st(x, 0.0)
         tensor([0., 1.])
         >>> torch.func.vmap(torch.func.grad(lambda x: fullgrad.not_equal_st(x, 0.0)))(x)
-        tensor([0.0000, 4.0576])
+        tensor([0.0000, 4.0563])
 
     Source: ``softtorch.not_equal_st``.
     """

@@ -51,7 +51,10 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     """S'."""
     again = overwrites()
     if mode == "smooth":
-        return _variance(sigmoid(x, s, mode), s)
+        z = x / s
+        if again is _never:
+            return torch.sigmoid(z) * torch.sigmoid(-z) / s
+        return _variance(_less_than_half(z), s)
     width = 10 * s
     if mode == "c0":
         # On a join the mean of both sides, as a difference quotient has it.
@@ -236,7 +239,9 @@ def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor
 
 def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v S'."""
-    return slope_of(v, sigmoid(x, s, mode), s) if mode == "smooth" else times(v, slope(x, s, mode))
+    if mode != "smooth" or overwrites() is _never:
+        return times(v, slope(x, s, mode))
+    return slope_of(v, _less_than_half(x / s), s)
 
 
 def divided(fresh: Tensor, s: Softness) -> Tensor:
@@ -272,6 +277,13 @@ def _variance(t: Tensor, s: Softness) -> Tensor:
     p = 1 - t
     p = torch.mul(p, t, out=again(p))
     return divided(p, s)
+
+
+def _less_than_half(z: Tensor) -> Tensor:
+    """The sigmoid of a temporary, or what it lacks to 1: the one of which S' is a product without cancellation."""
+    z = torch.abs(z, out=z)
+    z = torch.neg(z, out=z)
+    return torch.sigmoid(z, out=z)
 
 
 def _ramp(x: Tensor, s: Softness) -> Tensor:

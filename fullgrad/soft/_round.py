@@ -42,7 +42,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_ra
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.round(torch.tensor([-0.6, 0.0, 2.3]))
-        tensor([-0.7311,  0.0000,  2.1192])
+        tensor([-7.3117e-01, -2.7497e-08,  2.1189e+00])
 
     Source: ``softtorch.round``; Semenov, https://arxiv.org/abs/2504.19026.
     """
@@ -80,7 +80,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor
         >>> fullgrad.round_st(x)
         tensor([0., 0., 2.])
         >>> torch.func.vmap(torch.func.grad(fullgrad.round_st))(x)
-        tensor([0.1330, 2.5009, 1.9669])
+        tensor([0.1330, 2.5009, 1.9675])
 
     Source: ``softtorch.round_st``.
     """

@@ -37,7 +37,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: b
         >>> fullgrad.soft.softrelu(x, 0.1)
         tensor([4.5399e-06, 6.9315e-02, 2.5789e-01])
         >>> fullgrad.soft.softrelu(x, 0.1, "c0", gated=True)
-        tensor([0.0000, 0.0000, 0.1875])
+        tensor([-0.0000, 0.0000, 0.1875])
 
     Source: ``softtorch.softrelu``.
     """
@@ -69,7 +69,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool 
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.relu(torch.tensor([-1.0, 0.0, 0.25]), mode="c2")
-        tensor([0.0000, 0.0781, 0.2544])
+        tensor([0.0000, 0.0781, 0.2571])
 
     Source: ``softtorch.relu``.
     """

@@ -209,9 +209,10 @@ def test_gradients_of_closures_are_not_lost():
     f = fullgrad.straight_through(torch.round, lambda x: x * hidden["weight"])
     with pytest.raises(RuntimeError, match="gradient of a tensor that it closes over"):
         f(X.clone().requires_grad_()).sum().backward()
+    x = X.clone().requires_grad_()
+    y = f(x).sum()
     with pytest.raises(RuntimeError, match="gradient of a tensor that it closes over"):
-        x = X.clone().requires_grad_()
-        torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        torch.autograd.grad(y, x, create_graph=True)
     of = lambda w: fullgrad.straight_through(torch.round, lambda x: x * w)(X).sum()  # noqa: E731
     for transform in (lambda w: grad(of)(w), lambda w: jvp(of, (w,), (w,))):
         with pytest.raises(TypeError, match="closes over a Tensor that requires a gradient"):

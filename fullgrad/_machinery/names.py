@@ -208,9 +208,7 @@ _is_legacy: Any = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batc
 def in_front(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
     """A tensor of torch's first vmap as a plain one with the batch in front, which makes one more of its ``count`` batch dims."""
     while _is_legacy(tensor):
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
-        tensor, count = torch._remove_batch_dim(tensor, level, 1, 0), count + 1
+        tensor, count = torch._remove_batch_dim(tensor, _legacy_level(), 1, 0), count + 1
     return tensor, count
 
 
@@ -241,6 +239,21 @@ def effect(name: str) -> Any:
         return operator
 
     return decorate
+
+
+def nobody_watches() -> bool:
+    """Whether a rule may overwrite its temporaries: nobody differentiates, batches or traces its steps."""
+    return nobody_differentiates() and not tracing() and not (_legacy_vmap and _legacy_level() > 0)
+
+
+def _legacy_level() -> int:
+    """How many of torch's first vmap are active. They are looked at by entering one more."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+_legacy_vmap: bool = hasattr(torch._C, "_vmapmode_increment_nesting")
 
 
 def reuse(temporary: torch.Tensor) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._machinery import nobody_differentiates, tracing
+from fullgrad._machinery import nobody_watches
 from fullgrad._machinery.names import unpack_dual
 
 
@@ -74,7 +74,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             inputs = saved_inputs(ctx)
             where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-            pull = _pulled_once if nobody_differentiates() and not tracing() else _pulled
+            pull = _pulled_once if nobody_watches() else _pulled
             gradients = iter(pull(name, soft, inputs, where, ctx.like)(g))
             return tuple([next(gradients) if i in where else None for i in range(len(inputs))])
 

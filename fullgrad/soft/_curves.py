@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_differentiates, tracing
+from fullgrad._machinery import nobody_watches
 
 Softness = Tensor | float
 
@@ -260,7 +260,7 @@ def overwrites() -> Callable[[Tensor], Tensor | None]:
 
     New memory costs more than the arithmetic: a polynomial of ten steps takes a quarter of the time in its own place.
     """
-    return _never if tracing() or not nobody_differentiates() else _always
+    return _always if nobody_watches() else _never
 
 
 def _always(temporary: Tensor) -> Tensor:

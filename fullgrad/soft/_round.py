@@ -131,7 +131,9 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[lis
     reach = math.inf if isinstance(s, Tensor) else 0.5 + digits * s if mode == "smooth" else 5 * s
     for k in range(-radius - 1, radius + 1):
         at, weight = k + 0.5, -float(radius) if k in (-radius - 1, radius) else 1.0
-        if max(-at, at - 1, 0) < reach:
+        distance = max(-at, at - 1, 0)
+        # A step of c0 that ends at 0 has half its slope there.
+        if distance < reach or (mode == "c0" and distance == reach and at < 0):
             steps.append((weight, at))
         elif at < 0:
             below += weight

@@ -255,7 +255,7 @@ def test_list_and_plot_commands(capsys, tmp_path):
     """Every public function has its line; a picture is written for every operator."""
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
-    assert all(name in listed for name in fullgrad.__all__ if name.islower())
+    assert all(name in listed for name in (*fullgrad.__all__, *[f"soft.{n}" for n in fullgrad.soft.__all__]) if name.islower())
     names = [name for name in fullgrad.__all__ if name.islower() and any(name in case.covers for case in CASES)]
     assert main(["plot", *names, "-o", str(tmp_path / "all.png")]) == 0
     assert (tmp_path / "all.png").stat().st_size > 10_000

@@ -46,7 +46,7 @@ def test_operator_class_has_the_signature_of_its_forward(name):
 
 
 ESTIMATORS = ("replace_grad", "st", "grad_replace", "straight_through")
-# pass_round is called through its class, the next through a lambda that computes with its input; trackers and combinators take floats only.
+# pass_round is called through its class, the next through a lambda that computes with its input; the rest takes floats only.
 UNCHECKED = ("pass_round", "clamp_backward", "clip_grad by a tensor", "mask_grad", "ScaleTracker", "track_scales", *ESTIMATORS)
 CHECKED = [case for case in CASES if case.name not in UNCHECKED]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import operator
 import re
 from typing import Any
 
@@ -20,15 +21,15 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the first line of each public function's docstring, by family."""
     families: dict[str, list[str]] = {}
-    for name in fullgrad.__all__:
-        function = getattr(fullgrad, name)
+    for name in (*fullgrad.__all__, *[f"soft.{name}" for name in fullgrad.soft.__all__]):
+        function = operator.attrgetter(name)(fullgrad)
         if inspect.isfunction(function):
             families.setdefault(function.__module__.split(".")[1], []).append(name)
     width = max(len(name) for names in families.values() for name in names)
     for family, names in families.items():
         print(family)
         for name in names:
-            summary = (inspect.getdoc(getattr(fullgrad, name)) or "").splitlines()[0]
+            summary = (inspect.getdoc(operator.attrgetter(name)(fullgrad)) or "").splitlines()[0]
             plain = re.sub(_MARKUP, r"\1", summary)
             print(f"  {name:<{width}}  {plain}")
     return 0

@@ -35,7 +35,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.abs``.
     """
-    check("abs", softness, mode, x=x)
+    check("abs", x, softness, mode)
     x = floating(x)
     return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, False)
 
@@ -71,7 +71,7 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.abs_st``.
     """
-    check("abs_st", softness, mode, x=x)
+    check("abs_st", x, softness, mode)
     x = floating(x)
     return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, True)
 

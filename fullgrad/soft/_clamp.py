@@ -136,6 +136,6 @@ def _hard(x: Tensor, low: Any, high: Any) -> Tensor:
 
 
 def _check(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> None:
-    check(name, softness, mode, x=x)
+    check(name, x, softness, mode)
     _checks.real_number_or_tensor(name, "min_value", low)
     _checks.real_number_or_tensor(name, "max_value", high)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
 
 
 def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -328,13 +328,13 @@ def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float) -> Tensor:
     dtype = torch.result_type(x, y)
     if name == "isclose":
         return torch.isclose(x.to(dtype), _tensor(y, x).to(dtype), rtol, atol).to(dtype)
-    return getattr(torch, name)(x, y).to(dtype)
+    return compared(getattr(torch, name), x, y)
 
 
 def _closeness(
     name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, straight_through: bool
 ) -> Tensor:
-    check(name, softness, mode, x=x)
+    check(name, x, softness, mode)
     _checks.real_number_or_tensor(name, "y", y)
     for argument, value in (("epsilon", epsilon), ("rtol", rtol), ("atol", atol)):
         _checks.non_negative_number(name, argument, value)

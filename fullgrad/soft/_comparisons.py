@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
 
 
 def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -353,11 +353,11 @@ def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
 
 
 def _hard(name: str, x: Tensor, y: Any) -> Tensor:
-    return getattr(torch, name)(x, y).to(torch.result_type(x, y))
+    return compared(getattr(torch, name), x, y)
 
 
 def _checked(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> tuple[Tensor, Any]:
-    check(name, softness, mode, x=x)
+    check(name, x, softness, mode)
     _checks.real_number_or_tensor(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
     return floating(x), floating(y) if isinstance(y, Tensor) else y

@@ -10,6 +10,7 @@ from fullgrad import _checks
 from fullgrad._batching import elementwise
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._machinery import nobody_watches
 from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
 
 
@@ -79,10 +80,17 @@ def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -
     return formula(*widened(*args)).to(dtype)
 
 
-def check(name: str, softness: Softness, mode: str, modes: tuple[str, ...] = MODES, **tensors: Any) -> None:
-    """The arguments that all relaxations share."""
-    for argument, value in tensors.items():
-        _checks.real_tensor(name, argument, value)
+def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> None:
+    """The arguments that all relaxations share. What almost every call gives is looked at first, in a microsecond."""
+    if (
+        isinstance(x, Tensor)
+        and x.is_floating_point()
+        and softness.__class__ is float
+        and 0.0 < softness < _INFINITY
+        and mode in modes
+    ):
+        return
+    _checks.real_tensor(name, "x", x)
     _checks.choice(name, "mode", mode, modes)
     if isinstance(softness, Tensor):
         _checks.real_tensor(name, "softness", softness)
@@ -90,9 +98,22 @@ def check(name: str, softness: Softness, mode: str, modes: tuple[str, ...] = MOD
         _checks.positive_number(name, "softness", softness)
 
 
-def fitted(value: Tensor, *others: Any) -> Tensor:
+_INFINITY = float("inf")
+
+
+def compared(compare: Callable[..., Tensor], x: Tensor, y: Any) -> Tensor:
+    """A comparison as 0 or 1 in the dtype of x - y, written as that where nobody watches: torch converts bools slowly."""
+    dtype = torch.result_type(x, y)
+    if nobody_watches() and (not isinstance(y, Tensor) or y.ndim == 0 or y.shape == x.shape):
+        return compare(x, y, out=torch.empty_like(x, dtype=dtype))
+    return compare(x, y).to(dtype)
+
+
+def fitted(value: Tensor, softness: Softness) -> Tensor:
     """A hard value in the shape that the soft one has, when a softness has more dimensions."""
-    shape = torch.broadcast_shapes(value.shape, *[v.shape for v in others if isinstance(v, Tensor)])
+    if not isinstance(softness, Tensor) or softness.ndim == 0:
+        return value
+    shape = torch.broadcast_shapes(value.shape, softness.shape)
     return value if value.shape == shape else value.expand(shape).clone()
 
 
@@ -109,4 +130,4 @@ def floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "fitted", "flat", "floating", "soft_value"]
+__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "compared", "fitted", "flat", "floating", "soft_value"]

@@ -141,5 +141,5 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[lis
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> int:
-    check(name, softness, mode, x=x)
+    check(name, x, softness, mode)
     return _checks.positive_integer(name, "neighbor_radius", radius, _MOST_NEIGHBORS)

@@ -1,9 +1,10 @@
 """`sigmoidal` and `heaviside`: a soft step from 0 to 1."""
 
+import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
 
 
 def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -39,7 +40,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
-    check("sigmoidal", softness, mode, SOFT_MODES, x=x)
+    check("sigmoidal", x, softness, mode, SOFT_MODES)
     return Sigmoidal.apply(floating(x), softness, mode, False)
 
 
@@ -71,7 +72,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
 
     Source: ``softtorch.heaviside``.
     """
-    check("heaviside", softness, mode, x=x)
+    check("heaviside", x, softness, mode)
     x = floating(x)
     return flat(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
@@ -108,7 +109,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> T
 
     Source: ``softtorch.heaviside_st``.
     """
-    check("heaviside_st", softness, mode, x=x)
+    check("heaviside_st", x, softness, mode)
     if mode == "hard":
         return heaviside(x, softness, mode)
     return Sigmoidal.apply(floating(x), softness, mode, True)
@@ -136,4 +137,4 @@ class Sigmoidal(Relaxation):
 
 def step(x: Tensor) -> Tensor:
     """What ``torch.heaviside(x, 0.5)`` is, NaN and all, faster and on every road."""
-    return ((x > 0).to(x.dtype) + (x >= 0).to(x.dtype)) * 0.5
+    return (compared(torch.gt, x, 0) + compared(torch.ge, x, 0)) * 0.5

@@ -34,7 +34,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
-    check("sign", softness, mode, x=x)
+    check("sign", x, softness, mode)
     x = floating(x)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
@@ -70,7 +70,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor
 
     Source: ``softtorch.sign_st``.
     """
-    check("sign_st", softness, mode, x=x)
+    check("sign_st", x, softness, mode)
     x = floating(x)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, True)
 

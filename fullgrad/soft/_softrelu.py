@@ -41,7 +41,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: b
 
     Source: ``softtorch.softrelu``.
     """
-    check("softrelu", softness, mode, SOFT_MODES, x=x)
+    check("softrelu", x, softness, mode, SOFT_MODES)
     return Softrelu.apply(floating(x), softness, gated, mode, False)
 
 
@@ -73,7 +73,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool 
 
     Source: ``softtorch.relu``.
     """
-    check("relu", softness, mode, x=x)
+    check("relu", x, softness, mode)
     x = floating(x)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
@@ -110,7 +110,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bo
 
     Source: ``softtorch.relu_st``.
     """
-    check("relu_st", softness, mode, x=x)
+    check("relu_st", x, softness, mode)
     x = floating(x)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
 

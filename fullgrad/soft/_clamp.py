@@ -119,9 +119,9 @@ class Clamp(Relaxation):
             # What R' is beyond the lower and beyond the upper bound.
             above_low = _slope(x - low, s, gated, mode) if i < 2 else 1
             above_high = _slope(x - high, s, gated, mode) if i != 1 else 1
-            return v * (above_low - above_high if i == 0 else 1 - above_low if i == 1 else above_high)
+            return curves.times(v, above_low - above_high if i == 0 else 1 - above_low if i == 1 else above_high)
         by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
-        return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+        return curves.times(v, by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
 
 
 def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:

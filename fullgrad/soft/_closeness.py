@@ -249,7 +249,8 @@ class Closeness(Relaxation):
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             again = curves.overwrites()
-            q = _shifted(curves.absolute(_difference(x, y), s, mode), y, s, name, rtol, atol, epsilon, mode)
+            tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
+            q = _shifted(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.odd(q, s, mode)
             q = torch.neg(q, out=again(q))
@@ -281,9 +282,10 @@ class Closeness(Relaxation):
         _: None,
     ) -> list[Tensor | None]:
         again, close = curves.overwrites(), name == "isclose"
-        d = _difference(x, y)
+        d = curves.finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
-        q = _shifted(distance, y, s, name, rtol, atol, epsilon, mode)
+        tolerance, slope_y = curves.absolute_and_slope(curves.finite(_tensor(y, x)), s, mode) if close else (None, None)
+        q = _shifted(distance, tolerance, rtol, atol, epsilon)
         g = curves.slope_times(g, q, s, mode)
         g = torch.mul(g, 2 if name == "not_equal" else -2, out=again(g))
         if not close:
@@ -293,8 +295,8 @@ class Closeness(Relaxation):
             to_x = curves.times(g, slope)
         if needed[1] and to_x is not None:
             to_y = -to_x
-            if close:
-                to_y = to_y - g * (rtol * curves.absolute_slope(y, s, mode))
+            if slope_y is not None:
+                to_y = torch.sub(to_y, curves.times(g, slope_y), alpha=rtol, out=again(to_y))
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.near(q, s, mode) / s
             if close:
@@ -303,21 +305,14 @@ class Closeness(Relaxation):
         return [to_x if needed[0] else None, to_y, to_s]
 
 
-def _difference(x: Tensor, y: Any) -> Tensor:
-    """x - y, finite."""
-    return curves.finite(x - y)
-
-
-def _shifted(distance: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str) -> Tensor:
-    """What a transition is put around: the soft distance, beyond the tolerance."""
+def _shifted(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
+    """What a transition is put around: the soft distance, not below 0, or beyond the tolerance, which is relative to its own."""
     again = curves.overwrites()
-    q = torch.sub(distance, epsilon, out=again(distance))
-    if name != "isclose":
+    q = torch.sub(distance, epsilon + atol if tolerance is not None else epsilon, out=again(distance))
+    if tolerance is None:
         return torch.clamp(q, min=0, out=again(q))
-    q = torch.sub(q, atol, out=again(q))
-    tolerance = curves.absolute(_tensor(y, q), s, mode)
-    tolerance = torch.mul(tolerance, rtol, out=again(tolerance))
-    return q - tolerance
+    fits = q.shape == tolerance.shape or tolerance.ndim == 0
+    return torch.sub(q, tolerance, alpha=rtol, out=again(q) if fits else None)
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:

@@ -126,7 +126,9 @@ def near(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """x, with the largest numbers in the place of infinities, at which a product rule would be infinity times 0."""
+    """x, or where somebody differentiates products with it, in which infinity meets 0, the largest number for infinity."""
+    if overwrites() is _always:
+        return x
     largest = torch.finfo(x.dtype).max
     return torch.clamp(x, -largest, largest)
 

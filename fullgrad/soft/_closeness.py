@@ -253,8 +253,8 @@ class Closeness(Relaxation):
             q = _shifted(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.odd(q, s, mode)
-            q = torch.neg(q, out=again(q))
-            c = curves.sigmoid(q, s, mode)
+            # S(-q), which in smooth mode is one division by a negative softness.
+            c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(torch.neg(q, out=again(q)), s, mode)
             return torch.mul(c, 2, out=again(c))
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
@@ -286,8 +286,12 @@ class Closeness(Relaxation):
         distance, slope = curves.absolute_and_slope(d, s, mode)
         tolerance, slope_y = curves.absolute_and_slope(curves.finite(_tensor(y, x)), s, mode) if close else (None, None)
         q = _shifted(distance, tolerance, rtol, atol, epsilon)
-        g = curves.slope_times(g, q, s, mode)
-        g = torch.mul(g, 2 if name == "not_equal" else -2, out=again(g))
+        factor = 2 if name == "not_equal" else -2
+        if mode == "smooth" and not close:  # S' is even, and q is not negative
+            g = curves.slope_of(g, curves.sigmoid(q, -s, mode), s / factor)
+        else:
+            g = curves.slope_times(g, q, s, mode)
+            g = torch.mul(g, factor, out=again(g))
         if not close:
             g = torch.ops.aten.threshold_backward.default(g, q, 0)  # 0 within epsilon
         to_x = to_y = to_s = None

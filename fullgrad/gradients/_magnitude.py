@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import nobody_watches
+
 
 def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The largest absolute value over some dimensions, kept with size 1 or all gone; NaN where there is one.
@@ -13,7 +15,7 @@ def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     if not dims:
         return g.abs()
-    if len(dims) == g.ndim:
+    if len(dims) == g.ndim and nobody_watches():  # torch 2.11 knows no forward mode of it
         low, high = g.aminmax()
     else:
         low, high = g.amin(dims, keepdim=True), g.amax(dims, keepdim=True)

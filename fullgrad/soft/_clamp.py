@@ -115,11 +115,12 @@ class Clamp(Relaxation):
     def times(
         v: Tensor, i: int, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Tensor:
-        if i < 3:
-            # What R' is beyond the lower and beyond the upper bound.
-            above_low = _slope(x - low, s, gated, mode) if i < 2 else 1
-            above_high = _slope(x - high, s, gated, mode) if i != 1 else 1
-            return curves.times(v, above_low - above_high if i == 0 else 1 - above_low if i == 1 else above_high)
+        if i == 0:
+            return curves.times(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
+        if i == 1:
+            return curves.times(v, 1 - _slope(x - low, s, gated, mode))
+        if i == 2:
+            return curves.times(v, _slope(x - high, s, gated, mode))
         by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
         return curves.times(v, by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
 

@@ -15,18 +15,22 @@ from torch import Tensor
 _UNORDERED = frozenset({torch.bool, torch.complex32, torch.complex64, torch.complex128})
 
 
-def real_tensor(name: str, argument: str, value: Any) -> None:
-    """A tensor of real numbers: integer or floating, neither bool nor complex."""
+def tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of any kind."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+
+
+def real_tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of real numbers: integer or floating, neither bool nor complex."""
+    tensor(name, argument, value)
     if value.dtype in _UNORDERED:
         raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
 
 
 def floating_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of floating numbers."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+    tensor(name, argument, value)
     if not value.is_floating_point():
         raise TypeError(f"{name}: `{argument}` must be a floating tensor, got dtype {value.dtype}.")
 
@@ -53,8 +57,7 @@ def real_number(name: str, argument: str, value: Any) -> None:
 
 def bool_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of truth values."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+    tensor(name, argument, value)
     if value.dtype != torch.bool:
         raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}.")
 

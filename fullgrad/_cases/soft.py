@@ -138,14 +138,10 @@ def _pairs(
             )
 
 
-def _comparison(name: str, formula: Callable[..., Tensor]) -> Iterator[Case]:
+def _two_sided(name: str, operator_class: Any, formula: Callable[..., Tensor]) -> Iterator[Case]:
+    """An operator of two tensors whose hard value is torch's comparison of that name."""
     hard = lambda x, y: getattr(torch, name)(x, y).to(x.dtype)  # noqa: E731
-    yield from _pairs(name, _comparisons.Comparison, formula, hard, (X, Y))
-
-
-def _close(name: str, formula: Callable[..., Tensor]) -> Iterator[Case]:
-    hard = lambda x, y: getattr(torch, name)(x, y).to(x.dtype)  # noqa: E731
-    yield from _pairs(name, _closeness.Closeness, formula, hard, (X, Y))
+    yield from _pairs(name, operator_class, formula, hard, (X, Y))
 
 
 WIDTHS = 0.2 + 0.1 * numbers(4, 1, seed=7).abs()
@@ -207,12 +203,12 @@ RELAXATIONS = [
     ),
     *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, Y - 1, Y + 0.3), label=" with tensor bounds"),
     *_pairs("round", _round.Round, _round_of, torch.round, (X,)),
-    *_comparison("greater", lambda x, y, s, mode: _step(x - y - 1e-10, s, mode)),
-    *_comparison("greater_equal", lambda x, y, s, mode: _step(x - y + 1e-10, s, mode)),
-    *_comparison("less", lambda x, y, s, mode: 1 - _step(x - y + 1e-10, s, mode)),
-    *_comparison("less_equal", lambda x, y, s, mode: 1 - _step(x - y - 1e-10, s, mode)),
-    *_close("eq", _eq_of),
-    *_close("not_equal", lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
+    *_two_sided("greater", _comparisons.Comparison, lambda x, y, s, mode: _step(x - y - 1e-10, s, mode)),
+    *_two_sided("greater_equal", _comparisons.Comparison, lambda x, y, s, mode: _step(x - y + 1e-10, s, mode)),
+    *_two_sided("less", _comparisons.Comparison, lambda x, y, s, mode: 1 - _step(x - y + 1e-10, s, mode)),
+    *_two_sided("less_equal", _comparisons.Comparison, lambda x, y, s, mode: 1 - _step(x - y - 1e-10, s, mode)),
+    *_two_sided("eq", _closeness.Closeness, _eq_of),
+    *_two_sided("not_equal", _closeness.Closeness, lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
     *_pairs(
         "isclose",
         _closeness.Closeness,

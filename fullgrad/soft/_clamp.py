@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
@@ -50,7 +51,9 @@ def clamp(
     _check("clamp", x, min_value, max_value, softness, mode)
     x = floating(x)
     return (
-        _hard(x, min_value, max_value) if mode == "hard" else Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
+        HardClamp.forward(x, min_value, max_value)
+        if mode == "hard"
+        else Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
     )
 
 
@@ -93,7 +96,11 @@ def clamp_st(
     """
     _check("clamp_st", x, min_value, max_value, softness, mode)
     x = floating(x)
-    return _hard(x, min_value, max_value) if mode == "hard" else Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
+    return (
+        HardClamp.forward(x, min_value, max_value)
+        if mode == "hard"
+        else Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
+    )
 
 
 class Clamp(Relaxation):
@@ -102,12 +109,12 @@ class Clamp(Relaxation):
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(_hard(x, low, high), softness)
+            return fitted(HardClamp.forward(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
         beyond = curves.gated_excess if gated else curves.excess
 
         def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
-            return _hard(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
+            return HardClamp.forward(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
 
         return soft_value(dtype, formula, x, low, high, softness)
 
@@ -128,12 +135,6 @@ class Clamp(Relaxation):
 def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
     """R'."""
     return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
-
-
-def _hard(x: Tensor, low: Any, high: Any) -> Tensor:
-    if isinstance(low, Tensor) == isinstance(high, Tensor):
-        return torch.clamp(x, low, high)
-    return torch.clamp(torch.clamp(x, min=low), max=high)  # torch takes two numbers or two tensors
 
 
 def _check(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> None:

@@ -54,15 +54,13 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
         z = x / s
         if again is _never:
             return torch.sigmoid(z) * torch.sigmoid(-z) / s
-        return _variance(_less_than_half(z), s)
+        return divided(_variance(_less_than_half(z)), s)
     width = 10 * s
     if mode == "c0":
         # On a join the mean of both sides, as a difference quotient has it.
         a = x.abs()
         return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
-    t = _ramp(x, s)
-    p = 1 - t
-    p = torch.mul(p, t, out=again(p))
+    p = _variance(_ramp(x, s))
     if mode == "c2":
         p = torch.mul(p, p, out=again(p))
     return torch.mul(p, (6 if mode == "c1" else 30) / width, out=again(p))
@@ -98,9 +96,7 @@ def odd(x: Tensor, s: Softness, mode: str) -> Tensor:
     """2S - 1, without cancellation near 0 in the polynomial modes."""
     again = overwrites()
     if mode == "smooth":
-        t = sigmoid(x, s, mode)
-        t = torch.mul(t, 2, out=again(t))
-        return torch.sub(t, 1, out=again(t))
+        return _doubled_less_1(sigmoid(x, s, mode))
     u = near(x, s, mode) / (5 * s)
     if mode == "c0":
         return u
@@ -142,27 +138,15 @@ def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tenso
     """It and its derivative, of which most is the same in smooth mode. x is finite."""
     if mode != "smooth":
         return absolute(x, s, mode), absolute_slope(x, s, mode)
-    again = overwrites()
-    z = divided(near(x, s, mode), s)
-    t = torch.sigmoid(z)
-    p = torch.mul(z, t, out=again(z))
-    q = 1 - t
-    p = torch.mul(p, q, out=again(p))
-    p = torch.add(p, t, out=again(p))
-    p = torch.mul(p, 2, out=again(p))
-    p = torch.sub(p, 1, out=again(p))
-    t = torch.mul(t, 2, out=again(t))
-    t = torch.sub(t, 1, out=again(t))
-    return times(x, t), p
+    t, p = _smooth_gate(x, s)
+    return times(x, _doubled_less_1(t)), _doubled_less_1(p)
 
 
 def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     """Its derivative, 2S - 1 + 2x S'."""
     again = overwrites()
     if mode == "smooth":
-        p = gated_slope(x, s, mode)
-        p = torch.mul(p, 2, out=again(p))
-        return torch.sub(p, 1, out=again(p))
+        return _doubled_less_1(gated_slope(x, s, mode))
     p = times(near(x, s, mode), slope(x, s, mode))
     p = torch.mul(p, 2, out=again(p))
     return torch.add(p, odd(x, s, mode), out=again(p))
@@ -187,12 +171,7 @@ def gated_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode != "smooth":
         p = times(near(x, s, mode), slope(x, s, mode))
         return torch.add(p, sigmoid(x, s, mode), out=again(p))
-    z = divided(near(x, s, mode), s)
-    t = torch.sigmoid(z)
-    p = torch.mul(z, t, out=again(z))
-    q = 1 - t
-    p = torch.mul(p, q, out=again(p))
-    return torch.add(p, t, out=again(p))
+    return _smooth_gate(x, s)[1]
 
 
 def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -273,12 +252,26 @@ def _never(temporary: Tensor) -> None:
     return None
 
 
-def _variance(t: Tensor, s: Softness) -> Tensor:
-    """t (1 - t) / s, of a temporary t."""
+def _variance(t: Tensor) -> Tensor:
+    """t (1 - t)."""
+    return times(t, 1 - t)
+
+
+def _doubled_less_1(t: Tensor) -> Tensor:
+    """2t - 1, of a temporary."""
     again = overwrites()
-    p = 1 - t
-    p = torch.mul(p, t, out=again(p))
-    return divided(p, s)
+    t = torch.mul(t, 2, out=again(t))
+    return torch.sub(t, 1, out=again(t))
+
+
+def _smooth_gate(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:
+    """S and S + x S' in smooth mode."""
+    again = overwrites()
+    z = divided(near(x, s, "smooth"), s)
+    t = torch.sigmoid(z)
+    p = torch.mul(z, t, out=again(z))
+    p = times(p, 1 - t)
+    return t, torch.add(p, t, out=again(p))
 
 
 def _less_than_half(z: Tensor) -> Tensor:

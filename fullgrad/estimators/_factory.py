@@ -11,6 +11,7 @@ from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._machinery import nobody_watches
 from fullgrad._machinery.names import unpack_dual
+from fullgrad._recompute import gradients, pullback, pushed_forward, recorded
 
 
 def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -74,19 +75,21 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             inputs = saved_inputs(ctx)
             where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-            pull = _pulled_once if nobody_watches() else _pulled
-            gradients = iter(pull(name, soft, inputs, where, ctx.like)(g))
-            return tuple([next(gradients) if i in where else None for i in range(len(inputs))])
+            if nobody_watches():
+                y, some = recorded(soft, inputs, where)
+                _check_output(name, y, ctx.like, bool(_leaves(y) - {id(v) for v in some}))
+                found = iter(gradients(y, some, g))
+            else:
+                _check_alone(name, soft, inputs, ctx.like)
+                found = iter(pullback(soft, inputs, where)(g))
+            return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Tensor:
             where = tuple([i for i, t in enumerate(tangents) if t is not None])
-            pull = _pulled(name, soft, saved_inputs(ctx), where, ctx.like)
-            # The transpose of the transpose: forward mode inside a forward rule is more than torch allows.
-            shape, dtype = ctx.like
-            cotangent = torch.zeros(shape, dtype=dtype, device=tangents[where[0]].device)
-            _, push = _pair(torch.func.vjp(pull, cotangent))
-            return push(tuple([tangents[i] for i in where]))[0]
+            inputs = saved_inputs(ctx)
+            _check_alone(name, soft, inputs, ctx.like)
+            return pushed_forward(soft, inputs, where, [tangents[i] for i in where], [ctx.like])
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -100,34 +103,11 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
     return StraightThroughOf
 
 
-def _pulled(name: str, soft: Any, inputs: list[Any], where: tuple[int, ...], like: Any) -> Callable[[Tensor], Any]:
-    """The function that pulls a cotangent back through ``soft`` to some inputs, itself differentiable."""
-
-    def of_some(*some: Tensor) -> Tensor:
-        return soft(*_with(inputs, where, some))
-
+def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
+    """The check of the output where leaves of a graph cannot be told apart: without any of the inputs there shall be none."""
     with torch.enable_grad():
         alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
     _check_output(name, alone, like, alone.requires_grad)
-    _, pull = _pair(torch.func.vjp(of_some, *[inputs[i] for i in where]))
-    return pull
-
-
-def _pulled_once(name: str, soft: Any, inputs: list[Any], where: tuple[int, ...], like: Any) -> Callable[[Tensor], Any]:
-    """The same where nobody differentiates it: cheaper."""
-    plain = [v.detach() if isinstance(v, Tensor) else v for v in inputs]
-    some = [plain[i].requires_grad_() for i in where]
-    with torch.enable_grad():
-        y = soft(*plain)
-    _check_output(name, y, like, bool(_leaves(y) - {id(v) for v in some}))
-    return lambda g: torch.autograd.grad(y, some, g, materialize_grads=True) if y.requires_grad else map(torch.zeros_like, some)
-
-
-def _with(inputs: list[Any], where: tuple[int, ...], values: tuple[Any, ...]) -> list[Any]:
-    changed = list(inputs)
-    for i, v in zip(where, values, strict=True):
-        changed[i] = v
-    return changed
 
 
 def _leaves(y: Tensor) -> set[int]:
@@ -154,11 +134,6 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
             f"straight_through: `soft` of {name} must return what `hard` does, shape {tuple(like[0])} and {like[1]}, got shape "
             f"{tuple(y.shape)} and {y.dtype}."
         )
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
-    """What vjp returns without ``has_aux``."""
-    return result
 
 
 def _refuse_closures(soft: Any) -> None:

@@ -1,0 +1,230 @@
+"""`blocked`: functions of n x n matrices that are never whole, computed, pulled back and differentiated by blocks of rows."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullgrad._batching import aligned
+from fullgrad._function import Function
+from fullgrad._inputs import sum_to
+from fullgrad._machinery import has_data, in_front, tracing
+
+Tensors = tuple[Tensor, ...]
+
+# How many elements the matrix of a block has. On a CPU its temporaries then stay in the cache, and 1 MiB of float32 is much
+# more than the overhead of a loop; an accelerator wants long kernels, and has the memory.
+BLOCK = 2**18
+BLOCK_ACCELERATOR = 2**25
+# Derivatives that a tracer has to see as operations are a loop written out, of at most so many blocks.
+TRACED_BLOCKS = 16
+
+
+class Block(NamedTuple):
+    """Rows and columns of an n x n matrix, each from the first to before the last."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+    n: int
+
+
+class Formula:
+    r"""A function of tensors of which every row of a matrix gives a part.
+
+    ``inputs`` and ``outputs`` have one letter for each tensor. ``R`` is one number per row: of an input a block sees those of its
+    rows, and gives those of an output. ``C`` is one number per column: of an input a block sees those of its columns, and an output
+    is the sum of what the blocks give. Subclasses are known by their names.
+    """
+
+    known: ClassVar[dict[str, type["Formula"]]] = {}
+    inputs: ClassVar[str]
+    outputs: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Formula.known[cls.__name__] = cls
+
+    @staticmethod
+    def value(mode: str, block: Block, *args: Tensor) -> Tensors:
+        """The part of a block of whole rows, in code that is differentiable at every order."""
+        raise NotImplementedError
+
+    @staticmethod
+    def fast(mode: str, block: Block, *args: Tensor) -> Tensors:
+        """The numbers alone, of any block."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pull(mode: str, block: Block, *args: Tensor) -> Sequence[Tensor]:
+        """Arguments and cotangents to the gradients of the first arguments that may have one; the numbers alone, of any block."""
+        raise NotImplementedError
+
+    @staticmethod
+    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
+        """Blocks of at most so many elements, or one row, that hold everything which is not 0. For ``fast`` and ``pull``."""
+        return _whole_rows(size, _shape(args))
+
+
+def one_block(*args: Tensor) -> bool:
+    """Whether the matrix of rows is small enough to be computed as it stands."""
+    shape = _shape(args)
+    return prod(shape) * shape[-1] <= _size(args[0])
+
+
+def blocked(formula: type[Formula], mode: str, *args: Tensor) -> Tensors:
+    """The outputs of a formula for all rows, with derivatives of every order, each in memory for n numbers and a block."""
+    if one_block(*args):
+        n = args[0].shape[-1]
+        return formula.value(mode, Block(0, n, 0, n, n), *args)
+    return Blocked.apply(f"{formula.__name__}|{mode}", *args)
+
+
+class Blocked(Function):
+    r"""A formula, or a derivative of one, by blocks of rows.
+
+    The family is closed: the pullback of a function by blocks of rows is one of its arguments and cotangents. So derivatives of
+    every order are operators of this kind, and save their arguments alone. The push-forward of tangents is the transpose of the
+    pullback as a function of the cotangents.
+
+    A name lists what is computed: the formula, the mode, and for each pullback 1 for every argument whose gradient is wanted.
+    Every output has the batch of all arguments together: a gradient is summed over what was broadcast by who asks for it, as
+    under ``vmap`` it is wanted for each sample.
+    """
+
+    @staticmethod
+    def forward(name: str, *args: Tensor) -> Tensors:
+        traced = tracing() or not has_data(args[0])
+        if name.count("|") > 2 or any(in_front(a, 0)[1] for a in args):
+            return _steps(name, args, TRACED_BLOCKS if traced else None)
+        return tuple(torch.ops.fullgrad.by_blocks(name, args) if traced else _numbers(name, args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = inputs[0]
+        ctx.like = [(y.shape, y.dtype, y.device) for y in output]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        args, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        gradients = iter(Blocked.apply(_pulled(ctx.name, wanted), *args, *cotangents))
+        return None, *[sum_to(next(gradients), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
+        args, moved = ctx.saved_tensors, [t is not None for t in tangents]
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
+        name = _pulled(_pulled(ctx.name, moved), [False] * len(args) + [True] * len(zeros))
+        return Blocked.apply(name, *args, *zeros, *[t for t in tangents if t is not None])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], name: str, *args: Tensor) -> tuple[Tensors, int]:
+        return Blocked.apply(name, *aligned(in_dims[1:], args)), 0
+
+
+def _pulled(name: str, wanted: Iterable[bool]) -> str:
+    """The name of a pullback."""
+    return f"{name}|{''.join('01'[bool(w)] for w in wanted)}"
+
+
+@lru_cache(1024)
+def _kinds(name: str) -> tuple[str, str]:
+    """The letters of inputs and outputs."""
+    name, _, wanted = name.rpartition("|")
+    if "|" not in name:
+        return Formula.known[name].inputs, Formula.known[name].outputs
+    inputs, outputs = _kinds(name)
+    return inputs + outputs, "".join([kind for kind, w in zip(inputs, wanted, strict=True) if w == "1"])
+
+
+def _steps(name: str, args: Sequence[Tensor], most: int | None) -> Tensors:
+    """All rows, in code that anybody may differentiate, batch or trace."""
+    shape = _shape(args)
+    # torch's own pullback would sum over what is broadcast.
+    args = [a.expand(shape) for a in args]
+    inputs, outputs = _kinds(name)
+    found: list[list[Tensor]] = [[] for _ in outputs]
+    for block in _whole_rows(_size(args[0]), shape, most):
+        for parts, kind, y in zip(found, outputs, _part(name, block, *_cut(block, inputs, args)), strict=True):
+            if kind == "C" and parts:
+                parts[0] = parts[0] + y
+            else:
+                parts.append(y)
+    return tuple([torch.cat(parts, -1) if kind == "R" else parts[0] for parts, kind in zip(found, outputs, strict=True)])
+
+
+def _part(name: str, block: Block, *args: Tensor) -> Tensors:
+    """What a block gives; a pullback is that of the name before."""
+    before, _, wanted = name.rpartition("|")
+    if "|" not in before:
+        return Formula.known[before].value(wanted, block, *args)
+    moved = [i for i, w in enumerate(wanted) if w == "1"]
+
+    def of_some(*some: Tensor) -> Tensors:
+        every = list(args[: len(wanted)])
+        for i, v in zip(moved, some, strict=True):
+            every[i] = v
+        return _part(before, block, *every)
+
+    _, pull = _pair(torch.func.vjp(of_some, *[args[i] for i in moved]))
+    return pull(args[len(wanted) :])
+
+
+@torch.no_grad()
+def _numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
+    """All rows of a formula or its pullback, where nobody looks at the steps."""
+    shape, (inputs, outputs) = _shape(args), _kinds(name)
+    formula, mode, *wanted = name.split("|")
+    rules = Formula.known[formula]
+    found = [args[0].new_zeros(shape) for _ in outputs]
+    for block in rules.blocks(mode, _size(args[0]), *args):
+        some = _cut(block, inputs, args)
+        parts = rules.pull(mode, block, *some) if wanted else rules.fast(mode, block, *some)
+        chosen = [p for p, w in zip(parts, wanted[0], strict=False) if w == "1"] if wanted else parts
+        for y, kind, part in zip(found, outputs, chosen, strict=True):
+            place = y[..., block.top : block.bottom] if kind == "R" else y[..., block.left : block.right]
+            place += part
+    return found
+
+
+def _cut(block: Block, kinds: str, args: Sequence[Tensor]) -> list[Tensor]:
+    """What a block sees of the arguments."""
+    top, bottom, left, right, _ = block
+    return [a[..., top:bottom] if kind == "R" else a[..., left:right] for a, kind in zip(args, kinds, strict=True)]
+
+
+def _whole_rows(size: int, shape: torch.Size, most: int | None = None) -> Iterable[Block]:
+    """Blocks as wide as the matrix; of at most so many elements, or one row, unless there would be too many of them."""
+    n = shape[-1]
+    step = max(1, size // max(1, prod(shape)), 0 if most is None else -(-n // most))
+    return [Block(top, min(top + step, n), 0, n, n) for top in range(0, n, step)]
+
+
+def _shape(args: Sequence[Tensor]) -> torch.Size:
+    return torch.broadcast_shapes(*[a.shape for a in args])
+
+
+def _size(like: Tensor) -> int:
+    return BLOCK if like.device.type == "cpu" else BLOCK_ACCELERATOR
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """What vjp returns without ``has_aux``."""
+    return result
+
+
+def _like_numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
+    return [args[0].new_empty(_shape(args)) for _ in _kinds(name)[1]]
+
+
+# A tracer keeps the value and the first gradient as one node each, of which nothing is saved but the arguments: their steps
+# are code that no transform has to see. Derivatives beyond are torch's own, which are not computed out of a tracer's sight.
+torch.library.custom_op(
+    "fullgrad::by_blocks", _numbers, mutates_args=(), schema="(str name, Tensor[] args) -> Tensor[]"
+).register_fake(_like_numbers)

@@ -1,0 +1,151 @@
+"""The exponential kernel over a sorted row: the sums to the left and to the right of every element, in O(n)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._batching import aligned
+from fullgrad._function import Function
+from fullgrad._inputs import sum_to
+from fullgrad._machinery import nobody_watches, tracing
+
+__all__ = ["TwoSided", "averages", "tie_bounds", "tie_sums", "wide"]
+
+# A row this short is added up element by element: halving it further takes more operations.
+_SHORT = 12
+
+
+class TwoSided(Function):
+    r"""Decayed sums over the strictly smaller and the strictly larger elements of an ascending row ``a``.
+
+    .. math::
+        L_i = \sum_{a_j < a_i} e^{-(a_i - a_j)} p_j, \qquad R_i = \sum_{a_j > a_i} e^{-(a_j - a_i)} q_j
+
+    The family is closed, so that derivatives of every order are such sums:
+
+    .. math::
+        dL = L(da\,p + dp) - da\,L, \qquad dR = R(dq - da\,q) + da\,R, \qquad L^T = R
+
+    ``first`` and ``last`` are the bounds of the group of equal elements around each, which are constant. All arguments broadcast.
+    Saved: the inputs and both outputs.
+    """
+
+    @staticmethod
+    def forward(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        return (_decayed_sums if tracing() else decayed_sums)(a, first, last, p, q)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+        ctx.save_for_forward(*inputs, *output)
+
+    @staticmethod
+    def vjp(ctx: Any, gl: Tensor, gr: Tensor) -> tuple[Tensor | None, ...]:
+        a, first, last, p, q, left, right = ctx.saved_tensors
+        for_q, for_p = TwoSided.apply(a, first, last, gr, gl)
+        for_a = sum_to(p * for_p - gl * left + gr * right - q * for_q, a.shape) if ctx.needs_input_grad[0] else None
+        return for_a, None, None, sum_to(for_p, p.shape), sum_to(for_q, q.shape)
+
+    @staticmethod
+    def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:
+        a, first, last, p, q, left, right = ctx.saved_tensors
+        dp, dq = (torch.zeros_like(v) if d is None else d for d, v in ((dp, p), (dq, q)))
+        if da is None:
+            return TwoSided.apply(a, first, last, dp, dq)
+        moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
+        return moved_left - da * left, moved_right + da * right
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+        return TwoSided.apply(*aligned(in_dims, args)), 0
+
+
+def averages(a: Tensor, h: Tensor) -> Tensor:
+    r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_{i\cdot} = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row."""
+    first, last = tie_bounds(a)
+    # P has rows that sum to 1. Without the offset, h does not lose digits in the derivative's differences.
+    offset = h.detach().mean(-1, keepdim=True)
+    f = torch.stack(torch.broadcast_tensors(torch.ones_like(a), h - offset))
+    left, right = TwoSided.apply(a, first, last, f, f)
+    mass, total = (left + right + tie_sums(f, first)).unbind(0)
+    return total / mass + offset
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float64, where sums of a million terms and their differences keep the digits of float32, if the device has it."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def tie_bounds(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last index of the group of equal elements around each element of an ascending row."""
+    a, n = a.detach(), a.shape[-1]
+    i = torch.arange(n, device=a.device)
+    step, edge = a[..., 1:] != a[..., :-1], torch.ones_like(a[..., :1], dtype=torch.bool)
+    first = torch.cummax(torch.where(torch.cat((edge, step), -1), i, 0), -1).values
+    last = torch.cummin(torch.where(torch.cat((step, edge), -1), i, n - 1).flip(-1), -1).values.flip(-1)
+    return first, last
+
+
+def tie_sums(f: Tensor, first: Tensor) -> Tensor:
+    """The sum over the group of equal elements around each, a linear map with a constant structure."""
+    index = first.expand(f.shape)
+    return torch.zeros_like(f).scatter_add(-1, index, f).gather(-1, index)
+
+
+def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """The value of `TwoSided`. Only gaps between neighbours are exponentiated, so nothing overflows."""
+    shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
+    decay = torch.exp(a[..., :-1] - a[..., 1:])
+    decay = decay.reshape(*(1,) * (len(shape) - decay.ndim), *decay.shape)
+    # What reaches element i from its neighbour, and with the scan from those behind it: without element i itself.
+    p, q = p[..., :-1] * decay, q[..., 1:] * decay
+    inner = (*shape[:-1], max(shape[-1] - 1, 0))
+    sums = _scan(torch.stack((decay, decay.flip(-1))), torch.stack((p.expand(inner), q.flip(-1).expand(inner))))
+    sums = torch.nn.functional.pad(sums, (1, 0))
+    left, right = sums[0], sums[1].flip(-1)
+    return left.gather(-1, first.expand(shape)), right.gather(-1, last.expand(shape))
+
+
+_decayed_sums: Any = torch.library.custom_op("fullgrad::decayed_sums", decayed_sums, mutates_args=())
+
+
+@_decayed_sums.register_fake
+def _(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
+    return p.new_empty(shape), q.new_empty(shape)
+
+
+@_decayed_sums.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    return _decayed_sums(*aligned(in_dims, args)), (0, 0)
+
+
+def _scan(decay: Tensor, values: Tensor) -> Tensor:
+    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the row of half the length is scanned."""
+    n = values.shape[-1]
+    if n <= _SHORT:
+        return _scan_short(decay, values)
+    half = n // 2
+    d0, d1 = decay[..., 0::2], decay[..., 1::2]
+    v0, v1 = values[..., 0::2], values[..., 1::2]
+    odd = _scan(d0[..., :half] * d1, torch.addcmul(v1, d1, v0[..., :half]))
+    before = odd[..., : v0.shape[-1] - 1]
+    if nobody_watches():
+        result = torch.empty_like(values)
+        result[..., 0] = values[..., 0]
+        result[..., 1::2] = odd
+        torch.addcmul(v0[..., 1:], d0[..., 1:], before, out=result[..., 2::2])
+        return result
+    even = torch.cat((v0[..., :1], torch.addcmul(v0[..., 1:], d0[..., 1:], before)), -1)
+    result = torch.stack((even[..., :half], odd), -1).flatten(-2)
+    return torch.cat((result, even[..., half:]), -1) if n % 2 else result
+
+
+def _scan_short(decay: Tensor, values: Tensor) -> Tensor:
+    if values.shape[-1] == 0:
+        return values
+    sums = [values[..., 0]]
+    for i in range(1, values.shape[-1]):
+        sums.append(torch.addcmul(values[..., i], decay[..., i], sums[-1]))
+    return torch.stack(sums, -1)

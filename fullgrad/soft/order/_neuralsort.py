@@ -1,0 +1,190 @@
+r"""NeuralSort: soft sorting by the weights :math:`P_i = \Pi(-(c_i u + A))`.
+
+:math:`c_i = n + 1 - 2i` for the i-th smallest of n, :math:`A_j = \sum_k A(u_j - u_k)` with the soft absolute value, and
+:math:`\Pi` the projection onto the simplex. Everything is of rows of softness 1 and
+ascending. Descending order is that of -u, as the scores of -u in the i-th row are those of u in the (n + 1 - i)-th. Source: Grover et al., https://arxiv.org/abs/1903.08850.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
+from fullgrad.soft.order._pairwise import distances
+from fullgrad.soft.order._simplex import POWERS, Excess, project
+
+
+# Blocks of so many rows at least have their window looked for together, which costs two rows.
+ROWS = 32
+
+
+def weights(u: Tensor, mode: str, positions: Tensor | Sequence[int]) -> Tensor:
+    """The rows of P at the given positions, counted from 0 in ascending order: (..., k, n)."""
+    u = _centred(u)
+    if not isinstance(positions, Tensor):
+        positions = torch.tensor(positions, dtype=torch.int64, device=u.device)
+    return project(_scores_at(positions, u.shape[-1], u, distances(u, mode)), mode)
+
+
+def values(u: Tensor, x: Tensor, mode: str) -> Tensor:
+    """All n values in ascending order, P x."""
+    u = _centred(u)
+    if not one_block(u, x):
+        u, order = u.sort(-1)
+        x = x.gather(-1, order)
+    return blocked(Values, mode, u, distances(u, mode), x)[0]
+
+
+def ranks(u: Tensor, mode: str) -> Tensor:
+    r"""The ascending ranks from 1 to n: :math:`\sum_i i P_{ij} / \sum_i P_{ij}`, each the mean position of an element.
+
+    An element that has no weight anywhere has rank 0.
+    """
+    u, order = _centred(u).sort(-1)
+    # Positions are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
+    rank = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
+    moment, mass = blocked(Moments, mode, u, distances(u, mode), rank)
+    least = mass.clamp(min=1e-10)
+    return (moment / least + rank * (mass / least)).gather(-1, order.argsort(-1))
+
+
+def _centred(u: Tensor) -> Tensor:
+    """A constant added to a row changes no weight; far from 0 it would cost digits."""
+    return u - u.detach().mean(-1, keepdim=True)
+
+
+class Values(Formula):
+    """P x, of u, A and x."""
+
+    inputs = "CCC"
+    outputs = "R"
+
+    @staticmethod
+    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
+        u, a, x = args
+        return (_times(project(_scores(block, u, a), mode), x),)
+
+    @staticmethod
+    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
+        return Values.value(mode, block, *args)
+
+    @staticmethod
+    def pull(mode: str, block: Block, *args: Tensor) -> list[Tensor]:
+        u, a, x, g = args
+        p, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
+        mean = _times(slopes, x) / total
+        from_x = _rows_times(g, p)
+        return [*_pulled(block, g.unsqueeze(-1) * slopes * (x.unsqueeze(-2) - mean.unsqueeze(-1))), from_x]
+
+    @staticmethod
+    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
+        return _windows(mode, size, torch.broadcast_shapes(*[v.shape for v in args]), *args[:2])
+
+
+class Moments(Formula):
+    r""":math:`\sum_i (i - r_j) P_{ij}` and :math:`\sum_i P_{ij}`, of u, A and constants r."""
+
+    inputs = "CCC"
+    outputs = "CC"
+
+    @staticmethod
+    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
+        u, a, r = args
+        p = project(_scores(block, u, a), mode)
+        return (_ahead(block, r) * p).sum(-2), p.sum(-2)
+
+    @staticmethod
+    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
+        return Moments.value(mode, block, *args)
+
+    @staticmethod
+    def pull(mode: str, block: Block, *args: Tensor) -> list[Tensor]:
+        u, a, r, g_moment, g_mass = args
+        _, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
+        g = _ahead(block, r) * g_moment.unsqueeze(-2) + g_mass.unsqueeze(-2)
+        mean = (slopes * g).sum(-1) / total
+        return _pulled(block, slopes * (g - mean.unsqueeze(-1)))
+
+    @staticmethod
+    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
+        return _windows(mode, size, torch.broadcast_shapes(*[v.shape for v in args]), *args[:2])
+
+
+def _scores(block: Block, u: Tensor, a: Tensor) -> Tensor:
+    """The scores of a block."""
+    return _scores_at(torch.arange(block.top, block.bottom, device=u.device), block.n, u, a)
+
+
+def _scores_at(positions: Tensor, n: int, u: Tensor, a: Tensor) -> Tensor:
+    """The scores of some rows, counted from 0."""
+    return torch.addcmul(-a.unsqueeze(-2), (2 * positions + (1 - n)).to(u.dtype).unsqueeze(-1), u.unsqueeze(-2))
+
+
+def _ahead(block: Block, r: Tensor) -> Tensor:
+    """Positions, counted from 1, less r."""
+    return torch.arange(block.top + 1, block.bottom + 1, dtype=r.dtype, device=r.device).unsqueeze(-1) - r.unsqueeze(-2)
+
+
+def _times(p: Tensor, x: Tensor) -> Tensor:
+    return torch.matmul(p, x.unsqueeze(-1)).squeeze(-1)
+
+
+def _rows_times(g: Tensor, p: Tensor) -> Tensor:
+    return torch.matmul(g.unsqueeze(-2), p).squeeze(-2)
+
+
+def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+    """The weights p of rows, and w and its sum, where the derivative is w (t - <w, t> / sum w)."""
+    if mode == "smooth":
+        p = torch.softmax(scores, -1)
+        return p, p, 1.0
+    power = POWERS[mode]
+    t = Excess.apply(scores, power)
+    w = (t > 0).to(t.dtype) if power == 1 else power * t ** (power - 1)
+    return t**power, w, w.sum(-1)
+
+
+def _pulled(block: Block, delta: Tensor) -> list[Tensor]:
+    """The gradients of u and A from those of the scores."""
+    c = torch.arange(block.top, block.bottom, dtype=delta.dtype, device=delta.device) * 2 + (1 - block.n)
+    both = torch.matmul(torch.stack([c, -torch.ones_like(c)]), delta)
+    return [both[..., 0, :], both[..., 1, :]]
+
+
+def _windows(mode: str, size: int, shape: torch.Size, u: Tensor, a: Tensor) -> Iterable[Block]:
+    r"""Blocks that hold every weight, of rows that ascend: elements far from the i-th have none in the i-th row.
+
+    A score is linear in the coefficient c of the row and the largest score of a row convex, so what an element lacks to it, f(c),
+    is concave and below its tangents at the first and the last row of a block:
+    :math:`f(c + d) \le f(c) + d\,(u^* - u)`, with :math:`u^*` the element of the largest score at c.
+    """
+    n, batch = shape[-1], prod(shape[:-1])
+    if batch == 0:
+        return
+    limits = torch.finfo(u.dtype)
+    # Beyond it a weight is 0: an exponential that underflows, or what is below any threshold.
+    beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal * limits.eps)
+    # What rounding does to scores.
+    slack = 16 * limits.eps * (n * u.abs().amax(-1, keepdim=True) + a.abs().amax(-1, keepdim=True))
+    least = -beyond - slack
+    step = max(ROWS, n // 256, size // prod(shape))
+
+    def edge(position: int) -> tuple[Tensor, Tensor]:
+        scores = torch.addcmul(-a, torch.full((), 2.0 * position + 1 - n, dtype=u.dtype, device=u.device), u)
+        largest, place = scores.max(-1, keepdim=True)
+        return scores - largest, u - u.gather(-1, place)
+
+    before = edge(0)
+    for top in range(0, n, step):
+        bottom = min(top + step, n)
+        after, gain = edge(bottom), 2.0 * (bottom - top)
+        out = (before[0] + gain * before[1].clamp(min=0) < least) | (after[0] - gain * after[1].clamp(max=0) < least)
+        columns = out.logical_not_().reshape(-1, n).any(0).nonzero()
+        left, right = int(columns[0]), int(columns[-1]) + 1
+        rows = max(1, size // (batch * (right - left)))
+        for first in range(top, bottom, rows):
+            yield Block(first, min(first + rows, bottom), left, right, n)
+        before = after

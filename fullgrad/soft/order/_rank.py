@@ -1,0 +1,136 @@
+"""`rank`: the place of each element."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness, flat
+from fullgrad.soft.order._rows import RANKING, ranks, rows_of
+from fullgrad.soft.order._statistic import OrderStatistic, prepared
+
+
+def rank(
+    x: Tensor,
+    dim: int | None = None,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    descending: bool = True,
+    standardize: bool = True,
+) -> Tensor:
+    r"""The rank of each element, soft, from 1 to n.
+
+    .. math::
+        y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
+
+    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the places, :math:`y_j = \sum_i i\,
+    \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
+    ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
+
+    ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, derivatives included. Half
+    precision has no integers above 256 (bfloat16) or 2048. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are ranked; None ranks all.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
+        descending: Whether the largest has rank 1.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        A tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.rank(torch.tensor([1.0, 3.0, 2.5]))
+
+    Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
+    https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
+    """
+    rows, d = prepared("rank", x, dim, softness, mode, method, RANKING)
+    if mode == "hard":
+        return flat(hard_rank(rows, d, descending), rows).reshape(x.shape)
+    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), False).reshape(x.shape)
+
+
+def rank_st(
+    x: Tensor,
+    dim: int | None = None,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    descending: bool = True,
+    standardize: bool = True,
+) -> Tensor:
+    r"""The rank of each element, with the derivative of the relaxation.
+
+    .. math::
+        y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \frac{\partial}{\partial x} \operatorname{rank}_{\text{soft}}(x)
+
+    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements have the order of their places. Saved:
+    ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are ranked; None ranks all.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
+        descending: Whether the largest has rank 1.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        A tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.rank_st(x)
+        >>> torch.func.grad(lambda x: fullgrad.rank_st(x)[0])(x)
+
+    Source: ``softtorch.rank_st``.
+    """
+    rows, d = prepared("rank_st", x, dim, softness, mode, method, RANKING)
+    if mode == "hard":
+        return flat(hard_rank(rows, d, descending), rows).reshape(x.shape)
+    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), True).reshape(x.shape)
+
+
+class Rank(OrderStatistic):
+    """The operator of :func:`rank` and :func:`rank_st`; ``how`` is mode, method, standardize."""
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
+        return hard_rank(x, dim, descending) if hard else Rank.relaxed(x, softness, dim, descending, how, hard)
+
+    @staticmethod
+    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
+        if descending and how[1] == "sorting_network":  # of which the negated row is no mirror image
+            y = x.shape[dim] + 1 - ranks(rows_of(x, softness, dim, *how))
+        else:
+            y = ranks(rows_of(-x if descending else x, softness, dim, *how))
+        return y.movedim(-1, dim).to(x.dtype)
+
+
+def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
+    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
+    order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
+    return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)

@@ -1,0 +1,185 @@
+"""What the methods make of rows: the weights of each element in each place, the values in the places, and the ranks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness, widened
+from fullgrad.soft.order import _network, _neuralsort, _pairwise, _permutahedron, _simplex, _softsort, _transport
+from fullgrad.soft.order._standardize import restored, standardized
+
+# Methods whose values are sums with weights; those that have weights; and all.
+SUMMING = ("softsort", "neuralsort", "ot")
+WEIGHTING = (*SUMMING, "sorting_network")
+METHODS = (*WEIGHTING, "fast_soft_sort")
+RANKING = (*METHODS, "sigmoid")
+
+# Marginals of the transport are at least this.
+_LEAST = 1e-12
+
+
+class Rows(NamedTuple):
+    """Rows along the last dimension, in float32 at least, and how they are relaxed.
+
+    ``z`` is the row as indices see it, standardised or not, and ``u`` the same over the softness: all methods depend on it alone.
+    """
+
+    x: Tensor
+    z: Tensor
+    u: Tensor
+    softness: Softness
+    mode: str
+    method: str
+    restore: Callable[[Tensor], Tensor]
+    standard: bool
+
+    @property
+    def n(self) -> int:
+        """The length of a row."""
+        return self.x.shape[-1]
+
+    def tensor(self, values: Sequence[float]) -> Tensor:
+        """Constants in the dtype and on the device of the rows."""
+        return torch.tensor(values, dtype=self.x.dtype, device=self.x.device)
+
+
+def rows_of(x: Tensor, softness: Softness, dim: int, mode: str, method: str, standardize: bool) -> Rows:
+    """The rows of a tensor along a dimension."""
+    x, softness = widened(x, softness)
+    x = x.movedim(dim, -1)
+    z, restore = x, _same
+    if standardize:
+        z, mean, deviation = standardized(x)
+        restore = lambda y: restored(y, mean, deviation)  # noqa: E731
+    return Rows(x, z, z / softness, softness, mode, method, restore, standardize)
+
+
+def _same(y: Tensor) -> Tensor:
+    return y
+
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+def weights_in(r: Rows, places: Tensor) -> Tensor:
+    """The weights (…, k, n) of the elements in k places, counted from the least. Not for transport, which has no places."""
+    if r.method == "softsort":
+        ordered = torch.sort(r.u, stable=True).values
+        return distance_weights(ordered.gather(-1, places.expand(*ordered.shape[:-1], places.shape[-1])), r)
+    if r.method == "neuralsort":
+        return _neuralsort.weights(r.u, r.mode, places)
+    weights = _network.weights(r.u, _pad(r), r.mode)
+    return weights.gather(-2, places.unsqueeze(-1).expand(*weights.shape[:-2], places.shape[-1], r.n))
+
+
+def all_weights(r: Rows) -> Tensor:
+    """The weights (…, n, n) in all places."""
+    if r.method == "softsort":
+        return distance_weights(torch.sort(r.u, stable=True).values, r)
+    if r.method == "ot":
+        return transported(r, _evenly(r), r.tensor([1.0]).expand(r.n))
+    if r.method == "sorting_network":
+        return _network.weights(r.u, _pad(r), r.mode)
+    return weights_in(r, torch.arange(r.n, device=r.x.device))
+
+
+def largest_weights(r: Rows) -> Tensor:
+    """The weights (…, n) in the last place, of which softsort needs no sort."""
+    if r.method == "softsort":
+        return _simplex.project(r.u, r.mode)
+    if r.method == "ot":
+        return transported(r, r.tensor([0.0, 1.0]), r.tensor([r.n - 1.0, 1.0]))[..., 1, :]
+    return weights_in(r, torch.tensor([r.n - 1], device=r.x.device)).squeeze(-2)
+
+
+def distance_weights(anchors: Tensor, r: Rows) -> Tensor:
+    """Softsort's weights (…, k, n): by the distance from each of k anchors."""
+    return _simplex.project(-(anchors.unsqueeze(-1) - r.u.unsqueeze(-2)).abs(), r.mode)
+
+
+def transported(r: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
+    """The weights (…, m, n) of m anchors in [0, 1], to which ``counts`` (…, m) elements go: the transport plan, times n."""
+    cost = (r.z.unsqueeze(-1) - anchors).square()
+    cost = cost / (r.softness.unsqueeze(-1) if isinstance(r.softness, Tensor) and r.softness.ndim else r.softness)
+    shares = (counts / r.n).clamp(min=_LEAST)
+    shares = shares / shares.sum(-1, keepdim=True)
+    batch = torch.broadcast_shapes(cost.shape[:-2], shares.shape[:-1])
+    plan = _transport.plan(
+        cost.expand(*batch, *cost.shape[-2:]), r.tensor([1 / r.n]).expand(*batch, r.n), shares.expand(*batch, -1), r.mode
+    )
+    return plan.mT * r.n
+
+
+def _evenly(r: Rows) -> Tensor:
+    """As many anchors as elements."""
+    return torch.arange(r.n, dtype=r.x.dtype, device=r.x.device) / max(r.n - 1, 1)
+
+
+def _pad(r: Rows) -> Tensor:
+    """What fills a network up: at the end of the row."""
+    end = torch.ones_like(r.z[..., :1]) if r.standard else r.z.amax(-1, keepdim=True) + 1
+    return end / r.softness
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+def weighted(weights: Tensor, x: Tensor) -> Tensor:
+    """The sums (…, k) of rows (…, n) with weights (…, k, n)."""
+    return torch.matmul(weights, x.unsqueeze(-1)).squeeze(-1)
+
+
+def sorted_values(r: Rows) -> Tensor:
+    """The values in all places, ascending."""
+    if r.method == "softsort":
+        return _softsort.values(r.u, r.x, r.mode)
+    if r.method == "neuralsort":
+        return _neuralsort.values(r.u, r.x, r.mode)
+    if r.method == "fast_soft_sort":
+        return r.restore(_permutahedron.project(_evenly(r).expand(r.z.shape) / r.softness, r.z, r.mode))
+    if r.method == "sorting_network":
+        return r.restore(_network.values(r.u, _pad(r), r.mode) * r.softness)
+    return weighted(all_weights(r), r.x)
+
+
+def largest_value(r: Rows) -> Tensor:
+    """The value (…) in the last place."""
+    return (largest_weights(r) * r.x).sum(-1) if r.method in SUMMING else sorted_values(r)[..., -1]
+
+
+# --- Ranks ------------------------------------------------------------------------------------------------------------
+
+
+def ranks(r: Rows) -> Tensor:
+    """The ranks (…, n) from 1 to n, ascending."""
+    if r.method == "softsort":
+        return _softsort.ranks(r.u, r.mode)
+    if r.method == "neuralsort":
+        return _neuralsort.ranks(r.u, r.mode)
+    if r.method == "sigmoid":
+        return _pairwise.ranks(r.u, r.mode)
+    numbers = torch.arange(1, r.n + 1, dtype=r.x.dtype, device=r.x.device)
+    if r.method == "fast_soft_sort":
+        scale = max(r.n - 1, 1)
+        return scale * _permutahedron.project(r.u, (numbers / scale).expand(r.u.shape), r.mode)
+    weights = all_weights(r)
+    return weighted(weights.mT, numbers) / weights.sum(-2).clamp(min=1e-10)
+
+
+# --- Variants ---------------------------------------------------------------------------------------------------------
+
+
+def unweighted(r: Rows) -> Rows:
+    """The rows with weights that are constants to every derivative. The other methods have no weights."""
+    softness = r.softness.detach() if isinstance(r.softness, Tensor) else r.softness
+    return r._replace(z=r.z.detach(), u=r.u.detach(), softness=softness)
+
+
+def bounded(r: Rows) -> Rows:
+    """The rows with the last finite element in the place of an infinity, for derivatives: infinity with a weight of 0 has none."""
+    infinite = torch.isinf(r.x)
+    top = torch.where(infinite, -torch.inf, r.x.detach()).amax(-1, keepdim=True)
+    bottom = torch.where(infinite, torch.inf, r.x.detach()).amin(-1, keepdim=True)
+    return r._replace(x=torch.where(infinite, torch.where(r.x.detach() > 0, top, bottom), r.x))

@@ -1,0 +1,115 @@
+"""`OrderStatistic`: the rules of every order statistic and its straight-through twin, written once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs, saved_inputs
+from fullgrad._recompute import pulled_back, pushed_forward
+from fullgrad.soft._relaxation import MODES, check, floating
+from fullgrad.soft.order._rows import SUMMING
+
+
+class OrderStatistic(Function):
+    r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
+
+    A member gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
+    input is true, the hard operator. ``relaxed`` is called when a derivative is asked for, from the inputs, which alone
+    are saved; it stands on the projections, whose rules are explicit, and so derivatives of any order are its own.
+
+    ``dim`` is counted from the end, so that a batch in front changes nothing.
+    """
+
+    @staticmethod
+    def relaxed(*args: Any) -> Any:
+        raise NotImplementedError
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        ctx.mark_non_differentiable(*[v for v in outputs if not v.is_floating_point()])
+        ctx.like = [(v.shape, v.dtype) for v in outputs if v.is_floating_point()]
+        ctx.several = not isinstance(output, Tensor)
+        save_inputs(ctx, inputs)
+
+    @classmethod
+    def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
+        inputs = saved_inputs(ctx)
+        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
+        given = cotangents[: len(ctx.like)]
+        found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
+        return tuple([next(found) if i in where else None for i in range(len(inputs))])
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
+        where = tuple([i for i, t in enumerate(tangents) if t is not None])
+        pushed = pushed_forward(cls.relaxed, saved_inputs(ctx), where, [tangents[i] for i in where], ctx.like)
+        if not ctx.several:
+            return pushed
+        return pushed if isinstance(pushed, tuple) else (pushed, None)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        x, x_dim = args[0], in_dims[0]
+        x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+        # A number for each sample, against rows.
+        rest = [
+            a if d is None else a.movedim(d, 0).reshape(info.batch_size, *(1,) * (x.ndim - a.ndim), *a.shape[1:])
+            for a, d in zip(args[1:], in_dims[1:], strict=True)
+        ]
+        output = cls.apply(x, *rest)
+        return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
+
+
+def prepared(
+    name: str, x: Any, dim: Any, softness: Any, mode: Any, method: Any, methods: tuple[str, ...], some: bool = False
+) -> tuple[Tensor, int]:
+    """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
+
+    ``some``: a row must have an element.
+    """
+    check(name, x, softness, mode, MODES)
+    _checks.choice(name, "method", method, methods)
+    if isinstance(softness, Tensor) and softness.ndim:
+        raise ValueError(
+            f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."
+        )
+    _checks.dim(name, dim, x.ndim)
+    if isinstance(dim, (tuple, list)):
+        raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
+    x = floating(x)
+    if dim is None or x.ndim == 0:
+        x, dim = x.reshape(-1), -1
+    elif dim >= 0:
+        dim -= x.ndim
+    if some and x.shape[dim] == 0:
+        raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
+    return x, dim
+
+
+def kept(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> Tensor:
+    """The result of a reduction with the dimensions that ``x`` has: one at a place, or all, behind so many others."""
+    if x.ndim == 0:
+        return y
+    if dim is None:
+        return y.reshape(*y.shape[:behind], *(1,) * x.ndim, *y.shape[behind:])
+    return y.unsqueeze(place)
+
+
+def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
+    """Weights that can be held constant are needed to hold them constant."""
+    if not gated_grad and mode != "hard" and method not in SUMMING:
+        raise ValueError(
+            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no sums with weights, got {gated_grad}."
+        )
+
+
+def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Weights that are all in one place, in a new last dimension."""
+    return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)
+
+
+__all__ = ["OrderStatistic", "check_gate", "kept", "one_hot", "prepared"]

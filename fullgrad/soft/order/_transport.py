@@ -1,0 +1,380 @@
+r"""The projection onto the transport polytope: soft assignments with given marginals.
+
+The plan of a cost :math:`C` and marginals :math:`\mu, \nu` of one total is
+
+.. math::
+    \Gamma = \operatorname{argmin}_{\Gamma 1 = \mu,\ \Gamma^T 1 = \nu} \langle C, \Gamma \rangle + R(\Gamma)
+    = \varphi(T), \qquad T_{ij} = f_i + g_j - C_{ij}
+
+with the link :math:`\varphi(t) = e^t` in smooth mode (entropy) and :math:`[t]_+^\alpha`, :math:`\alpha = 1, 2, 3`, in ``c0``,
+``c1``, ``c2`` (the p-norm with :math:`p = 1 + 1 / \alpha`). The potentials :math:`f, g` are an operator with a declared
+derivative, the plan is plain torch code of them.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._function import Function
+from fullgrad._inputs import sum_to
+from fullgrad._machinery import has_data, tracing
+
+__all__ = ["Potentials", "plan"]
+
+_ALPHA = {"c0": 1, "c1": 2, "c2": 3}
+# Marginals below this count as this: with a zero a potential would be infinite.
+_SMALLEST = 1e-12
+
+
+def plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
+    r"""The transport plan of a cost that is already divided by the weight of the regulariser.
+
+    .. math::
+        \Gamma = \operatorname{argmin} \langle C, \Gamma \rangle + R(\Gamma), \qquad
+        d\Gamma = \Omega \circ (df \oplus dg - dC), \quad \Omega = \varphi'(T)
+
+    with the potentials of :class:`Potentials`. Marginals are raised to 1e-12, and the columns' scaled to the total of the rows'.
+    The work is done in float64 where the device has it. Saved: the cost, both potentials, and T.
+
+    Args:
+        cost: Shape (..., n, m), floating.
+        mu: The sums of the rows, shape (..., n), not negative; batch dimensions broadcast with those of the cost.
+        nu: The sums of the columns, shape (..., m), likewise.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
+
+    Returns:
+        The plan, shape (..., n, m), in the dtype of the cost. A batch item with NaN or infinity gives NaN.
+
+    Raises:
+        RuntimeError: The solver did not converge.
+    """
+    dtype, wide = cost.dtype, _wide(cost)
+    cost, mu, nu = cost.to(wide), mu.to(wide).clamp(min=_SMALLEST), nu.to(wide).clamp(min=_SMALLEST)
+    nu = nu * (mu.sum(-1, keepdim=True) / nu.sum(-1, keepdim=True))
+    f, g = Potentials.apply(cost, mu, nu, mode)
+    return _link(_slack(f, g, cost), mode).to(dtype)
+
+
+class Potentials(Function):
+    r"""The potentials :math:`f` (..., n) and :math:`g` (..., m) of the plan, with the first of the shorter one 0.
+
+    Their differential solves
+
+    .. math::
+        \begin{pmatrix} \operatorname{diag}(\Omega 1) & \Omega \\ \Omega^T & \operatorname{diag}(\Omega^T 1) \end{pmatrix}
+        \begin{pmatrix} df \\ dg \end{pmatrix}
+        = \begin{pmatrix} (\Omega \circ dC) 1 + d\mu \\ (\Omega \circ dC)^T 1 + d\nu \end{pmatrix}
+
+    and as the matrix is symmetric, so does :math:`(a, b)` for the cotangents, with :math:`\bar C = \Omega \circ (a \oplus b)`,
+    :math:`\bar\mu = a`, :math:`\bar\nu = b`. :math:`\Omega` is computed from the inputs and outputs, so that derivatives of every
+    order follow. Where the support of the plan falls apart, potentials of its parts may move against each other; the plan does
+    not notice. Saved: the cost and the outputs.
+    """
+
+    @staticmethod
+    def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+        solve = _potentials if has_data(cost) and not tracing() else torch.ops.fullgrad.transport_potentials
+        return solve(cost, mu, nu, mode)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        cost, mu, nu, ctx.mode = inputs
+        ctx.shapes = cost.shape, mu.shape, nu.shape
+        ctx.save_for_backward(cost, *output)
+        ctx.save_for_forward(cost, *output)
+
+    @staticmethod
+    def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
+        cost, f, g = ctx.saved_tensors
+        omega = _slope(_slack(f, g, cost), ctx.mode)
+        a, b = _differential(omega, p, q)
+        return (
+            sum_to(omega * (a[..., :, None] + b[..., None, :]), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
+            sum_to(a, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
+            sum_to(b, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, d_cost: Tensor | None, d_mu: Tensor | None, d_nu: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
+        cost, f, g = ctx.saved_tensors
+        omega = _slope(_slack(f, g, cost), ctx.mode)
+        p, q = torch.zeros_like(f), torch.zeros_like(g)
+        if d_cost is not None:
+            flow = omega * d_cost
+            p, q = p + flow.sum(-1), q + flow.sum(-2)
+        return _differential(omega, p if d_mu is None else p + d_mu, q if d_nu is None else q + d_nu)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        *tensors, mode = args
+        # Batch dimensions of a sample: those in front of the matrix or the vector.
+        ranks = [t.ndim - (d is not None) - k for t, d, k in zip(tensors, in_dims, (2, 1, 1), strict=False)]
+        batched: list[Tensor] = []
+        for t, d, r in zip(tensors, in_dims, ranks, strict=False):
+            if d is not None:
+                t = t.movedim(d, 0)
+                t = t.reshape(t.shape[0], *(1,) * (max(ranks) - r), *t.shape[1:])
+            batched.append(t)
+        return Potentials.apply(*batched, mode), (0, 0)
+
+
+# --- The plan of given potentials, and their differential: plain torch code -----------------------------------------------
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
+    return f[..., :, None] + g[..., None, :] - cost
+
+
+def _link(t: Tensor, mode: str) -> Tensor:
+    """The plan."""
+    return t.exp() if mode == "smooth" else _power(t.relu(), _ALPHA[mode])
+
+
+def _slope(t: Tensor, mode: str) -> Tensor:
+    """The derivative of the link."""
+    if mode == "smooth":
+        return t.exp()
+    if mode == "c0":
+        # A NaN stays one.
+        return torch.where(t.isnan(), t, (t > 0).to(t.dtype))
+    alpha = _ALPHA[mode]
+    return alpha * _power(t.relu(), alpha - 1)
+
+
+def _power(t: Tensor, exponent: int) -> Tensor:
+    """A small positive power, by products: `torch.pow` is slow."""
+    return t if exponent == 1 else t * t if exponent == 2 else t * t * t
+
+
+def _differential(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    r"""a and b with
+
+    .. math::
+        \operatorname{diag}(\Omega 1) a + \Omega b = p, \qquad \Omega^T a + \operatorname{diag}(\Omega^T 1) b = q
+
+    The longer one is eliminated. The matrix is singular: a connected part of the support of the plan may raise its a and lower
+    its b. The first entry of the shorter one is held near 0, a part without it by a ridge, of the size of round-off. p and q of a
+    part balance, so that neither moves the plan.
+    """
+    if omega.shape[-1] > omega.shape[-2]:
+        b, a = _differential(omega.mT, q, p)
+        return a, b
+    rows = _without_zeros(omega.sum(-1))
+    weak = torch.finfo(omega.dtype).eps * (64 + omega.shape[-1])
+    hold = torch.zeros(omega.shape[-1], dtype=omega.dtype, device=omega.device)
+    hold = torch.cat([hold[:1] + 1, hold[1:]])
+    system = _laplacian(omega, rows, weak * _without_zeros(omega.sum(-2)) + hold)
+    b = torch.linalg.solve_ex(system, (q - _times(omega.mT, p / rows)).unsqueeze(-1))[0].squeeze(-1)
+    return (p - _times(omega, b)) / rows, b
+
+
+def _without_zeros(sums: Tensor) -> Tensor:
+    return torch.where(sums == 0, 1, sums)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def _laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
+    r""":math:`\operatorname{diag}(\Omega^T 1 + e) - \Omega^T \operatorname{diag}(\Omega 1)^{-1} \Omega` with e ``extra``.
+
+    It is a graph's Laplacian, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
+    goes almost to one column.
+    """
+    weights = omega.mT @ (omega / rows[..., None])
+    size = omega.shape[-1]
+    weights = weights * (1 - torch.eye(size, dtype=omega.dtype, device=omega.device))
+    return torch.diag_embed(weights.sum(-1) + extra) - weights
+
+
+# --- The solver: opaque to every transform --------------------------------------------------------------------------------
+
+# Each round is one step of Newton, tried or shortened. Most costs take 5 to 50.
+_ROUNDS = 300
+# How fast the cost grows to its size, and the largest error of a marginal at which it may: the second only where the first fails.
+_PATHS = ((4.0, 0.1), (1.5, 0.02))
+
+
+def _potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """f and g. Where g is the longer one the problem is turned, so that the systems to solve are small."""
+    n, m = cost.shape[-2:]
+    if m > n:
+        g, f = _potentials(cost.mT, nu, mu, mode)
+        return f, g
+    batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
+    count = math.prod(batch)
+    f, g = cost.new_full((count, n), math.nan), cost.new_full((count, m), math.nan)
+    if f.numel() and g.numel():
+        cost = cost.expand(*batch, n, m).reshape(count, n, m)
+        mu, nu = mu.expand(*batch, n).reshape(count, n), nu.expand(*batch, m).reshape(count, m)
+        left = (cost.isfinite().flatten(1).all(-1) & mu.isfinite().all(-1) & nu.isfinite().all(-1)).nonzero()[:, 0]
+        error = 0.0
+        for growth, enough in _PATHS:
+            if len(left):
+                left, error = _ascend(cost, mu, nu, mode, left, f, g, growth, enough)
+        if len(left):
+            raise RuntimeError(
+                f"The transport plan in mode {mode!r} did not converge for {len(left)} of {count} batch items: the marginals are "
+                f"off by {error:.1e} of their total. A larger softness makes it easier."
+            )
+    first = g[:, :1]
+    return (f + first).reshape(*batch, n), (g - first).reshape(*batch, m)
+
+
+def _ascend(
+    cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor, f_out: Tensor, g_out: Tensor, growth: float, enough: float
+) -> tuple[Tensor, float]:
+    r"""Write f and g of some batch items; return those that did not converge and their largest error.
+
+    With f eliminated exactly, row by row, the dual is a concave function of g alone, of gradient nu less the sums of the columns
+    and Hessian minus the Laplacian. Newton's method ascends it, damped by a ridge that vanishes with the gradient, along each
+    step back to where the slope is not much below 0. A cost that is large against the regulariser is reached by a path: it
+    grows from a small multiple to its size, and the potentials with it.
+    """
+    eps = torch.finfo(cost.dtype).eps
+    cost, mu, nu = cost[items], mu[items], nu[items]
+    total, alpha = mu.sum(-1), _ALPHA.get(mode, 1)
+    # The least weight of a column in the ridge: that of one entry that carries its whole marginal.
+    unit = nu if mode == "smooth" else alpha * nu ** ((alpha - 1) / alpha)
+    size = cost.abs().amax((-1, -2))
+    span = cost - cost.amin(-1, keepdim=True)
+    span = (span - span.amin(-2, keepdim=True)).amax((-1, -2))
+    easy = 8.0 if mode == "smooth" else 2 * (mu.amax(-1) / nu.shape[-1]) ** (1 / alpha)
+    kappa = (easy / span).clamp(max=1.0)
+
+    g = torch.zeros_like(nu)
+    f = _rows(_scores(g, kappa, cost), mu, None, mode)
+    f, g = _sweep(*_sweep(f, g, kappa, cost, mu, nu, mode), kappa, cost, mu, nu, mode)
+    omega, gap = _gap(f, g, kappa, cost, nu, mode)
+    step, short, damping = torch.zeros_like(g), torch.ones_like(kappa), torch.ones_like(kappa)
+    again, before = kappa < 0, torch.full_like(kappa, math.inf)
+    error = before
+
+    for _ in range(_ROUNDS):
+        error = gap.abs().sum(-1) / total
+        ready = (kappa < 1) & ((gap.abs() <= enough * nu).all(-1))
+        if ready.any():
+            at = ready.nonzero()[:, 0]
+            larger = (kappa[at] * growth).clamp(max=1.0)
+            ratio = (larger / kappa[at])[:, None]
+            c, row, col = cost[at], mu[at], nu[at]
+            guess = g[at] * ratio
+            start = _rows(_scores(guess, larger, c), row, f[at] * ratio, mode)
+            start, guess = _sweep(start, guess, larger, c, row, col, mode)
+            f[at], g[at], kappa[at], damping[at], again[at], before[at] = start, guess, larger, 1.0, False, math.inf
+            omega[at], gap[at] = _gap(start, guess, larger, c, col, mode)
+            error[at] = gap[at].abs().sum(-1) / total[at]
+
+        # What rounding of the cost leaves; and the last step that helps is made.
+        noise = eps * (400 + 8 * size * omega.sum((-1, -2)) / total)
+        done = (kappa == 1) & ((error <= 4 * eps) | ((error <= noise) & (error >= before / 4)))
+        if done.any():
+            f_out[items[done]], g_out[items[done]] = f[done], g[done]
+            stay = ~done
+            if not stay.any():
+                return items[stay], 0.0
+            items, cost, mu, nu, total, unit, size, kappa, f, g, omega, gap, step, short, damping, again, error = (
+                v[stay]
+                for v in (items, cost, mu, nu, total, unit, size, kappa, f, g, omega, gap, step, short, damping, again, error)
+            )
+        before = error
+
+        step = step * short[:, None]
+        if not again.all():
+            ridge = (damping * error).clamp(min=64 * eps)[:, None] * torch.maximum(omega.sum(-2), unit)
+            system = _laplacian(omega, _without_zeros(omega.sum(-1)), ridge)
+            newton = torch.linalg.solve_ex(system, gap.unsqueeze(-1))[0].squeeze(-1)
+            step = torch.where(again[:, None], step, newton)
+        g_new = g + step
+        f_new = f - _times(omega, step) / _without_zeros(omega.sum(-1))
+        f_new = _rows(_scores(g_new, kappa, cost), mu, f_new, mode)
+        omega_new, gap_new = _gap(f_new, g_new, kappa, cost, nu, mode)
+        slope, slope_new = (step * gap).sum(-1), (step * gap_new).sum(-1)
+        good = (slope_new >= -0.3 * slope) | (gap_new.abs().sum(-1) <= 0.7 * error * total)
+        # Where the slope, taken for linear, is 0.
+        short = (slope / (slope - slope_new)).clamp(0.2, 0.5)
+        calmer = torch.where((slope_new > -0.3 * slope) & ~again, damping / 2, damping)
+        damping = torch.where(good, calmer, damping * 4).clamp(1e-10, 1e10)
+        f, g = torch.where(good[:, None], f_new, f), torch.where(good[:, None], g_new, g)
+        omega, gap = torch.where(good[:, None, None], omega_new, omega), torch.where(good[:, None], gap_new, gap)
+        again = ~good
+    return items, float(error.max())
+
+
+def _scores(g: Tensor, kappa: Tensor, cost: Tensor) -> Tensor:
+    """g - kappa C."""
+    return torch.addcmul(g[:, None, :], cost, kappa[:, None, None], value=-1)
+
+
+def _gap(f: Tensor, g: Tensor, kappa: Tensor, cost: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """The slopes of the entries of the plan, and what its columns lack."""
+    t = _scores(g, kappa, cost).add_(f[..., None])
+    if mode == "smooth":
+        t.exp_()
+        return t, nu - t.sum(-2)
+    t.clamp_(min=0)
+    if mode == "c0":
+        return (t > 0).to(t.dtype), nu - t.sum(-2)
+    alpha = _ALPHA[mode]
+    power = _power(t, alpha - 1)
+    return alpha * power, nu - (power * t).sum(-2)
+
+
+def _sweep(f: Tensor, g: Tensor, kappa: Tensor, cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Solve for the columns, then for the rows, each exactly: Sinkhorn's step."""
+    g = _rows(_scores(f, kappa, cost.mT), nu, g, mode)
+    return _rows(_scores(g, kappa, cost), mu, f, mode), g
+
+
+def _rows(scores: Tensor, mass: Tensor, guess: Tensor | None, mode: str) -> Tensor:
+    r"""The offset f of each row for which :math:`\sum_j \varphi(f + b_j)` is its mass.
+
+    In the c-modes by Newton's method on :math:`(\sum_j [f + b_j]_+^\alpha)^{1/\alpha}`, convex, homogeneous and close to linear.
+    """
+    if mode == "smooth":
+        return mass.log() - scores.logsumexp(-1)
+    alpha = _ALPHA[mode]
+    top = scores.amax(-1)
+    norm = mass if alpha == 1 else mass ** (1 / alpha)
+    # All in the largest entry, or the same in all.
+    high = norm - top
+    low = high - norm * (1 - scores.shape[-1] ** (-1 / alpha))
+    f = high if guess is None else torch.minimum(torch.maximum(guess, low), high)
+    tolerance = 2 * torch.finfo(scores.dtype).eps * (top.abs() + norm)
+    for _ in range(60):
+        t = (scores + f[..., None]).clamp_(min=0)
+        if alpha == 1:
+            excess, slope = t.sum(-1) - norm, (t > 0).sum(-1).to(t.dtype)
+        else:
+            power = _power(t, alpha - 1)
+            mass_now, slope = power.mul(t).sum(-1), power.sum(-1)
+            value = mass_now ** (1 / alpha)
+            excess, slope = value - norm, slope * value / mass_now
+        new = torch.minimum(torch.maximum(f - excess / slope, low), high)
+        settled = ((new - f).abs() <= tolerance).all()
+        f = new
+        if settled:
+            break
+    return f
+
+
+def _like(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
+    return cost.new_empty((*batch, cost.shape[-2])), cost.new_empty((*batch, cost.shape[-1]))
+
+
+torch.library.custom_op(
+    "fullgrad::transport_potentials",
+    _potentials,
+    mutates_args=(),
+    schema="(Tensor cost, Tensor mu, Tensor nu, str mode) -> (Tensor, Tensor)",
+).register_fake(_like)

@@ -9,8 +9,8 @@ import torch
 import fullgrad
 from fullgrad._cases import CASES
 
-FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name != "equal_st"]
-ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st"}
+ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
+FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name not in ALIASES]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name != "Function"]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]

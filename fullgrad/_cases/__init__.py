@@ -1,8 +1,8 @@
 """The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
 
-from fullgrad._cases import clamping, estimators, gradients, rounding, soft, tracking
+from fullgrad._cases import clamping, estimators, gradients, order, rounding, soft, tracking
 from fullgrad._cases._case import Case
 
-CASES: list[Case] = [*rounding.CASES, *clamping.CASES, *gradients.CASES, *tracking.CASES, *soft.CASES, *estimators.CASES]
+CASES: list[Case] = [*rounding.CASES, *clamping.CASES, *gradients.CASES, *tracking.CASES, *soft.CASES, *order.CASES, *estimators.CASES]
 
 __all__ = ["CASES", "Case"]

@@ -14,12 +14,31 @@ from fullgrad.soft._round import round_st
 from fullgrad.soft._sigmoidal import heaviside_st
 from fullgrad.soft._sign import sign_st
 from fullgrad.soft._softrelu import relu_st
+from fullgrad.soft.order import (
+    argmax_st,
+    argmedian_st,
+    argmin_st,
+    argquantile_st,
+    argsort_st,
+    max_st,
+    median_st,
+    min_st,
+    quantile_st,
+    rank_st,
+    sort_st,
+    topk_st,
+)
 
-equal_st = eq_st
+equal_st, ranking_st = eq_st, rank_st
 
 __all__ = [
     "ReplaceGrad",
     "abs_st",
+    "argmax_st",
+    "argmedian_st",
+    "argmin_st",
+    "argquantile_st",
+    "argsort_st",
     "clamp_st",
     "eq_st",
     "equal_st",
@@ -30,11 +49,19 @@ __all__ = [
     "isclose_st",
     "less_equal_st",
     "less_st",
+    "max_st",
+    "median_st",
+    "min_st",
     "not_equal_st",
+    "quantile_st",
+    "rank_st",
+    "ranking_st",
     "relu_st",
     "replace_grad",
     "round_st",
     "sign_st",
+    "sort_st",
     "st",
     "straight_through",
+    "topk_st",
 ]

@@ -17,6 +17,21 @@ from fullgrad.soft._selection import index_select, narrow, take, take_along_dim,
 from fullgrad.soft._sigmoidal import heaviside, sigmoidal
 from fullgrad.soft._sign import sign
 from fullgrad.soft._softrelu import relu, softrelu
+from fullgrad.soft.order import (
+    argmax,
+    argmedian,
+    argmin,
+    argquantile,
+    argsort,
+    max,
+    median,
+    min,
+    proj_simplex,
+    quantile,
+    rank,
+    sort,
+    topk,
+)
 
 # torch's other names.
 gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
@@ -25,6 +40,11 @@ __all__ = [
     "abs",
     "all",
     "any",
+    "argmax",
+    "argmedian",
+    "argmin",
+    "argquantile",
+    "argsort",
     "clamp",
     "eq",
     "equal",
@@ -43,15 +63,23 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "lt",
+    "max",
+    "median",
+    "min",
     "narrow",
     "ne",
     "not_equal",
+    "proj_simplex",
+    "quantile",
+    "rank",
     "relu",
     "round",
     "sigmoidal",
     "sign",
     "softrelu",
+    "sort",
     "take",
     "take_along_dim",
+    "topk",
     "where",
 ]

@@ -94,7 +94,10 @@ class Subject:
             for i, t in zip(self.where, tensors, strict=True):
                 arguments[i] = t
             y = function(*arguments)
-            return y if isinstance(y, Tensor) else torch.cat([v.flatten() for v in y if v.is_floating_point()])
+            if isinstance(y, Tensor):
+                return y
+            floating = [v for v in y if v.is_floating_point()]
+            return floating[0] if len(floating) == 1 else torch.cat([v.flatten() for v in floating])
 
         return bound
 

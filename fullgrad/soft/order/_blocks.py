@@ -20,7 +20,7 @@ Tensors = tuple[Tensor, ...]
 BLOCK = 2**18
 BLOCK_ACCELERATOR = 2**25
 # Derivatives that a tracer has to see as operations are a loop written out, of at most so many blocks.
-TRACED_BLOCKS = 16
+TRACED_BLOCKS = 4
 
 
 class Block(NamedTuple):
@@ -98,10 +98,11 @@ class Blocked(Function):
 
     @staticmethod
     def forward(name: str, *args: Tensor) -> Tensors:
-        traced = tracing() or not has_data(args[0])
-        if name.count("|") > 2 or any(in_front(a, 0)[1] for a in args):
-            return _steps(name, args, TRACED_BLOCKS if traced else None)
-        return tuple(torch.ops.fullgrad.by_blocks(name, args) if traced else _numbers(name, args))
+        if any(in_front(a, 0)[1] for a in args):
+            return _steps(name, args)
+        if has_data(args[0]) and not tracing():
+            return tuple(_numbers(name, args))
+        return tuple(torch.ops.fullgrad.by_blocks(name, args)) if _order(name) < 2 else _steps(name, args, TRACED_BLOCKS)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -133,6 +134,11 @@ def _pulled(name: str, wanted: Iterable[bool]) -> str:
     return f"{name}|{''.join('01'[bool(w)] for w in wanted)}"
 
 
+def _order(name: str) -> int:
+    """How many pullbacks a name has."""
+    return name.count("|") - 1
+
+
 @lru_cache(1024)
 def _kinds(name: str) -> tuple[str, str]:
     """The letters of inputs and outputs."""
@@ -143,7 +149,7 @@ def _kinds(name: str) -> tuple[str, str]:
     return inputs + outputs, "".join([kind for kind, w in zip(inputs, wanted, strict=True) if w == "1"])
 
 
-def _steps(name: str, args: Sequence[Tensor], most: int | None) -> Tensors:
+def _steps(name: str, args: Sequence[Tensor], most: int | None = None) -> Tensors:
     """All rows, in code that anybody may differentiate, batch or trace."""
     shape = _shape(args)
     # torch's own pullback would sum over what is broadcast.
@@ -178,16 +184,23 @@ def _part(name: str, block: Block, *args: Tensor) -> Tensors:
 
 @torch.no_grad()
 def _numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
-    """All rows of a formula or its pullback, where nobody looks at the steps."""
+    """All rows where nobody looks at the steps."""
     shape, (inputs, outputs) = _shape(args), _kinds(name)
     formula, mode, *wanted = name.split("|")
-    rules = Formula.known[formula]
+    rules, size = Formula.known[formula], _size(args[0])
+    # Filled in place: small tensors that live on between the large ones of the blocks keep the allocator from using their memory.
     found = [args[0].new_zeros(shape) for _ in outputs]
-    for block in rules.blocks(mode, _size(args[0]), *args):
+    if len(wanted) > 1:
+        args = [a.expand(shape) for a in args]
+    for block in rules.blocks(mode, size, *args) if len(wanted) < 2 else _whole_rows(size, shape):
         some = _cut(block, inputs, args)
-        parts = rules.pull(mode, block, *some) if wanted else rules.fast(mode, block, *some)
-        chosen = [p for p, w in zip(parts, wanted[0], strict=False) if w == "1"] if wanted else parts
-        for y, kind, part in zip(found, outputs, chosen, strict=True):
+        if len(wanted) > 1:
+            parts = _part(name, block, *some)
+        elif wanted:
+            parts = [p for p, w in zip(rules.pull(mode, block, *some), wanted[0], strict=False) if w == "1"]
+        else:
+            parts = rules.fast(mode, block, *some)
+        for y, kind, part in zip(found, outputs, parts, strict=True):
             place = y[..., block.top : block.bottom] if kind == "R" else y[..., block.left : block.right]
             place += part
     return found
@@ -195,8 +208,8 @@ def _numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
 
 def _cut(block: Block, kinds: str, args: Sequence[Tensor]) -> list[Tensor]:
     """What a block sees of the arguments."""
-    top, bottom, left, right, _ = block
-    return [a[..., top:bottom] if kind == "R" else a[..., left:right] for a, kind in zip(args, kinds, strict=True)]
+    columns, rows = (block.left, block.right - block.left), (block.top, block.bottom - block.top)
+    return [a.narrow(-1, *(rows if kind == "R" else columns)) for a, kind in zip(args, kinds, strict=True)]
 
 
 def _whole_rows(size: int, shape: torch.Size, most: int | None = None) -> Iterable[Block]:

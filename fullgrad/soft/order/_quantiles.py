@@ -459,7 +459,15 @@ class _Call:
     """A checked call: arguments of the operator, whose quantiles come in the last dimension, and the way back."""
 
     def __init__(
-        self, x: Tensor, rows: Tensor, q: Tensor, vector: bool, dim: int | None, d: int, softness: Softness, by: str
+        self,
+        x: Tensor,
+        rows: Tensor,
+        q: Tensor | tuple[float, ...],
+        vector: bool,
+        dim: int | None,
+        d: int,
+        softness: Softness,
+        by: str,
     ) -> None:
         self.hard = rows, q, d, by
         self.soft = rows, q, softness, d, by
@@ -487,20 +495,23 @@ def _prepared(
 ) -> _Call:
     rows, d = prepared(name, x, dim, softness, mode, method, methods, some=True)
     if by == "median":
-        return _Call(x, rows, rows.new_full((1,), 0.5), False, dim, d, softness, by)
+        return _Call(x, rows, (0.5,), False, dim, d, softness, by)
     _checks.choice(name, "interpolation", by, INTERPOLATIONS)
     if isinstance(q, Tensor):
         _checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
-    else:
-        for number in q if isinstance(q, (tuple, list)) else (q,):
-            _checks.real_number(name, "q", number)
-            if not 0 <= number <= 1:
-                raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
-        q = torch.tensor(q, dtype=widened(rows)[0].dtype, device=rows.device)
-    q = q.to(widened(rows)[0].dtype)
-    return _Call(x, rows, q.reshape(-1) if q.ndim == 0 else q, q.ndim == 1, dim, d, softness, by)
+        return _Call(x, rows, q.to(widened(rows)[0].dtype).reshape(-1), q.ndim == 1, dim, d, softness, by)
+    several = isinstance(q, (tuple, list))
+    for number in q if several else (q,):
+        _checks.real_number(name, "q", number)
+        if not 0 <= number <= 1:
+            raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
+    return _Call(x, rows, tuple(map(float, q)) if several else (float(q),), several, dim, d, softness, by)
+
+
+def _tensor(q: Tensor | tuple[float, ...], x: Tensor) -> Tensor:
+    return q if isinstance(q, Tensor) else torch.tensor(q, dtype=widened(x)[0].dtype, device=x.device)
 
 
 class Quantile(OrderStatistic):
@@ -509,19 +520,37 @@ class Quantile(OrderStatistic):
     """
 
     @staticmethod
-    def forward(x: Tensor, q: Tensor, softness: Softness, dim: int, by: str, how: tuple[Any, ...], wants: str, hard: bool) -> Any:
+    def forward(
+        x: Tensor,
+        q: Tensor | tuple[float, ...],
+        softness: Softness,
+        dim: int,
+        by: str,
+        how: tuple[Any, ...],
+        wants: str,
+        hard: bool,
+    ) -> Any:
         if hard:
             return hard_quantile(x, q, dim, by, wants)
         return Quantile.relaxed(x, q, softness, dim, by, how, wants, hard)
 
     @staticmethod
-    def relaxed(x: Tensor, q: Tensor, softness: Softness, dim: int, by: str, how: tuple[Any, ...], wants: str, hard: bool) -> Any:
+    def relaxed(
+        x: Tensor,
+        q: Tensor | tuple[float, ...],
+        softness: Softness,
+        dim: int,
+        by: str,
+        how: tuple[Any, ...],
+        wants: str,
+        hard: bool,
+    ) -> Any:
         mode, method, standardize, gated = how
         r = rows_of(x, softness, dim, mode, method, standardize)
         if hard and wants != "weights":
             r, wants = bounded(r), "values"
         r = r if gated else unweighted(r)
-        low, high, a = _places(q, r.n, by)
+        low, high, a = _places(_tensor(q, x), r.n, by)
         second = by in ("linear", "midpoint")
         if wants == "values" and method not in SUMMING:
             ordered = sorted_values(r)
@@ -564,7 +593,7 @@ def _places(q: Tensor, n: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
     return low, (low + 1).clamp(max=n - 1), a
 
 
-def hard_quantile(x: Tensor, q: Tensor, dim: int, by: str, wants: str) -> Any:
+def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, wants: str) -> Any:
     """What torch gives, with the quantiles in the last dimension."""
     if by == "median":
         if wants == "values" and x.ndim == 1:
@@ -573,12 +602,11 @@ def hard_quantile(x: Tensor, q: Tensor, dim: int, by: str, wants: str) -> Any:
         if wants == "weights":
             return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
         return both.values.unsqueeze(-1) if wants == "values" else type(both)([v.unsqueeze(-1) for v in both])
-    if wants == "values" and q.ndim == 1:
-        return torch.quantile(widened(x)[0], q, dim, interpolation=by).movedim(0, -1).to(x.dtype)
-    # Quantiles of their own for each row of a batch, which torch does not have; or weights.
-    values, order = torch.sort(x.movedim(dim, -1), stable=True)
-    low, high, a = _places(q, x.shape[dim], by)
-    shape = (*values.shape[:-1], q.shape[-1])
+    # torch.quantile has no quantiles of their own for the rows of a batch, no half precision, and no linearisation: it works in
+    # place. These are its steps.
+    low, high, a = _places(_tensor(q, x), x.shape[dim], by)
+    values, order = torch.sort(x.movedim(dim, -1), stable=wants == "weights")
+    shape = (*values.shape[:-1], a.shape[-1])
     low, high, a = low.expand(shape), high.expand(shape), a.expand(shape)
     if wants == "weights":
         ends = [one_hot(order.gather(-1, p), values.shape[-1], a.dtype) for p in (low, high)]

@@ -133,4 +133,5 @@ def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
+    # In place, which keeps the strides of the input; done again, as a linearised graph does it, it changes nothing.
     return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)

@@ -1,7 +1,7 @@
 """What the methods make of rows: the weights of each element in each place, the values in the places, and the ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,7 +178,7 @@ def unweighted(r: Rows) -> Rows:
 
 
 def bounded(r: Rows) -> Rows:
-    """The rows with the last finite element in the place of an infinity, for derivatives: infinity with a weight of 0 has none."""
+    """The rows with their last finite element in the place of an infinity, of which a weight of 0 would make NaN."""
     infinite = torch.isinf(r.x)
     top = torch.where(infinite, -torch.inf, r.x.detach()).amax(-1, keepdim=True)
     bottom = torch.where(infinite, torch.inf, r.x.detach()).amin(-1, keepdim=True)

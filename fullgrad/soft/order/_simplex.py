@@ -22,10 +22,10 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
         D_x\, t = \frac{\alpha}{s}\, \omega \Big(t - \frac{\langle \omega, t \rangle}{\sum \omega}\Big)
 
     In smooth mode R is the entropy :math:`\sum y \log y`, and y a softmax: :math:`\omega = y, \alpha = 1`. In ``c0``, ``c1`` and
-    ``c2`` R is :math:`\sum y^p / p` with p = 2, 3/2, 4/3, and y has exact zeros:
-    :math:`y = [x / s - \theta]_+^\alpha,\ \omega = [x / s - \theta]_+^{\alpha - 1}` with :math:`\alpha` = 1 (sparsemax), 2 (entmax) or
-    3. The derivative is symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: ``x`` over ``softness``, and
-    one number per element.
+    ``c2`` R is :math:`\sum y^p / p` with p = 2, 3/2, 4/3, and y has exact zeros: :math:`y = [x / s - \theta]_+^\alpha` and
+    :math:`\omega = [x / s - \theta]_+^{\alpha - 1}`, with :math:`\alpha` = 1 (sparsemax), 2 (entmax) or 3. The derivative is
+    symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: ``x`` over ``softness``, and one number per
+    element.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

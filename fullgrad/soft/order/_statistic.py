@@ -103,7 +103,7 @@ def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
     """Weights that can be held constant are needed to hold them constant."""
     if not gated_grad and mode != "hard" and method not in SUMMING:
         raise ValueError(
-            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no sums with weights, got {gated_grad}."
+            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
         )
 
 

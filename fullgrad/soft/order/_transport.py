@@ -21,7 +21,7 @@ from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad._machinery import has_data, tracing
 
-__all__ = ["Potentials", "plan"]
+__all__ = ["Balance", "Potentials", "plan"]
 
 _ALPHA = {"c0": 1, "c1": 2, "c2": 3}
 # Marginals below this count as this: with a zero a potential would be infinite.
@@ -89,9 +89,9 @@ class Potentials(Function):
     def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
         cost, f, g = ctx.saved_tensors
         omega = _slope(_slack(f, g, cost), ctx.mode)
-        a, b = _differential(omega, p, q)
+        a, b = Balance.apply(omega, p, q)
         return (
-            sum_to(omega * (a[..., :, None] + b[..., None, :]), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
+            sum_to(omega * _sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
             sum_to(a, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
             sum_to(b, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
             None,
@@ -105,23 +105,84 @@ class Potentials(Function):
         if d_cost is not None:
             flow = omega * d_cost
             p, q = p + flow.sum(-1), q + flow.sum(-2)
-        return _differential(omega, p if d_mu is None else p + d_mu, q if d_nu is None else q + d_nu)
+        return Balance.apply(omega, p if d_mu is None else p + d_mu, q if d_nu is None else q + d_nu)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        *tensors, mode = args
-        # Batch dimensions of a sample: those in front of the matrix or the vector.
-        ranks = [t.ndim - (d is not None) - k for t, d, k in zip(tensors, in_dims, (2, 1, 1), strict=False)]
-        batched: list[Tensor] = []
-        for t, d, r in zip(tensors, in_dims, ranks, strict=False):
-            if d is not None:
-                t = t.movedim(d, 0)
-                t = t.reshape(t.shape[0], *(1,) * (max(ranks) - r), *t.shape[1:])
-            batched.append(t)
-        return Potentials.apply(*batched, mode), (0, 0)
+        return Potentials.apply(*_in_front(in_dims, args[:3]), args[3]), (0, 0)
 
 
-# --- The plan of given potentials, and their differential: plain torch code -----------------------------------------------
+class Balance(Function):
+    r"""The linear system of the potentials: a (..., n) and b (..., m) with
+
+    .. math::
+        \operatorname{diag}(\Omega 1)\, a + \Omega b = p, \qquad \Omega^T a + \operatorname{diag}(\Omega^T 1)\, b = q
+
+    Their differential solves the same for :math:`dp - (d\Omega \circ (a \oplus b)) 1` and
+    :math:`dq - (d\Omega \circ (a \oplus b))^T 1`. With the solution (u, v) for the cotangents of a and b: :math:`\bar p = u`,
+    :math:`\bar q = v`, :math:`\bar\Omega = -(a \oplus b) \circ (u \oplus v)`. Saved: the matrix and the outputs. The rules are
+    not those of ``torch.linalg.solve``, which is wrong in forward mode over forward mode.
+
+    The longer one of a and b is eliminated. The matrix is singular: a connected part of the support of the plan may raise its a
+    and lower its b. The first entry of the shorter one is held near 0, a part without it by a ridge, of the size of round-off. p
+    and q of a part balance, so that neither moves the plan.
+    """
+
+    @staticmethod
+    def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        if omega.shape[-1] > omega.shape[-2]:
+            b, a = Balance.forward(omega.mT, q, p)
+            return a, b
+        rows, size = _without_zeros(omega.sum(-1)), omega.shape[-1]
+        held = (torch.arange(size, device=omega.device) == 0).to(omega.dtype)
+        ridge = torch.finfo(omega.dtype).eps * (64 + size) * _without_zeros(omega.sum(-2))
+        b = _solve(_laplacian(omega, rows, held + ridge), q - _times(omega.mT, p / rows))
+        return (p - _times(omega, b)) / rows, b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.shapes = [v.shape for v in inputs]
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.save_for_forward(inputs[0], *output)
+
+    @staticmethod
+    def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:
+        omega, a, b = ctx.saved_tensors
+        u, v = Balance.apply(omega, a_bar, b_bar)
+        return (
+            sum_to(-_sums(a, b) * _sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
+            sum_to(u, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
+            sum_to(v, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, d_omega: Tensor | None, d_p: Tensor | None, d_q: Tensor | None) -> tuple[Tensor, Tensor]:
+        omega, a, b = ctx.saved_tensors
+        p = torch.zeros_like(a) if d_p is None else d_p
+        q = torch.zeros_like(b) if d_q is None else d_q
+        if d_omega is not None:
+            flow = d_omega * _sums(a, b)
+            p, q = p - flow.sum(-1), q - flow.sum(-2)
+        return Balance.apply(omega, p, q)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return Balance.apply(*_in_front(in_dims, args)), (0, 0)
+
+
+def _in_front(in_dims: tuple[int | None, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
+    """A matrix and two vectors with the batch in front, where samples broadcast as they would alone."""
+    ranks = [t.ndim - (d is not None) - k for t, d, k in zip(args, in_dims, (2, 1, 1), strict=False)]
+    result: list[Tensor] = []
+    for t, d, rank in zip(args, in_dims, ranks, strict=False):
+        if d is not None:
+            t = t.movedim(d, 0)
+            t = t.reshape(t.shape[0], *(1,) * (max(ranks) - rank), *t.shape[1:])
+        result.append(t)
+    return result
+
+
+# --- The plan of given potentials, and the system -----------------------------------------------------------------------
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -130,7 +191,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
-    return f[..., :, None] + g[..., None, :] - cost
+    return _sums(f, g) - cost
 
 
 def _link(t: Tensor, mode: str) -> Tensor:
@@ -154,26 +215,18 @@ def _power(t: Tensor, exponent: int) -> Tensor:
     return t if exponent == 1 else t * t if exponent == 2 else t * t * t
 
 
-def _differential(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    r"""a and b with
+def _sums(a: Tensor, b: Tensor) -> Tensor:
+    """All sums of an entry of a and one of b."""
+    return a[..., :, None] + b[..., None, :]
 
-    .. math::
-        \operatorname{diag}(\Omega 1) a + \Omega b = p, \qquad \Omega^T a + \operatorname{diag}(\Omega^T 1) b = q
 
-    The longer one is eliminated. The matrix is singular: a connected part of the support of the plan may raise its a and lower
-    its b. The first entry of the shorter one is held near 0, a part without it by a ridge, of the size of round-off. p and q of a
-    part balance, so that neither moves the plan.
-    """
-    if omega.shape[-1] > omega.shape[-2]:
-        b, a = _differential(omega.mT, q, p)
-        return a, b
-    rows = _without_zeros(omega.sum(-1))
-    weak = torch.finfo(omega.dtype).eps * (64 + omega.shape[-1])
-    hold = torch.zeros(omega.shape[-1], dtype=omega.dtype, device=omega.device)
-    hold = torch.cat([hold[:1] + 1, hold[1:]])
-    system = _laplacian(omega, rows, weak * _without_zeros(omega.sum(-2)) + hold)
-    b = torch.linalg.solve_ex(system, (q - _times(omega.mT, p / rows)).unsqueeze(-1))[0].squeeze(-1)
-    return (p - _times(omega, b)) / rows, b
+def _solve(system: Tensor, right: Tensor) -> Tensor:
+    """A system for each batch item, or one for many: then it is factorised once. NaN raises no error."""
+    size = system.shape[-1]
+    if system.shape[:-2].numel() == 1 and right.ndim > 1:
+        columns = right.reshape(-1, size).mT
+        return torch.linalg.solve_ex(system.reshape(size, size), columns)[0].mT.reshape(right.shape)
+    return torch.linalg.solve_ex(system, right.unsqueeze(-1))[0].squeeze(-1)
 
 
 def _without_zeros(sums: Tensor) -> Tensor:

@@ -167,10 +167,11 @@ class _Prefix:
     """Prefix sums of ``f`` times the powers of ``y``. Every power is at most 1, however far the row reaches."""
 
     def __init__(self, y: Tensor, f: Tensor, degree: int) -> None:
-        # The cells ascend even where rounding makes y descend.
-        cell = torch.cummax(torch.floor(y * 0.5), -1).values
-        self.middle = cell * 2 + 1
         n = y.shape[-1]
+        # A row that is narrow lies in one cell, around its middle. The cells ascend even where rounding makes y descend.
+        origin = y[..., n // 2, None]
+        cell = torch.cummax(torch.round((y - origin) * 0.5), -1).values
+        self.middle = origin + cell * 2
         edge = torch.cat((torch.ones_like(cell[..., :1], dtype=torch.bool), cell[..., 1:] != cell[..., :-1]), -1)
         self.begin = torch.cummax(torch.where(edge, torch.arange(n, device=y.device), 0), -1).values
         u = y - self.middle
@@ -262,7 +263,8 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
     n = a.shape[-1]
     prefix = _Prefix(a, torch.ones_like(a), alpha)
     stride = _COARSER ** max(0, math.ceil(math.log(n / 64, _COARSER))) if n > 64 else 1
-    c = coarse = None
+    c: Any = None
+    coarse: Any = None
     while True:
         i = torch.arange(0, n, stride, device=a.device)
         if stride > 1:
@@ -289,21 +291,24 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
 
 def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low: Tensor, high: Tensor, alpha: int) -> Tensor:
     """Newton's method on the mass to the power 1 / alpha, which is convex in the radius, inside a bracket."""
-    settled = False
+    c, low, high = c.clone(), low.clone(), high.clone()
+    i = torch.arange(x.shape[-1], device=x.device)
     for _ in range(_ROUNDS):
-        first = torch.minimum(torch.searchsorted(a, x - c, right=True), stop)
-        final = torch.maximum(torch.searchsorted(a, x + c), stop)
-        left = prefix.window(x - c, first, stop, x.shape)
-        right = prefix.window(x + c, stop, final, x.shape)
+        part, middle, radius = x[:, i], stop[:, i], c[:, i]
+        first = torch.minimum(torch.searchsorted(a, part - radius, right=True), middle)
+        final = torch.maximum(torch.searchsorted(a, part + radius), middle)
+        left = prefix.window(part - radius, first, middle, part.shape)
+        right = prefix.window(part + radius, middle, final, part.shape)
         mass = _signed(left(alpha), alpha) + right(alpha)
         slope = _signed(left(alpha - 1), alpha - 1) + right(alpha - 1)
-        high, low = torch.where(mass >= 1, c, high), torch.where(mass <= 1, c, low)
+        high[:, i] = torch.where(mass >= 1, radius, high[:, i])
+        low[:, i] = torch.where(mass <= 1, radius, low[:, i])
         # From above Newton's steps end above the root, from below they overshoot it: the bracket is all the safeguard needed.
-        new = (c - (mass - mass ** (1 - 1 / alpha)) / slope).clamp(low, high)
-        done, settled = settled, not bool(((new - c).abs() > 1e-6 * c).any())
-        c = new
-        # Every round doubles the digits now: one more after a step of this size. NaN counts as settled.
-        if done:
+        new = (radius - (mass - mass ** (1 - 1 / alpha)) / slope).clamp(low[:, i], high[:, i])
+        c[:, i] = new
+        # Every round doubles the digits now: a step of this size was the last. NaN is done, too.
+        i = i[((new - radius).abs() > 1e-8 * radius).any(0)]
+        if not len(i):
             break
     return c
 

@@ -1,0 +1,243 @@
+"""SoftSort in linear memory: equal to the formula with matrices, at every order, by every road, in every range."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fullgrad.soft.order import _softsort
+from fullgrad.testing._subject import close
+
+POWER = {"c0": 1, "c1": 2, "c2": 3}
+MODES = ("smooth", *POWER)
+
+
+@pytest.fixture(autouse=True)
+def linear(monkeypatch):
+    """Every size takes the linear road."""
+    monkeypatch.setattr(_softsort, "SHORT", dict.fromkeys(MODES, -1))
+
+
+def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
+    u = scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (u.round() if ties else u).to(dtype)
+
+
+def project(v, mode):
+    """The simplex projection: a threshold by bisection, then by Newton's steps that autograd sees: each gives one more order."""
+    if mode == "smooth":
+        return torch.softmax(v, -1)
+    power, w = POWER[mode], v.detach()
+    low = w.amax(-1, keepdim=True) - 1
+    high = low + 1
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = ((w - middle).clamp(min=0) ** power).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    inside, threshold = (w - low > 1e-14).to(v.dtype), low
+    for _ in range(4):
+        t = (v - threshold) * inside
+        slope = power * (t ** (power - 1) * inside).sum(-1, keepdim=True)
+        threshold = threshold + ((t**power).sum(-1, keepdim=True) - 1) / slope
+    return ((v - threshold) * inside) ** power
+
+
+def dense_values(u, x, mode):
+    a = torch.sort(u, dim=-1).values
+    return (project(-(a.unsqueeze(-1) - u.unsqueeze(-2)).abs(), mode) @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def dense_ranks(u, mode):
+    a = torch.sort(u, dim=-1).values
+    weights = project(-(u.unsqueeze(-1) - a.unsqueeze(-2)).abs(), mode)
+    return weights @ torch.arange(1, u.shape[-1] + 1, dtype=u.dtype)
+
+
+def weighed(f):
+    """A scalar whose derivatives of all orders are different from 0."""
+    return lambda *args: (f(*args) * torch.linspace(0.1, 1, args[0].shape[-1], dtype=args[0].dtype)).sin().sum()
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 13, 14, 40, 101])
+@pytest.mark.parametrize("mode", MODES)
+def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
+    u, x = draw(3, n, ties=ties, scale=max(scale, 1.0) if ties else scale), draw(3, n, seed=1)
+    for ours, theirs, args in (
+        (lambda u, x: _softsort.values(u, x, mode), lambda u, x: dense_values(u, x, mode), (u, x)),
+        (lambda u: _softsort.ranks(u, mode), lambda u: dense_ranks(u, mode), (u,)),
+    ):
+        close(ours(*args), theirs(*args), rtol=1e-11, atol=1e-11)
+        for i in range(len(args)):
+            close(grad(weighed(ours), i)(*args), grad(weighed(theirs), i)(*args), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "road", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))], ids=["mixed", "back", "fwd"]
+)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_second_derivative_is_that_of_the_matrix(mode, ties, road):
+    u, x = draw(2, 7, ties=ties, scale=1.0), draw(2, 7, seed=1)
+    both = torch.stack((u, x))
+    ours, theirs = (weighed(lambda v, f=f: f(v[0], v[1], mode)) for f in (_softsort.values, dense_values))
+    close(road(ours)(both), road(theirs)(both), rtol=1e-10, atol=1e-10)
+    ours, theirs = (weighed(lambda v, f=f: f(v, mode)) for f in (_softsort.ranks, dense_ranks))
+    close(road(ours)(u), road(theirs)(u), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_third_derivative_is_that_of_the_matrix(mode):
+    u = draw(5, scale=0.5)
+    ours, theirs = (weighed(lambda v, f=f: f(v, v, mode)) for f in (_softsort.values, dense_values))
+    close(jacfwd(hessian(ours))(u), jacfwd(hessian(theirs))(u), rtol=1e-8, atol=1e-8)
+    close(grad(lambda v: hessian(ours)(v).sum())(u), grad(lambda v: hessian(theirs)(v).sum())(u), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_numbers_confirm_the_derivatives(mode):
+    u, x = draw(2, 6, scale=0.7).requires_grad_(), draw(2, 6, seed=1).requires_grad_()
+    f = lambda u, x: _softsort.values(u, x, mode)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert gradcheck(f, (u, x), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+        assert gradgradcheck(f, (u, x), check_batched_grad=True, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_is_a_loop(mode):
+    u, x = draw(4, 3, 9), draw(4, 3, 9, seed=1)
+    f = grad(weighed(lambda u, x: _softsort.values(u, x, mode)), (0, 1))
+    loop = [torch.stack(parts) for parts in zip(*[f(u[i], x[i]) for i in range(4)], strict=True)]
+    close(list(vmap(f)(u, x)), loop)
+    close(list(vmap(vmap(f))(u, x)), loop)
+    close(list(vmap(f, in_dims=(None, 0))(u[0], x)), [torch.stack(p) for p in zip(*[f(u[0], y) for y in x], strict=True)])
+    close(
+        list(vmap(f, in_dims=(2, None))(u, x[..., 0])),
+        [torch.stack(p) for p in zip(*[f(v, x[..., 0]) for v in u.unbind(2)], strict=True)],
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_cotangents_at_once(mode):
+    u = draw(2, 5).requires_grad_()
+    y = _softsort.values(u, u, mode)
+    g = draw(3, 2, 5, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (batched,) = torch.autograd.grad(y, u, g, is_grads_batched=True, retain_graph=True)
+    close(batched, torch.stack([torch.autograd.grad(y, u, one, retain_graph=True)[0] for one in g]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_and_traced(mode):
+    u, other = draw(2, 6), draw(2, 6, seed=1)
+    f = weighed(lambda u: _softsort.values(u, u, mode) + _softsort.ranks(u, mode))
+    close(torch.compile(f, fullgraph=True, backend="aot_eager")(u), f(u))
+    v = u.clone().requires_grad_()
+    torch.compile(f, fullgraph=True, backend="aot_eager")(v).backward()
+    close(v.grad, grad(f)(u))
+    close(torch.compile(grad(f), fullgraph=True, backend="aot_eager")(u), grad(f)(u))
+    traced = make_fx(grad(f))(u)
+    close(traced(other), grad(f)(other))
+    close(vmap(traced)(torch.stack((u, other))), torch.stack((grad(f)(u), grad(f)(other))))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_empty_single_equal(mode):
+    for shape in ((0, 5), (3, 1), (2, 0, 4)):
+        u = torch.zeros(shape, requires_grad=True)
+        y = _softsort.values(u, u * 2, mode)
+        y.sum().backward()
+        assert y.shape == shape
+        assert torch.equal(u.grad, torch.full(shape, 2.0))
+    u = torch.full((2, 50), 3.0, dtype=torch.float64)
+    close(_softsort.values(u, draw(50).expand(2, 50), mode), draw(50).mean().expand(2, 50))
+    close(_softsort.ranks(u, mode), torch.full_like(u, 25.5))
+    meta = torch.zeros(2, 5, device="meta", requires_grad=True)
+    assert torch.autograd.grad(_softsort.values(meta, meta, mode).sum(), meta)[0].shape == (2, 5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_not_a_number_is_not_a_number(mode):
+    u = draw(2, 8)
+    u[0, 3] = torch.nan
+    y = _softsort.values(u, u.nan_to_num(), mode)
+    assert y[0].isnan().all()
+    assert y[1].isfinite().all()
+
+
+@pytest.mark.parametrize("softness", [1e-6, 1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("mode", MODES)
+def test_float32_has_the_digits_of_float64(mode, softness):
+    """Against the matrices of float64, at any softness: the error of the gradient, relative to its largest element."""
+    n = 1024
+    # Multiples of a power of 2, so that ties occur; the division by the softness is part of neither.
+    u = ((torch.randn(n, generator=torch.Generator().manual_seed(3)) * 2**12).round() / 2**12 / softness).requires_grad_()
+    g = torch.randn(n, generator=torch.Generator().manual_seed(4))
+    x = (u.detach() * softness).requires_grad_()
+    y = _softsort.values(u, x, mode)
+    ours = torch.autograd.grad(y, (u, x), g)
+    wide_u, wide_x = u.detach().double().requires_grad_(), x.detach().double().requires_grad_()
+    expected = dense_values(wide_u, wide_x, mode)
+    theirs = torch.autograd.grad(expected, (wide_u, wide_x), g.double())
+    assert y.dtype == torch.float32
+    assert (y - expected).abs().max() <= 2e-7 * expected.abs().max()
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() <= 2e-7 * b.abs().max() + 1e-12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_saves_rows_and_no_matrix(mode):
+    n, saved = 4096, []
+    u = draw(n, dtype=torch.float32).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = _softsort.values(u, u, mode)
+    assert max(t.numel() for t in saved) <= 4 * n
+    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+    assert sum(kept.values()) <= 400 * n
+    y.sum().backward()
+
+
+PEAK = """
+import resource, torch
+torch.set_num_threads(1)
+from fullgrad.soft.order import _softsort
+def run(n):
+    for mode in ("smooth", "c0", "c1", "c2"):
+        u = torch.linspace(-5, 5, n).requires_grad_()
+        _softsort.values(u, u, mode).sum().backward()
+        _softsort.ranks(u, mode).sum().backward()
+run(600)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(16384)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_memory_is_linear():
+    """Megabytes of a process beyond those for a short row; one matrix would take 1024."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 64
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_short_rows_take_the_matrix(mode, monkeypatch):
+    u, x = draw(3, 9, ties=True), draw(3, 9, seed=1)
+    f = weighed(lambda v: _softsort.values(v[0], v[1], mode) + _softsort.ranks(v[0], mode))
+    linear = f(torch.stack((u, x))), grad(f)(torch.stack((u, x))), hessian(f)(torch.stack((u, x)))
+    monkeypatch.undo()
+    close(
+        [f(torch.stack((u, x))), grad(f)(torch.stack((u, x))), hessian(f)(torch.stack((u, x)))],
+        list(linear),
+        rtol=1e-9,
+        atol=1e-9,
+    )

@@ -98,7 +98,8 @@ def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
         # The potentials may move against each other: that their difference stays makes the system regular.
         gauge = torch.cat((cost.new_ones(n), -cost.new_ones(m)))
         lack = torch.cat((mu - plan.sum(-1), nu - plan.sum(-2)), -1)
-        potentials = potentials + torch.linalg.solve(matrix + gauge[:, None] * gauge, lack.unsqueeze(-1)).squeeze(-1)
+        # torch.linalg.solve loses terms where forward mode is nested: https://github.com/pytorch/pytorch/issues/192540.
+        potentials = potentials + (torch.linalg.inv(matrix + gauge[:, None] * gauge) @ lack.unsqueeze(-1)).squeeze(-1)
     t = potentials[..., :n, None] + potentials[..., None, n:] - cost
     return torch.exp(t) if mode == "smooth" else torch.clamp(t, min=0) ** POWERS[mode]
 

@@ -41,7 +41,7 @@ def check_marginals(gamma, mu, nu, tolerance=1e-10):
 
 
 def newton(cost, mu, nu, mode):
-    """The plan in plain torch code, with the right derivatives to the third order: two dense steps of Newton from the solution."""
+    """The plan in plain torch code: two dense steps of Newton from the solution have its derivatives to the third order."""
     n = cost.shape[-2]
     nu = nu * (mu.sum(-1, keepdim=True) / nu.sum(-1, keepdim=True))
     f, g = (v.detach() for v in Potentials.apply(cost.detach(), mu.detach(), nu.detach(), mode))

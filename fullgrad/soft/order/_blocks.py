@@ -37,8 +37,8 @@ class Formula:
     r"""A function of tensors of which every row of a matrix gives a part.
 
     ``inputs`` and ``outputs`` have one letter for each tensor. ``R`` is one number per row: of an input a block sees those of its
-    rows, and gives those of an output. ``C`` is one number per column: of an input a block sees those of its columns, and an output
-    is the sum of what the blocks give. Subclasses are known by their names.
+    rows, and gives those of an output. ``C`` is one number per column: of an input a block sees those of its columns, and an
+    output is the sum of what the blocks give. Subclasses are known by their names.
     """
 
     known: ClassVar[dict[str, type["Formula"]]] = {}
@@ -157,7 +157,7 @@ def _steps(name: str, args: Sequence[Tensor], most: int | None = None) -> Tensor
     inputs, outputs = _kinds(name)
     found: list[list[Tensor]] = [[] for _ in outputs]
     for block in _whole_rows(_size(args[0]), shape, most):
-        for parts, kind, y in zip(found, outputs, _part(name, block, *_cut(block, inputs, args)), strict=True):
+        for parts, kind, y in zip(found, outputs, _part(name, block, _pull, *_cut(block, inputs, args)), strict=True):
             if kind == "C" and parts:
                 parts[0] = parts[0] + y
             else:
@@ -165,21 +165,38 @@ def _steps(name: str, args: Sequence[Tensor], most: int | None = None) -> Tensor
     return tuple([torch.cat(parts, -1) if kind == "R" else parts[0] for parts, kind in zip(found, outputs, strict=True)])
 
 
-def _part(name: str, block: Block, *args: Tensor) -> Tensors:
+def _part(name: str, block: Block, pullback: Any, *args: Tensor) -> Sequence[Tensor]:
     """What a block gives; a pullback is that of the name before."""
     before, _, wanted = name.rpartition("|")
     if "|" not in before:
         return Formula.known[before].value(wanted, block, *args)
     moved = [i for i, w in enumerate(wanted) if w == "1"]
 
-    def of_some(*some: Tensor) -> Tensors:
+    def of_some(*some: Tensor) -> Sequence[Tensor]:
         every = list(args[: len(wanted)])
         for i, v in zip(moved, some, strict=True):
             every[i] = v
-        return _part(before, block, *every)
+        return _part(before, block, pullback, *every)
 
-    _, pull = _pair(torch.func.vjp(of_some, *[args[i] for i in moved]))
-    return pull(args[len(wanted) :])
+    return pullback(of_some, [args[i] for i in moved], args[len(wanted) :])
+
+
+def _pull(function: Any, args: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The gradients of a function, which a tracer sees as operations."""
+    _, pull = _pair(torch.func.vjp(function, *args))
+    return pull(tuple(cotangents))
+
+
+def _pull_numbers(function: Any, args: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same for plain tensors; in contrast to transforms it works under saved-tensor hooks."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in args]
+        outputs = [(y, c) for y, c in zip(function(*some), cotangents, strict=True) if y.requires_grad]
+        if not outputs:
+            return [torch.zeros_like(a) for a in args]
+        values, given = zip(*outputs, strict=True)
+        return torch.autograd.grad(values, some, given, create_graph=again, materialize_grads=True)
 
 
 @torch.no_grad()
@@ -195,7 +212,7 @@ def _numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
     for block in rules.blocks(mode, size, *args) if len(wanted) < 2 else _whole_rows(size, shape):
         some = _cut(block, inputs, args)
         if len(wanted) > 1:
-            parts = _part(name, block, *some)
+            parts = _part(name, block, _pull_numbers, *some)
         elif wanted:
             parts = [p for p, w in zip(rules.pull(mode, block, *some), wanted[0], strict=False) if w == "1"]
         else:

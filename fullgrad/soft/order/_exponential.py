@@ -62,7 +62,7 @@ class TwoSided(Function):
 
 
 def averages(a: Tensor, h: Tensor) -> Tensor:
-    r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_{i\cdot} = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row."""
+    r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_i = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row."""
     first, last = tie_bounds(a)
     # P has rows that sum to 1. Without the offset, h does not lose digits in the derivative's differences.
     offset = h.detach().mean(-1, keepdim=True)
@@ -122,7 +122,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[
 
 
 def _scan(decay: Tensor, values: Tensor) -> Tensor:
-    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the row of half the length is scanned."""
+    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the half as long row is scanned."""
     n = values.shape[-1]
     if n <= _SHORT:
         return _scan_short(decay, values)

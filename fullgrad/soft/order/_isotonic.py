@@ -17,7 +17,7 @@ one more block around the junction, and a bisection on both runs at once finds h
 of a row are halved per round, and :math:`n` elements take at most :math:`\log_2 n` such rounds of :math:`2 \log_2 n` steps.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -328,6 +328,8 @@ class _Power:
         high = origin - self.root(_at(self.w, b - 1))
         d = offset - self.root(target / size)
         low, high = low - origin, high - origin
+        # A sum of so many numbers is as good as this; the step to it is still taken.
+        span, precision = origin - _at(self.u, b - 1), 8 * torch.finfo(u.dtype).eps * size.sqrt()
         d = d.clamp(low, high)
         u = u - _at(origin, owner)
         for _ in range(_NEWTON_STEPS):
@@ -337,7 +339,7 @@ class _Power:
             low, high = torch.where(excess >= 0, d, low), torch.where(excess <= 0, d, high)
             next_ = d + excess / (slope + (slope * slope - count * excess).sqrt())
             next_ = torch.where((next_ >= low) & (next_ <= high), next_, (low + high) / 2)
-            done = ((next_ - d).abs() <= 4e-16 * (next_.abs() + 1e-300)) | (excess == 0) | ~(low < high)
+            done = ((next_ - d).abs() <= precision * (next_.abs() + span)) | (excess == 0) | ~(low < high)
             d = torch.where(excess == 0, d, next_)
             if bool(done.all()):
                 break

@@ -1,8 +1,10 @@
 r"""NeuralSort: soft sorting by the weights :math:`P_i = \Pi(-(c_i u + A))`.
 
 :math:`c_i = n + 1 - 2i` for the i-th smallest of n, :math:`A_j = \sum_k A(u_j - u_k)` with the soft absolute value, and
-:math:`\Pi` the projection onto the simplex. Everything is of rows of softness 1 and
-ascending. Descending order is that of -u, as the scores of -u in the i-th row are those of u in the (n + 1 - i)-th. Source: Grover et al., https://arxiv.org/abs/1903.08850.
+:math:`\Pi` the projection onto the simplex. Everything is of rows u of softness 1, and ascending. Descending order is that of
+-u: its scores in the i-th row are those of u in the (n + 1 - i)-th.
+
+Source: Grover et al., https://arxiv.org/abs/1903.08850.
 """
 
 import math
@@ -15,7 +17,6 @@ from torch import Tensor
 from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
 from fullgrad.soft.order._pairwise import distances
 from fullgrad.soft.order._simplex import POWERS, Excess, project
-
 
 # Blocks of so many rows at least have their window looked for together, which costs two rows.
 ROWS = 32

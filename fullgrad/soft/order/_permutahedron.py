@@ -136,7 +136,8 @@ def _weights(mode: str, first: Tensor, like: Tensor, t: Tensor | None = None) ->
     return omega, moves / torch.where(total != 0, total, torch.ones_like(total)), moves
 
 
-@torch.library.custom_op("fullgrad::isotonic", mutates_args=())
+# CUDA graphs replay kernels; the solver asks how many blocks are left.
+@torch.library.custom_op("fullgrad::isotonic", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     return isotonic(u, w, mode)
 

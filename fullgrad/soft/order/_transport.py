@@ -314,7 +314,9 @@ def _ascend(
 
     for _ in range(_ROUNDS):
         error = gap.abs().sum(-1) / total
-        ready = (kappa < 1) & ((gap.abs() <= enough * nu).all(-1))
+        # What rounding of the cost leaves.
+        noise = eps * (400 + 8 * kappa * size * omega.sum((-1, -2)) / total)
+        ready = (kappa < 1) & ((gap.abs() <= enough * nu).all(-1) | (error <= noise))
         if ready.any():
             at = ready.nonzero()[:, 0]
             larger = (kappa[at] * growth).clamp(max=1.0)
@@ -327,8 +329,19 @@ def _ascend(
             omega[at], gap[at] = _gap(start, guess, larger, c, col, mode)
             error[at] = gap[at].abs().sum(-1) / total[at]
 
-        # What rounding of the cost leaves; and the last step that helps is made.
-        noise = eps * (400 + 8 * size * omega.sum((-1, -2)) / total)
+        # A column that is empty has no slope. Solved for on its own, it only just touches the support: the dual rises.
+        empty = (omega.sum(-2) == 0) & ~again[:, None]
+        if empty.any():
+            at = empty.any(-1).nonzero()[:, 0]
+            c, row, col, part = cost[at], mu[at], nu[at], kappa[at]
+            start, guess = f[at], g[at]
+            guess = torch.where(empty[at], _rows(_scores(start, part, c.mT), col, guess, mode), guess)
+            start = _rows(_scores(guess, part, c), row, start, mode)
+            f[at], g[at] = start, guess
+            omega[at], gap[at] = _gap(start, guess, part, c, col, mode)
+            error[at] = gap[at].abs().sum(-1) / total[at]
+
+        # The last step that helps is made.
         done = (kappa == 1) & ((error <= 4 * eps) | ((error <= noise) & (error >= before / 4)))
         if done.any():
             f_out[items[done]], g_out[items[done]] = f[done], g[done]
@@ -353,9 +366,11 @@ def _ascend(
         omega_new, gap_new = _gap(f_new, g_new, kappa, cost, nu, mode)
         slope, slope_new = (step * gap).sum(-1), (step * gap_new).sum(-1)
         good = (slope_new >= -0.3 * slope) | (gap_new.abs().sum(-1) <= 0.7 * error * total)
-        # Where the slope, taken for linear, is 0.
-        short = (slope / (slope - slope_new)).clamp(0.2, 0.5)
-        calmer = torch.where((slope_new > -0.3 * slope) & ~again, damping / 2, damping)
+        # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
+        mean = _times(omega_new, step) / _without_zeros(omega_new.sum(-1))
+        curvature = (omega_new * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
+        short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
+        calmer = torch.where(again, damping, damping / torch.where(slope_new > 0.5 * slope, FLAT, 2.0))
         damping = torch.where(good, calmer, damping * 4).clamp(1e-10, 1e10)
         f, g = torch.where(good[:, None], f_new, f), torch.where(good[:, None], g_new, g)
         omega, gap = torch.where(good[:, None, None], omega_new, omega), torch.where(good[:, None], gap_new, gap)

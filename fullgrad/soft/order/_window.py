@@ -231,7 +231,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
 # --- The value of Radius ----------------------------------------------------------------------------------------------
 
 
-def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
     """The value of `Radius`."""
     n = a.shape[-1]
     rows = a.reshape(-1, n).contiguous()
@@ -313,7 +313,12 @@ def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low:
     return c
 
 
-_radii: Any = torch.library.custom_op("fullgrad::radii", radii, mutates_args=())
+_radii: Any = torch.library.custom_op(
+    "fullgrad::radii",
+    radii,
+    mutates_args=(),
+    schema="(Tensor a, Tensor first, Tensor last, int alpha) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @_radii.register_fake

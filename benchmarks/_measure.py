@@ -115,6 +115,19 @@ def saved_bytes(case: Case, inputs: Sequence[Tensor]) -> int:
     return sum(kept.values())
 
 
+def peak_bytes(case: Case) -> int:
+    """The most memory that one call holds on the CPU beyond what was there, by the allocator's own record."""
+    code = compile(case.statement, "<statement>", "exec")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
+        exec(code, dict(case.names))
+    changes = sorted((e.time_range.start, e.cpu_memory_usage) for e in record.events() if e.name == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
 def _calls_per_block(timer: Timer, block: float) -> int:
     once = min(timer.timeit(3).median for _ in range(3))
     return max(1, math.ceil(block / once)) if once < block else 1

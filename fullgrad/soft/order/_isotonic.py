@@ -10,21 +10,25 @@ block :math:`B` has excess 0, where the excess of any range :math:`B` is
 Excesses fall with :math:`\gamma`. A block whose successor has a greater value lies with it in one block of the solution. Ties
 are not merged.
 
-The solver works on one flat list of the blocks of all rows. A round of the first kind merges every run of such violating pairs
-at once, and shrinks the list fast where data are noisy. One that does not shrink it much leaves nonincreasing runs, as long as
-they may be. A round of the second kind joins every other two neighbouring runs of a row. Their union becomes nonincreasing by
-one more block around the junction, and a bisection on both runs at once finds how far it reaches. So the junctions
-of a row are halved per round, and :math:`n` elements take at most :math:`\log_2 n` such rounds of :math:`2 \log_2 n` steps.
+The solver works on one flat list of the blocks of all rows, and nothing but the list grows with the number of rows. A round of
+the first kind merges every run of such violating pairs at once, and shrinks the list fast where data are noisy. It leaves
+nonincreasing runs, which may be long. A round of the second kind joins every other two neighbouring runs of a row: their union
+becomes nonincreasing by one more block around the junction, and a bisection on both runs at once finds how far that reaches. So
+the junctions of a row are halved per round: n elements take at most :math:`\log_2 n` such rounds, each with a logarithmic number
+of steps, whatever the data. There is no loop over rows or elements.
+
+Decisions are those of rows that are rounded in the last places of their greatest element, in float64. Values of float64 rows are
+accurate to the last places of their block.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = ["Solution", "isotonic", "solve", "wide"]
 
-# A round of the first kind shall shrink the list of blocks by this factor, or it is the last of its kind.
+# Rounds of the first kind go on while each leaves at most so much of the list.
 _SHRINKAGE = 0.9
 
 # Exponents of rows within this spread are summed as they are, in float64 and in float32.
@@ -54,8 +58,8 @@ def wide(x: Tensor) -> Tensor:
 def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """``u`` minus the solution, and for each element the place of the first one of its block.
 
-    In a block of one, where ``w`` is what is wanted, the difference is ``w`` for ``c0`` and ``smooth`` and 0 for ``c1`` and ``c2``.
-    A row with a number that is not finite is one block of NaN.
+    In a block of one, where ``w`` is what is wanted, the difference is ``w`` for ``c0`` and ``smooth`` and 0 for ``c1`` and
+    ``c2``. A row with a number that is not finite is one block of NaN.
     """
     shape, n = u.shape, u.shape[-1]
     if u.numel() == 0:
@@ -139,7 +143,7 @@ def _join(problem: Any, start: Tensor, value: Tensor, rows: int, stride: int, ro
             kept = (head == place).nonzero().squeeze(1)
             return Solution(_at(start, kept)[1:], _at(value, kept)[1:], problem.base, rounds)
         while junctions.numel():
-            # Those that are left violate afterwards too: the block before one can have lost height only, the block after it gained.
+            # Those that are left violate afterwards too: the block before one can only have fallen, the block after it risen.
             row = start[junctions] // stride
             even = (torch.arange(row.numel(), device=row.device) - torch.searchsorted(row, row)) % 2 == 0
             lower, upper = ends[row], ends[row + 1] - 1
@@ -171,8 +175,8 @@ def _reach(
     excess of those on the right with values above. :math:`A` rises, :math:`B` falls, and where they meet is the new value. The
     block takes what is below it on the left and above it on the right. At the value :math:`v_l` of a block on the left,
     :math:`A` is a sum up to that block, and so is :math:`B` at a value :math:`v_r` on the right: whichever of the
-    four orders these two pairs of numbers have, the places on one of the sides are settled up to, or from, the one in question. Once
-    a side is settled, its sum is that over its blocks at any value.
+    four orders these two pairs of numbers have, one of the two blocks is seen to be in, or to be out. Once a side is settled, its
+    sum is that over its blocks at any value.
 
     Steps away from the junction are doubled, and halved towards its far end, as most blocks take a few others.
     """
@@ -238,7 +242,7 @@ class _Linear:
         return (_at(self.sums, b) - _at(self.sums, a)) / (b - a)
 
     def more(self, a: Tensor, m: Tensor, b: Tensor, c_left: Tensor, c_right: Tensor) -> Tensor:
-        """Whether minus the excess from ``a`` to ``m`` at ``c_left`` is more than the excess from ``m`` to ``b`` at ``c_right``."""
+        """Whether minus the excess from ``a`` to ``m`` at ``c_left`` is more than that from ``m`` to ``b`` at ``c_right``."""
         middle = _at(self.sums, m)
         return (m - a) * c_left - (middle - _at(self.sums, a)) > _at(self.sums, b) - middle - (b - m) * c_right
 

@@ -60,9 +60,9 @@ class Isotonic(Function):
     ``w`` on the block. The blocks, constant, are given by the place of the first element of the block which each element
     is in.
 
-    On a block of one, ``t`` is ``w`` for ``c0`` and ``smooth``; for ``c1`` and ``c2``, where :math:`dt` is not bounded, ``t`` is the
-    constant 0 and the caller takes ``w``. By convention :math:`dt = 0` where the sum of :math:`\omega` is 0. Saved: the blocks, and
-    ``t`` for ``c1`` and ``c2``, the inputs in ``smooth`` mode.
+    On a block of one, ``t`` is ``w`` for ``c0`` and ``smooth``; for ``c1`` and ``c2``, where :math:`dt` is not bounded, ``t`` is
+    the constant 0 and the caller takes ``w``. By convention :math:`dt = 0` where the sum of :math:`\omega` is 0. Saved: the
+    blocks, and ``t`` for ``c1`` and ``c2``, the inputs in ``smooth`` mode.
     """
 
     @staticmethod
@@ -100,10 +100,10 @@ class Isotonic(Function):
         return g_u, g_w, None
 
     @staticmethod
-    def jvp(ctx: Any, du: Tensor | None, dw: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         first, *rest = ctx.saved_tensors
         zero = torch.zeros(first.shape, dtype=ctx.like[0], device=ctx.like[1])
-        du, dw = [zero if d is None else d.expand(first.shape) for d in (du, dw)]
+        du, dw = [zero if d is None else d.expand(first.shape) for d in tangents[:2]]
         if ctx.mode == "smooth":
             u, w = rest
             return du - _pooled(_softmax(u, first) * du, first) + _pooled(_softmax(w, first) * dw, first), None
@@ -136,12 +136,10 @@ def _weights(mode: str, first: Tensor, like: Tensor, t: Tensor | None = None) ->
     return omega, moves / torch.where(total != 0, total, torch.ones_like(total)), moves
 
 
-# CUDA graphs replay kernels; the solver asks how many blocks are left.
-@torch.library.custom_op("fullgrad::isotonic", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    return isotonic(u, w, mode)
-
-
-@_isotonic.register_fake
-def _(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+def _shapes(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(u, memory_format=torch.contiguous_format), u.new_empty(u.shape, dtype=torch.int64)
+
+
+# CUDA graphs replay kernels; the solver asks how many blocks are left.
+_isotonic: Any = torch.library.custom_op("fullgrad::isotonic", isotonic, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+_isotonic.register_fake(_shapes)

@@ -612,5 +612,8 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
         ends = [one_hot(order.gather(-1, p), values.shape[-1], a.dtype) for p in (low, high)]
         return torch.lerp(*ends, a.unsqueeze(-1).expand(ends[0].shape)).to(x.dtype)
     wide = widened(values)[0]
-    y = torch.lerp(wide.gather(-1, low), wide.gather(-1, high), a)
+    y = wide.gather(-1, low)
+    if by in ("linear", "midpoint"):
+        above = wide.gather(-1, torch.where(a > 0, high, low))
+        y = torch.lerp(y, above, a if by == "linear" else torch.full_like(a, 0.5))
     return torch.where(values[..., -1:].isnan(), torch.nan, y).to(x.dtype)

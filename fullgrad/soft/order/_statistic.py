@@ -29,10 +29,11 @@ class OrderStatistic(Function):
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        outputs = (output,) if isinstance(output, Tensor) else output
-        ctx.mark_non_differentiable(*[v for v in outputs if not v.is_floating_point()])
-        ctx.like = [(v.shape, v.dtype) for v in outputs if v.is_floating_point()]
-        ctx.several = not isinstance(output, Tensor)
+        if isinstance(output, Tensor):
+            ctx.several, ctx.like = False, ((output.shape, output.dtype),)
+        else:
+            ctx.several, ctx.like = True, [(v.shape, v.dtype) for v in output if v.is_floating_point()]
+            ctx.mark_non_differentiable(*[v for v in output if not v.is_floating_point()])
         save_inputs(ctx, inputs)
 
     @classmethod
@@ -71,23 +72,35 @@ def prepared(
 
     ``some``: a row must have an element.
     """
-    check(name, x, softness, mode, MODES)
-    _checks.choice(name, "method", method, methods)
-    if isinstance(softness, Tensor) and softness.ndim:
-        raise ValueError(
-            f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."
-        )
-    _checks.dim(name, dim, x.ndim)
-    if isinstance(dim, (tuple, list)):
-        raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
-    x = floating(x)
-    if dim is None or x.ndim == 0:
-        x, dim = x.reshape(-1), -1
-    elif dim >= 0:
-        dim -= x.ndim
+    # What almost every call gives is looked at first, in a microsecond.
+    if not (
+        softness.__class__ is float
+        and method in methods
+        and isinstance(x, Tensor)
+        and x.is_floating_point()
+        and mode in MODES
+        and 0.0 < softness < _INFINITY
+    ):
+        check(name, x, softness, mode, MODES)
+        _checks.choice(name, "method", method, methods)
+        if isinstance(softness, Tensor) and softness.ndim:
+            raise ValueError(f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}.")
+        x = floating(x)
+    if dim is None:
+        x, dim = x if x.ndim == 1 else x.reshape(-1), -1
+    elif dim.__class__ is int and -x.ndim <= dim < x.ndim:
+        dim = dim - x.ndim if dim >= 0 else dim
+    else:
+        _checks.dim(name, dim, x.ndim)
+        if isinstance(dim, (tuple, list)):
+            raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
+        x, dim = (x, dim - x.ndim if dim >= 0 else dim) if x.ndim else (x.reshape(1), -1)
     if some and x.shape[dim] == 0:
         raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
     return x, dim
+
+
+_INFINITY = float("inf")
 
 
 def kept(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> Tensor:

@@ -251,10 +251,9 @@ def _laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
 
 # --- The solver: opaque to every transform --------------------------------------------------------------------------------
 
-# Each round is one step of Newton, tried or shortened. Most costs take 5 to 50.
-_ROUNDS = 300
-# How fast the cost grows to its size, and the largest error of a marginal at which it may: the second only where the first fails.
-_PATHS = ((4.0, 0.1), (1.5, 0.02))
+# How fast the cost grows to its size; the largest error of a marginal at which it may; and the bound on rounds, each of which is
+# one step of Newton, tried or shortened. Most costs take 5 to 50. The second path is for items that fail on the first.
+_PATHS = ((4.0, 0.1, 300), (1.5, 0.02, 3000))
 
 
 def _potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -271,9 +270,9 @@ def _potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor
         mu, nu = mu.expand(*batch, n).reshape(count, n), nu.expand(*batch, m).reshape(count, m)
         left = (cost.isfinite().flatten(1).all(-1) & mu.isfinite().all(-1) & nu.isfinite().all(-1)).nonzero()[:, 0]
         error = 0.0
-        for growth, enough in _PATHS:
+        for path in _PATHS:
             if len(left):
-                left, error = _ascend(cost, mu, nu, mode, left, f, g, growth, enough)
+                left, error = _ascend(cost, mu, nu, mode, left, f, g, path)
         if len(left):
             raise RuntimeError(
                 f"The transport plan in mode {mode!r} did not converge for {len(left)} of {count} batch items: the marginals are "
@@ -284,7 +283,7 @@ def _potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor
 
 
 def _ascend(
-    cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor, f_out: Tensor, g_out: Tensor, growth: float, enough: float
+    cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]
 ) -> tuple[Tensor, float]:
     r"""Write f and g of some batch items; return those that did not converge and their largest error.
 
@@ -293,7 +292,7 @@ def _ascend(
     step back to where the slope is not much below 0. A cost that is large against the regulariser is reached by a path: it
     grows from a small multiple to its size, and the potentials with it.
     """
-    eps = torch.finfo(cost.dtype).eps
+    eps, (growth, enough, rounds) = torch.finfo(cost.dtype).eps, path
     cost, mu, nu = cost[items], mu[items], nu[items]
     total, alpha = mu.sum(-1), _ALPHA.get(mode, 1)
     # The least weight of a column in the ridge: that of one entry that carries its whole marginal.
@@ -312,7 +311,7 @@ def _ascend(
     again, before = kappa < 0, torch.full_like(kappa, math.inf)
     error = before
 
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         error = gap.abs().sum(-1) / total
         # What rounding of the cost leaves.
         noise = eps * (400 + 8 * kappa * size * omega.sum((-1, -2)) / total)
@@ -366,11 +365,12 @@ def _ascend(
         omega_new, gap_new = _gap(f_new, g_new, kappa, cost, nu, mode)
         slope, slope_new = (step * gap).sum(-1), (step * gap_new).sum(-1)
         good = (slope_new >= -0.3 * slope) | (gap_new.abs().sum(-1) <= 0.7 * error * total)
-        # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
-        mean = _times(omega_new, step) / _without_zeros(omega_new.sum(-1))
-        curvature = (omega_new * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
-        short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
-        calmer = torch.where(again, damping, damping / torch.where(slope_new > 0.5 * slope, FLAT, 2.0))
+        if not good.all():
+            # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
+            mean = _times(omega_new, step) / _without_zeros(omega_new.sum(-1))
+            curvature = (omega_new * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
+            short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
+        calmer = torch.where(again, damping, damping / 2)
         damping = torch.where(good, calmer, damping * 4).clamp(1e-10, 1e10)
         f, g = torch.where(good[:, None], f_new, f), torch.where(good[:, None], g_new, g)
         omega, gap = torch.where(good[:, None, None], omega_new, omega), torch.where(good[:, None], gap_new, gap)

@@ -38,7 +38,7 @@ _NEWTON_STEPS = 60
 
 
 class Solution(NamedTuple):
-    """The blocks of all rows; those of length 0 end the rows, so that each block ends where the next one starts."""
+    """The blocks of all rows. A block of one NaN ends each row, so that every other ends where the next one starts."""
 
     start: Tensor
     """Where each block starts, in rows of length n + 1."""
@@ -71,7 +71,7 @@ def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     owner = torch.repeat_interleave(length, output_size=u.shape[0] * (n + 1)).view(-1, n + 1)[:, :n].reshape(-1)
     first = _at(start, owner).view(-1, n) - (n + 1) * torch.arange(u.shape[0], device=u.device)[:, None]
     if mode in ("c0", "smooth") and u.dtype == a.dtype:
-        # The solver's values come from differences of prefix sums, as good as float32 wants them.
+        # The solver's values come from differences of float64 prefix sums, which are good enough for float32 only.
         t = _difference(a, b, first, mode)
     else:
         t = a - base - _at(value, owner).view(-1, n)

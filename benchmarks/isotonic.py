@@ -15,7 +15,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks._measure import Case, measure, ratio
-from fullgrad.soft.order._isotonic import isotonic, solve, wide
+from fullgrad.soft.order._isotonic import isotonic, solve
+from fullgrad.soft.order._numbers import wide
 
 ROWS, N = 256, 1024
 TARGET = 10.0

@@ -3,6 +3,14 @@
 from fullgrad._cases import clamping, estimators, gradients, order, rounding, soft, tracking
 from fullgrad._cases._case import Case
 
-CASES: list[Case] = [*rounding.CASES, *clamping.CASES, *gradients.CASES, *tracking.CASES, *soft.CASES, *order.CASES, *estimators.CASES]
+CASES: list[Case] = [
+    *rounding.CASES,
+    *clamping.CASES,
+    *gradients.CASES,
+    *tracking.CASES,
+    *soft.CASES,
+    *order.CASES,
+    *estimators.CASES,
+]
 
 __all__ = ["CASES", "Case"]

@@ -16,7 +16,7 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._cases._case import Case, numbers, straight_through
 from fullgrad._cases.soft import _abs_of, _step
-from fullgrad.soft.order import _extremes, _permutahedron, _quantiles, _rank, _simplex, _sorting, _transport
+from fullgrad.soft.order import _extreme, _permutahedron, _place, _rank, _simplex, _sorted, _transport
 
 X = numbers(2, 4, seed=3)
 SOFT = 0.4
@@ -170,8 +170,7 @@ def _ranks(x, s, mode, method, descending=True):
     if method == "sigmoid":
         y = 0.5 + _step(z.unsqueeze(-1) - z.unsqueeze(-2), s, mode).sum(-1)
     elif method == "fast_soft_sort":
-        y = (n - 1) * _permuted((-z if descending else z) / s, (i / (n - 1)).expand(x.shape), mode)
-        return y
+        return (n - 1) * _permuted((-z if descending else z) / s, (i / (n - 1)).expand(x.shape), mode)
     elif method == "softsort":
         y = _apply(_project(-(z.unsqueeze(-1) - torch.sort(z).values.unsqueeze(-2)).abs() / s, mode), i.expand(x.shape))
     else:
@@ -255,17 +254,17 @@ def _quantile_of(x):
 _argmax, _argmin, _median = _at(3, 1, LARGEST), _at(3, 1, LARGEST, -1), _at(1, 1, MIDDLE)
 # Of each statistic its options, formula(x, s, mode, method), hard value, methods and operator class.
 STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
-    "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), WEIGHTING, _extremes.Extreme),
-    "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), WEIGHTING, _extremes.Extreme),
-    "max": ({"dim": -1}, _value_at(3, _argmax), lambda x: x.max(-1).values, METHODS, _extremes.Extreme),
-    "min": ({"dim": -1}, _value_at(3, _argmin, -1), lambda x: x.min(-1).values, METHODS, _extremes.Extreme),
-    "argmedian": ({"dim": -1}, _median, lambda x: _one_hot(x.median(-1).indices, x), WEIGHTING, _quantiles.Quantile),
-    "median": ({"dim": -1}, _value_at(1, _median), lambda x: x.median(-1).values, METHODS, _quantiles.Quantile),
-    "argquantile": ({"q": 0.25, "dim": -1}, _quarter, _hard_quartile, WEIGHTING, _quantiles.Quantile),
-    "quantile": ({"q": 0.25, "dim": -1}, _quarter_value, lambda x: (_hard_quartile(x) * x).sum(-1), METHODS, _quantiles.Quantile),
-    "argsort": ({}, _weights, lambda x: _one_hot(torch.argsort(x, -1), x), WEIGHTING, _sorting.Sorted),
-    "sort": ({}, _values, lambda x: torch.sort(x, -1).values, METHODS, _sorting.Sorted),
-    "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, METHODS, _sorting.Sorted),
+    "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), WEIGHTING, _extreme.Extreme),
+    "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), WEIGHTING, _extreme.Extreme),
+    "max": ({"dim": -1}, _value_at(3, _argmax), lambda x: x.max(-1).values, METHODS, _extreme.Extreme),
+    "min": ({"dim": -1}, _value_at(3, _argmin, -1), lambda x: x.min(-1).values, METHODS, _extreme.Extreme),
+    "argmedian": ({"dim": -1}, _median, lambda x: _one_hot(x.median(-1).indices, x), WEIGHTING, _place.Quantile),
+    "median": ({"dim": -1}, _value_at(1, _median), lambda x: x.median(-1).values, METHODS, _place.Quantile),
+    "argquantile": ({"q": 0.25, "dim": -1}, _quarter, _hard_quartile, WEIGHTING, _place.Quantile),
+    "quantile": ({"q": 0.25, "dim": -1}, _quarter_value, lambda x: (_hard_quartile(x) * x).sum(-1), METHODS, _place.Quantile),
+    "argsort": ({}, _weights, lambda x: _one_hot(torch.argsort(x, -1), x), WEIGHTING, _sorted.Sorted),
+    "sort": ({}, _values, lambda x: torch.sort(x, -1).values, METHODS, _sorted.Sorted),
+    "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, METHODS, _sorted.Sorted),
     "rank": ({"dim": -1}, _ranks, _hard_rank, (*METHODS, "sigmoid"), _rank.Rank),
 }
 # What torch cannot linearize.
@@ -333,18 +332,41 @@ def _everyday(name: str, method: str, mode: str, shift: int) -> bool:
     return method == methods[turn % len(methods)] and mode == MODES[turn % 4]
 
 
+MU, NU = torch.softmax(numbers(2, 3, scale=0.5, seed=5), -1), torch.softmax(numbers(2, 4, scale=0.5, seed=6), -1)
+WIDTH = torch.tensor(0.7, dtype=torch.float64)
+
+
+def _projection(name: str, formula: Callable[..., Tensor], *inputs: Tensor) -> list[Case]:
+    """A projection in every mode, all of its inputs differentiated."""
+
+    def call(mode: str) -> Callable[..., Tensor]:
+        return lambda *a: getattr(soft, name)(*a[:-1], softness=a[-1], mode=mode)
+
+    return [
+        Case(
+            name=f"soft.{name} {mode}",
+            covers=(f"soft.{name}",),
+            operator=call(mode),
+            inputs=(*inputs, WIDTH),
+            surrogate=functools.partial(formula, mode=mode),
+            forwards={},
+            saved=None,
+            exhaustive=mode != {"proj_simplex": "c2", "proj_permutahedron": "smooth"}.get(name, "c1"),
+        )
+        for mode in MODES
+    ]
+
+
 PROJECTIONS = [
-    Case(
-        name=f"soft.proj_simplex {mode}",
-        covers=("soft.proj_simplex",),
-        operator=lambda x, s, mode=mode: soft.proj_simplex(x, softness=s, mode=mode),
-        inputs=(X, torch.tensor(0.7, dtype=torch.float64)),
-        surrogate=lambda x, s, mode=mode: _project(x / s, mode),
-        forwards={},
-        saved=None,
-        exhaustive=mode in ("c0", "c1"),
-    )
-    for mode in MODES
+    *_projection("proj_simplex", lambda x, s, mode: _project(x / s, mode), X),
+    *_projection("proj_permutahedron", lambda z, w, s, mode: _permuted(z / s, w, mode), X, numbers(2, 4, seed=4)),
+    *_projection(
+        "proj_transport_polytope",
+        lambda c, mu, nu, s, mode: 3 * _plan(c / s, mu, nu, mode),
+        numbers(2, 3, 4, scale=0.3, seed=7).abs(),
+        MU,
+        NU,
+    ),
 ]
 
 CASES = [

@@ -162,7 +162,7 @@ class Rules:
         if not isinstance(output, tuple):
             raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {_kind(output)}.")
         for item in output:
-            if isinstance(item, _CONTAINERS) and _holds_tensor(item):
+            if not isinstance(item, Tensor) and isinstance(item, _CONTAINERS) and _holds_tensor(item):
                 raise TypeError(
                     f"{self.name}.forward must return its tensors side by side, got a {type(item).__name__} of tensors "
                     "inside the output, whose gradient would be lost."

@@ -149,10 +149,7 @@ def call(name, method, x, **options):
 def test_hard_in_the_limit(key, mode):
     """With a small softness a relaxation is the hard statistic."""
     name, method = CALLS[key]
-    if method == "ot" and mode == "smooth":
-        softness = 1e-3
-    else:
-        softness = 1e-4
+    softness = 1e-3 if method == "ot" and mode == "smooth" else 1e-4
     x = torch.tensor([0.3, -0.8, 1.2, 0.5, -0.1], dtype=torch.float64)
     close(call(name, method, x, softness=softness, mode=mode), call(name, method, x, mode="hard"), rtol=0, atol=1e-4)
 
@@ -272,8 +269,8 @@ def test_quantile_per_sample():
     [(n, m) for n in ("sort", "rank", "max") for m in METHODS] + [("rank", "sigmoid")],
 )
 def test_second_derivatives_are_those_of_the_first(name, method, mode):
-    """The Hessian is the numerical derivative of the gradient. In softtorch 0.1.1 it is silently wrong for softsort and neuralsort
-    in c1 and c2, fast_soft_sort, and transport, or raises.
+    """The Hessian is the numerical derivative of the gradient. In softtorch 0.1.1 it is silently wrong for softsort and
+    neuralsort in c1 and c2, fast_soft_sort, and transport, or raises.
     """
     x = torch.tensor([0.3, -0.8, 1.2, 0.52, -0.1, 0.9], dtype=torch.float64)
     weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5, -1.0], dtype=torch.float64)
@@ -382,12 +379,20 @@ def test_rows_of_large_numbers_do_not_overflow():
     ("arguments", "kind", "message"),
     [
         ({"softness": 0.0}, ValueError, "`softness` must be positive and finite, got 0.0"),
-        ({"softness": torch.ones(3)}, ValueError, r"`softness` must be a number or a tensor without dimensions, got shape \(3,\)"),
+        (
+            {"softness": torch.ones(3)},
+            ValueError,
+            r"`softness` must be a number or a tensor without dimensions, got shape \(3,\)",
+        ),
         ({"mode": "c3"}, ValueError, "`mode` must be one of 'hard', 'smooth', 'c0', 'c1', 'c2', got 'c3'"),
         ({"method": "quick"}, ValueError, "`method` must be one of .*, got 'quick'"),
         ({"dim": 2}, IndexError, "`dim` must be from -1 to 0 for 1 dimensions, got 2"),
         ({"dim": (0,)}, TypeError, r"`dim` must be an integer or None, got \(0,\)"),
-        ({"method": "fast_soft_sort", "gated_grad": False}, ValueError, "`gated_grad` must be True for the method 'fast_soft_sort'"),
+        (
+            {"method": "fast_soft_sort", "gated_grad": False},
+            ValueError,
+            "`gated_grad` must be True for the method 'fast_soft_sort'",
+        ),
     ],
 )
 def test_errors_name_the_argument(arguments, kind, message):
@@ -408,7 +413,7 @@ def test_errors_of_k_and_q():
         fullgrad.topk_st(x, 0)
     with pytest.raises(ValueError, match=r"quantile: `q` must be from 0 to 1, got 1.5"):
         soft.quantile(x, 1.5)
-    with pytest.raises(ValueError, match="quantile_st: `interpolation` must be one of .*, got 'cubic'"):
+    with pytest.raises(ValueError, match=r"quantile_st: `interpolation` must be one of .*, got 'cubic'"):
         fullgrad.quantile_st(x, 0.5, interpolation="cubic")
     with pytest.raises(TypeError, match="quantile: `q` must be a number"):
         soft.quantile(x, "half")

@@ -2,20 +2,21 @@
 (`_rows`) by one of several methods, which stand on projections.
 """
 
-from fullgrad.soft.order._extremes import argmax, argmax_st, argmin, argmin_st, max, max_st, min, min_st
-from fullgrad.soft.order._quantiles import (
-    argmedian,
-    argmedian_st,
-    argquantile,
-    argquantile_st,
-    median,
-    median_st,
-    quantile,
-    quantile_st,
-)
+from fullgrad.soft.order._argmax import argmax, argmax_st
+from fullgrad.soft.order._argmedian import argmedian, argmedian_st
+from fullgrad.soft.order._argmin import argmin, argmin_st
+from fullgrad.soft.order._argquantile import argquantile, argquantile_st
+from fullgrad.soft.order._argsort import argsort, argsort_st
+from fullgrad.soft.order._max import max, max_st
+from fullgrad.soft.order._median import median, median_st
+from fullgrad.soft.order._min import min, min_st
+from fullgrad.soft.order._permutahedron import proj_permutahedron
+from fullgrad.soft.order._quantile import quantile, quantile_st
 from fullgrad.soft.order._rank import rank, rank_st
 from fullgrad.soft.order._simplex import proj_simplex
-from fullgrad.soft.order._sorting import argsort, argsort_st, sort, sort_st, topk, topk_st
+from fullgrad.soft.order._sort import sort, sort_st
+from fullgrad.soft.order._topk import topk, topk_st
+from fullgrad.soft.order._transport import proj_transport_polytope
 
 __all__ = [
     "argmax",
@@ -34,7 +35,9 @@ __all__ = [
     "median_st",
     "min",
     "min_st",
+    "proj_permutahedron",
     "proj_simplex",
+    "proj_transport_polytope",
     "quantile",
     "quantile_st",
     "rank",

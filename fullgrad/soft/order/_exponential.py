@@ -10,7 +10,7 @@ from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad._machinery import nobody_watches, tracing
 
-__all__ = ["TwoSided", "averages", "tie_bounds", "tie_sums", "wide"]
+__all__ = ["TwoSided", "averages", "tie_bounds", "tie_sums"]
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
@@ -70,11 +70,6 @@ def averages(a: Tensor, h: Tensor) -> Tensor:
     left, right = TwoSided.apply(a, first, last, f, f)
     mass, total = (left + right + tie_sums(f, first)).unbind(0)
     return total / mass + offset
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float64, where sums of a million terms and their differences keep the digits of float32, if the device has it."""
-    return x if x.device.type == "mps" else x.double()
 
 
 def tie_bounds(a: Tensor) -> tuple[Tensor, Tensor]:

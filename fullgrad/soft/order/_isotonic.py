@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Solution", "isotonic", "solve", "wide"]
+from fullgrad.soft.order._numbers import wide
+
+__all__ = ["Solution", "isotonic", "solve"]
 
 # Rounds of the first kind go on while each leaves at most so much of the list.
 _SHRINKAGE = 0.9
@@ -48,11 +50,6 @@ class Solution(NamedTuple):
     """A number for each row, of shape (rows, 1)."""
     rounds: int
     """How many rounds it took."""
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float64, where the device has it."""
-    return x if x.device.type == "mps" else x.double()
 
 
 def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:

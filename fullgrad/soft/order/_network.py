@@ -9,7 +9,7 @@ from fullgrad.soft._sigmoidal import Sigmoidal
 
 
 def values(u: Tensor, pad: Tensor, mode: str) -> Tensor:
-    """Rows of softness 1 in ascending order, as the network has them. ``pad``, of shape (…, 1), fills them up to a power of two."""
+    """Rows of softness 1 in ascending order. ``pad``, of shape (…, 1), fills them up to a power of two."""
     v = _padded(u, pad)
     for d, sign in _layers(v):
         c = _crossing(v, d, sign, mode)

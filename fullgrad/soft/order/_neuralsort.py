@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
+from fullgrad.soft.order._numbers import POWERS
 from fullgrad.soft.order._pairwise import distances
-from fullgrad.soft.order._simplex import POWERS, Excess, project
+from fullgrad.soft.order._simplex import Excess, project
 
 # Blocks of so many rows at least have their window looked for together, which costs two rows.
 ROWS = 32

@@ -5,15 +5,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad import _checks
 from fullgrad._batching import aligned
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad._machinery import has_data, tracing
+from fullgrad.soft._curves import SOFT_MODES, Softness
+from fullgrad.soft._relaxation import check, floating, widened
 from fullgrad.soft.order._isotonic import isotonic
+from fullgrad.soft.order._numbers import POWERS, power
 
-__all__ = ["Isotonic", "project", "project_sorted"]
 
-_ALPHA = {"c0": 1, "c1": 2, "c2": 3}
+def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+    r"""The projection of rows onto the permutahedron, the convex hull of all orders of a row.
+
+    .. math::
+        y = \arg\max_{y \in \mathcal{P}(w)} \langle z, y \rangle - s \sum_i \frac{|y_i|^p}{p}, \qquad
+        D_z\, t = \frac{\alpha}{s}\, \omega \Big(t - \frac{\sum_B \omega t}{\sum_B \omega}\Big), \quad
+        D_w\, t = \omega\, \frac{\sum_B t}{\sum_B \omega}, \quad \omega = |y|^{(\alpha - 1) / \alpha}
+
+    with p = 2, 3/2, 4/3 and :math:`\alpha` = 1, 2, 3 in ``c0``, ``c1``, ``c2``, and sums over the blocks B of elements that are
+    pooled: y has the order of z, and is w itself, in that order, where nothing is pooled. In smooth mode it is the logarithm of
+    the projection of :math:`e^{z/s}` onto the permutahedron of :math:`e^w` by relative entropy, and
+    :math:`D_z t = (t - \sum_B p t) / s,\ D_w t = \sum_B q t`, with the softmax p of z / s and q of w on each block. Blocks are
+    constants to every derivative, and equal levels are not pooled. Saved: the sorted rows, their orders and blocks.
+
+    Args:
+        z: Rows in the last dimension, floating, or integer (which gives the default dtype).
+        w: Rows of the same length; the other dimensions broadcast.
+        softness: How much is pooled, positive: a number, or a tensor that broadcasts with ``z``, of size 1 in the last dimension.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
+
+    Returns:
+        A tensor of the broadcast shape.
+
+    Raises:
+        TypeError: ``z`` or ``w`` is not a real tensor, or ``softness`` is not a real number or tensor.
+        ValueError: The rows differ in length, ``softness`` is a number that is not positive, or ``mode`` is not known.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> w = torch.tensor([3.0, 2.0, 1.0])
+        >>> fullgrad.soft.proj_permutahedron(torch.tensor([0.1, 0.9, 0.95]), w, mode="c0")
+        tensor([1.0000, 2.2500, 2.7500])
+
+    Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``softjax.proj_permutahedron``.
+    """
+    check("proj_permutahedron", z, softness, mode, SOFT_MODES)
+    _checks.real_tensor("proj_permutahedron", "w", w)
+    if not z.ndim or not w.ndim or z.shape[-1] != w.shape[-1]:
+        raise ValueError(
+            f"proj_permutahedron: `z` and `w` must have rows of one length, got shapes {tuple(z.shape)} and {tuple(w.shape)}."
+        )
+    z, w = floating(z), floating(w)
+    u, wide = widened(z, w)
+    return project(u / softness, wide, mode).to(torch.promote_types(z.dtype, w.dtype))
 
 
 def project(u: Tensor, w: Tensor, mode: str) -> Tensor:
@@ -39,7 +85,7 @@ def project_sorted(u: Tensor, w: Tensor, mode: str) -> Tensor:
     t, first = Isotonic.apply(u, w, mode)
     if mode in ("c0", "smooth"):
         return t
-    y = t * t.abs() if mode == "c1" else t * t * t
+    y = t * t.abs() if mode == "c1" else power(t, 3)
     return torch.where(_alone(first) & (t == 0), w, y)
 
 
@@ -95,7 +141,7 @@ class Isotonic(Function):
             omega, scale, moves = _weights(ctx.mode, first, g, *rest)
             mean = pooled * scale
             g_u = (g - omega * mean) * moves if ctx.needs_input_grad[0] else None
-            g_w = mean / _ALPHA[ctx.mode] if ctx.needs_input_grad[1] else None
+            g_w = mean / POWERS[ctx.mode] if ctx.needs_input_grad[1] else None
         g_u, g_w = [None if p is None else sum_to(p, s) for p, s in zip((g_u, g_w), ctx.shapes, strict=True)]
         return g_u, g_w, None
 
@@ -108,7 +154,7 @@ class Isotonic(Function):
             u, w = rest
             return du - _pooled(_softmax(u, first) * du, first) + _pooled(_softmax(w, first) * dw, first), None
         omega, scale, moves = _weights(ctx.mode, first, zero, *rest)
-        return (du - _pooled(omega * du - dw / _ALPHA[ctx.mode], first) * scale) * moves, None
+        return (du - _pooled(omega * du - dw / POWERS[ctx.mode], first) * scale) * moves, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:

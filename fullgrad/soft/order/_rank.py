@@ -52,6 +52,7 @@ def rank(
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.rank(torch.tensor([1.0, 3.0, 2.5]))
+        tensor([2.9905, 1.2040, 1.8115])
 
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
@@ -74,7 +75,7 @@ def rank_st(
     r"""The rank of each element, with the derivative of the relaxation.
 
     .. math::
-        y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \frac{\partial}{\partial x} \operatorname{rank}_{\text{soft}}(x)
+        y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
     with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements have the order of their places. Saved:
     ``x``.
@@ -101,7 +102,9 @@ def rank_st(
         >>> import torch, fullgrad
         >>> x = torch.tensor([1.0, 3.0, 2.5])
         >>> fullgrad.rank_st(x)
+        tensor([3., 1., 2.])
         >>> torch.func.grad(lambda x: fullgrad.rank_st(x)[0])(x)
+        tensor([-0.0063, -0.0189,  0.0252])
 
     Source: ``softtorch.rank_st``.
     """

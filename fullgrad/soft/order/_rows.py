@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness, widened
 from fullgrad.soft.order import _network, _neuralsort, _pairwise, _permutahedron, _simplex, _softsort, _transport
+from fullgrad.soft.order._numbers import wide
 from fullgrad.soft.order._standardize import restored, standardized
 
 # Methods whose values are sums with weights; those that have weights; and all.
@@ -101,7 +102,7 @@ def distance_weights(anchors: Tensor, r: Rows) -> Tensor:
 
 def transported(r: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     """The weights (…, m, n) of m anchors in [0, 1], to which ``counts`` (…, m) elements go: the transport plan, times n."""
-    cost = (r.z.unsqueeze(-1) - anchors).square()
+    cost = (wide(r.z).unsqueeze(-1) - anchors).square()
     cost = cost / (r.softness.unsqueeze(-1) if isinstance(r.softness, Tensor) and r.softness.ndim else r.softness)
     shares = (counts / r.n).clamp(min=_LEAST)
     shares = shares / shares.sum(-1, keepdim=True)
@@ -109,7 +110,7 @@ def transported(r: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     plan = _transport.plan(
         cost.expand(*batch, *cost.shape[-2:]), r.tensor([1 / r.n]).expand(*batch, r.n), shares.expand(*batch, -1), r.mode
     )
-    return plan.mT * r.n
+    return (plan.mT * r.n).to(r.x.dtype)
 
 
 def _evenly(r: Rows) -> Tensor:
@@ -138,7 +139,8 @@ def sorted_values(r: Rows) -> Tensor:
     if r.method == "neuralsort":
         return _neuralsort.values(r.u, r.x, r.mode)
     if r.method == "fast_soft_sort":
-        return r.restore(_permutahedron.project(_evenly(r).expand(r.z.shape) / r.softness, r.z, r.mode))
+        anchors, falling = _evenly(r).flip(-1).expand(r.z.shape), torch.sort(r.z, descending=True).values
+        return r.restore(_permutahedron.project_sorted(anchors / r.softness, falling, r.mode).flip(-1))
     if r.method == "sorting_network":
         return r.restore(_network.values(r.u, _pad(r), r.mode) * r.softness)
     return weighted(all_weights(r), r.x)

@@ -8,10 +8,8 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._function import Function
 from fullgrad._machinery import has_data, tracing
-from fullgrad.soft._relaxation import Softness, check, floating, widened
-
-# The weights are powers of how far a number lies above the threshold.
-POWERS = {"c0": 1, "c1": 2, "c2": 3}
+from fullgrad.soft._relaxation import SOFT_MODES, Softness, check, floating, widened
+from fullgrad.soft.order._numbers import POWERS, power
 
 
 def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -45,14 +43,14 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
         >>> import torch, fullgrad
         >>> x = torch.tensor([1.0, 0.96, 0.0])
         >>> fullgrad.soft.proj_simplex(x)
-        tensor([0.5986, 0.4013, 0.0000])
+        tensor([5.9867e-01, 4.0130e-01, 2.7180e-05])
         >>> fullgrad.soft.proj_simplex(x, mode="c0")
         tensor([0.7000, 0.3000, 0.0000])
 
     Source: Martins, Astudillo, https://arxiv.org/abs/1602.02068; Peters, Niculae, Martins, https://arxiv.org/abs/1905.05702;
     ``softjax.proj_simplex``.
     """
-    check("proj_simplex", x, softness, mode, ("smooth", *POWERS))
+    check("proj_simplex", x, softness, mode, SOFT_MODES)
     _checks.dim("proj_simplex", dim, x.ndim)
     x = floating(x)
     (wide,) = widened(x)
@@ -63,8 +61,7 @@ def project(v: Tensor, mode: str) -> Tensor:
     """The projection of rows, softness 1."""
     if mode == "smooth":
         return torch.softmax(v, -1)
-    t = Excess.apply(v, POWERS[mode])
-    return t if mode == "c0" else t * t if mode == "c1" else t * t * t
+    return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
 
 
 class Excess(Function):

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft.order import _exponential, _window
-from fullgrad.soft.order._exponential import wide
-from fullgrad.soft.order._simplex import POWERS, project
+from fullgrad.soft.order._numbers import POWERS, wide
+from fullgrad.soft.order._simplex import project
 
 __all__ = ["ranks", "smoothed", "values"]
 

@@ -34,11 +34,21 @@ class OrderStatistic(Function):
         else:
             ctx.several, ctx.like = True, [(v.shape, v.dtype) for v in output if v.is_floating_point()]
             ctx.mark_non_differentiable(*[v for v in output if not v.is_floating_point()])
-        save_inputs(ctx, inputs)
+        if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
+            save_inputs(ctx, inputs)
+        else:  # the tensor alone, as almost always
+            x, *ctx.constants = inputs
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+
+    @staticmethod
+    def _inputs(ctx: Any) -> list[Any]:
+        saved = ctx.saved_tensors
+        return [*saved, *ctx.constants] if len(saved) == 1 else saved_inputs(ctx)
 
     @classmethod
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        inputs = saved_inputs(ctx)
+        inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         given = cotangents[: len(ctx.like)]
         found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
@@ -47,7 +57,7 @@ class OrderStatistic(Function):
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
-        pushed = pushed_forward(cls.relaxed, saved_inputs(ctx), where, [tangents[i] for i in where], ctx.like)
+        pushed = pushed_forward(cls.relaxed, cls._inputs(ctx), where, [tangents[i] for i in where], ctx.like)
         if not ctx.several:
             return pushed
         return pushed if isinstance(pushed, tuple) else (pushed, None)
@@ -84,7 +94,9 @@ def prepared(
         check(name, x, softness, mode, MODES)
         _checks.choice(name, "method", method, methods)
         if isinstance(softness, Tensor) and softness.ndim:
-            raise ValueError(f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}.")
+            raise ValueError(
+                f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."
+            )
         x = floating(x)
     if dim is None:
         x, dim = x if x.ndim == 1 else x.reshape(-1), -1

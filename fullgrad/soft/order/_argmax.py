@@ -1,0 +1,99 @@
+"""`argmax`: the place of the largest element, soft."""
+
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._extreme import place
+
+
+def argmax(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "softsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The place of the largest element, as weights.
+
+    .. math::
+        P_n, \qquad D_x = \frac{\partial P_n}{\partial x}
+
+    with the row of weights :math:`P_n` of :func:`argsort`, which sum to 1: of ``softsort`` the projection of x / s onto the
+    simplex, :func:`proj_simplex`. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        The weights, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.argmax(torch.tensor([1.0, 3.0, 2.5]))
+        tensor([0.0041, 0.7833, 0.2126])
+
+    Source: ``softtorch.argmax``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
+    https://arxiv.org/abs/1903.08850 (neuralsort).
+    """
+    return place("argmax", x, dim, keepdim, softness, (mode, method, standardize), True, mode == "hard")
+
+
+def argmax_st(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "softsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The place of the largest element as a one, with the derivative of its relaxation.
+
+    .. math::
+        e_{\operatorname{argmax} x}, \qquad D_x = \frac{\partial P_n}{\partial x}
+
+    with the weights P of :func:`fullgrad.soft.argsort`, at every order. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        Zeros and a one, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.argmax_st(x)
+        tensor([0., 1., 0.])
+        >>> torch.func.grad(lambda x: fullgrad.argmax_st(x) @ torch.arange(3.0))(x)
+        tensor([-0.1177, -0.3530,  0.4706])
+
+    Source: ``softtorch.argmax_st``.
+    """
+    return place("argmax_st", x, dim, keepdim, softness, (mode, method, standardize), True, True)

@@ -1,0 +1,98 @@
+"""`argmedian`: the place of the median, soft."""
+
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._place import called, places
+from fullgrad.soft.order._rows import WEIGHTING
+
+
+def argmedian(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The place of the median, as weights.
+
+    .. math::
+        P_m, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
+
+    with the weights P of :func:`argquantile`; of an even number the lower one of the two in the middle, as in torch. Saved:
+    ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        The weights, in a last dimension of their own.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.argmedian(torch.tensor([1.0, 3.0, 2.5]))
+        tensor([0.0093, 0.1962, 0.7946])
+
+    Source: ``softtorch.argmedian``.
+    """
+    call = called("argmedian", x, 0.5, dim, softness, mode, method, "median", WEIGHTING)
+    return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
+
+
+def argmedian_st(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The place of the median as a one, with the derivative of the relaxation.
+
+    .. math::
+        e_{(m)}, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
+
+    with the weights P of :func:`fullgrad.soft.argquantile`, at every order. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        Zeros and a one, in a last dimension of their own.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.argmedian_st(torch.tensor([1.0, 3.0, 2.5]))
+        tensor([0., 0., 1.])
+
+    Source: ``softtorch.argmedian_st``.
+    """
+    call = called("argmedian_st", x, 0.5, dim, softness, mode, method, "median", WEIGHTING)
+    return places(call, keepdim, (mode, method, standardize, True), True)

@@ -1,0 +1,115 @@
+"""`argsort`: the order of the elements, soft."""
+
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._sorted import places
+
+
+def argsort(
+    x: Tensor,
+    dim: int | None = -1,
+    descending: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The order of the elements, as weights of each element in each place.
+
+    .. math::
+        P, \qquad D_x = \frac{\partial P}{\partial x}
+
+    P is n by n, and each of its rows sums to 1. With z the row, standardised to (0, 1), and :math:`\Pi` the projection onto the
+    simplex, :func:`proj_simplex`, in the mode and with the softness:
+
+    * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with the i-th element in order.
+
+    * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A),\ A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
+    :func:`abs`.
+
+    * ``ot``: n times the plan of :func:`proj_transport_polytope` that moves z to n even places in [0, 1], at the square of the
+    distance.
+
+    * ``sorting_network``: the exchanges of a bitonic network, each as far as :func:`sigmoidal` says.
+
+    Standardising is :math:`z = 1 / (1 + e^{-(x - \mu) / \sigma})`, with the variance of the row plus 1e-6 for :math:`\sigma^2`.
+    Infinities become 0 and 1. At ties the derivative of the distance is 0. The derivatives are the true ones, of every order.
+    Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        descending: Whether the order is from the largest to the least.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        The weights: k = n places where ``dim`` was, and the elements in a last dimension of their own.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.argsort(torch.tensor([1.0, 3.0, 2.5]), method="softsort")
+        tensor([[0.9760, 0.0051, 0.0189],
+                [0.0150, 0.2103, 0.7747],
+                [0.0041, 0.7833, 0.2126]])
+
+    Source: ``softtorch.argsort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
+    https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
+    https://arxiv.org/abs/2105.04019 (sorting_network).
+    """
+    return places("argsort", x, dim, descending, softness, (mode, method, standardize, True), mode == "hard")
+
+
+def argsort_st(
+    x: Tensor,
+    dim: int | None = -1,
+    descending: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+) -> Tensor:
+    r"""The order of the elements as a permutation matrix, with the derivative of its relaxation.
+
+    .. math::
+        e_{\operatorname{argsort} x}, \qquad D_x = \frac{\partial P}{\partial x}
+
+    with the weights P of :func:`fullgrad.soft.argsort`, at every order. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        descending: Whether the order is from the largest to the least.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+
+    Returns:
+        Zeros and ones: n places where ``dim`` was, and the elements in a last dimension of their own.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.argsort_st(torch.tensor([1.0, 3.0, 2.5]))
+        tensor([[1., 0., 0.],
+                [0., 0., 1.],
+                [0., 1., 0.]])
+
+    Source: ``softtorch.argsort_st``.
+    """
+    return places("argsort_st", x, dim, descending, softness, (mode, method, standardize, True), True)

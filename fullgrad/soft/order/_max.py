@@ -1,0 +1,110 @@
+"""`max`: the largest element, soft."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._extreme import soft, straight
+
+
+def max(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "softsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> Any:
+    r"""The largest element, soft.
+
+    .. math::
+        y = \sum_j P_{n j} x_j, \qquad D_x\, t = \sum_j P_{n j} t_j + \sum_j x_j \dot P_{n j}
+
+    with the weights P of :func:`argsort`, and :math:`\dot P` their derivative along t; the methods ``fast_soft_sort`` and
+    ``sorting_network`` give the value of :func:`sort`. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        With ``dim`` a ``torch.return_types.max`` of the values and their indices, which are the weights of :func:`argmax` (None
+        of a method without weights); without, the value.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.soft.max(x)
+        tensor(2.8855)
+        >>> fullgrad.soft.max(x, dim=0, mode="c0").indices
+        tensor([0., 1., 0.])
+
+    Source: ``softtorch.max``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
+    https://arxiv.org/abs/1903.08850 (neuralsort).
+    """
+    return soft("max", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), True)
+
+
+def max_st(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "softsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> Any:
+    r"""The largest element, with the derivative of its relaxation.
+
+    .. math::
+        y = \max x, \qquad D_x\, t = \sum_j P_{n j} t_j + \sum_j x_j \dot P_{n j}
+
+    with the weights P of :func:`fullgrad.soft.argsort`, at every order. The value is that of :func:`torch.max`, bit for bit. An
+    infinity counts as the last finite element in the derivative. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        What :func:`torch.max` gives: with ``dim`` values and integer indices, without it the value.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.max_st(x)
+        tensor(3.)
+        >>> torch.func.grad(fullgrad.max_st)(x)
+        tensor([ 0.0634,  0.9612, -0.0246])
+
+    Source: ``softtorch.max_st``.
+    """
+    return straight("max_st", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), True)

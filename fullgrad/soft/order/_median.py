@@ -1,0 +1,126 @@
+"""`median`: the median, soft."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._place import Quantile, called, hard_quantile
+from fullgrad.soft.order._rows import METHODS, SUMMING
+from fullgrad.soft.order._statistic import check_gate
+
+
+def median(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> Any:
+    r"""The median, soft.
+
+    .. math::
+        y = \sum_j P_{mj} x_j, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
+
+    with the weights P of :func:`argmedian`, or the value of :func:`sort` in that place by a method without weights. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None of a method
+        without weights); without, the value.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.median(torch.tensor([1.0, 3.0, 2.5]))
+        tensor(2.5841)
+
+    Source: ``softtorch.median``.
+    """
+    call = called("median", x, 0.5, dim, softness, mode, method, "median", METHODS)
+    check_gate("median", gated_grad, mode, method)
+    how = (mode, method, standardize, gated_grad)
+    if dim is None or method not in SUMMING:
+        y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
+        y = call.values(y, keepdim)
+        return y if dim is None else torch.return_types.median((y, None))
+    if mode == "hard":
+        values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
+    else:
+        values, weights = Quantile.apply(*call.soft, how, "both", False)
+    return torch.return_types.median((call.values(values, keepdim), call.weights(weights, keepdim)))
+
+
+def median_st(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> Any:
+    r"""The median, with the derivative of the relaxation.
+
+    .. math::
+        y = \operatorname{median} x, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
+
+    with the weights P of :func:`fullgrad.soft.argmedian`, at every order. The value is that of :func:`torch.median`, bit for bit.
+    An infinity counts as the last finite element in the derivative. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        What :func:`torch.median` gives: with ``dim`` values and integer indices, without it the value.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.median_st(x)
+        tensor(2.5000)
+        >>> torch.func.grad(fullgrad.median_st)(x)
+        tensor([-0.0609, -0.0144,  1.0754])
+
+    Source: ``softtorch.median_st``.
+    """
+    call = called("median_st", x, 0.5, dim, softness, mode, method, "median", METHODS)
+    check_gate("median_st", gated_grad, mode, method)
+    how = (mode, method, standardize, gated_grad)
+    wants = "values" if dim is None else "indices"
+    y = hard_quantile(*call.hard, wants) if mode == "hard" else Quantile.apply(*call.soft, how, wants, True)
+    if dim is None:
+        return call.values(y, keepdim)
+    return type(y)([call.values(v, keepdim) for v in y])

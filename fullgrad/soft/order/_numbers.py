@@ -1,0 +1,22 @@
+"""What the projections have in common: the powers of the modes, and the precision that they compute in."""
+
+import torch
+from torch import Tensor
+
+# In these modes the weights are powers of how far a number lies above a threshold.
+POWERS = {"c0": 1, "c1": 2, "c2": 3}
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same numbers in float64, where the device has it."""
+    return x.to(wide_dtype(x))
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def power(t: Tensor, exponent: int) -> Tensor:
+    """A power of 1, 2 or 3, by products: `torch.pow` is slow."""
+    return t if exponent == 1 else t * t if exponent == 2 else t * t * t

@@ -1,0 +1,198 @@
+"""Window sums by prefix sums of powers, and the radii of the windows: opaque to every transform."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._batching import aligned
+
+# Newton's method on a radius needs about 4 rounds from a neighbour's radius and 15 from nothing.
+_ROUNDS = 80
+# The radii of every eighth row are found first, and are where those between them start.
+_COARSER = 8
+
+
+def signed(x: Tensor, power: int) -> Tensor:
+    return -x if power % 2 else x
+
+
+# --- The value of PowerSums -------------------------------------------------------------------------------------------
+
+
+def power_sums(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
+    """The value of `PowerSums`, by prefix sums of powers relative to the middle of a cell of width 2."""
+    shape = torch.broadcast_shapes(x.shape, y.shape, f.shape, start.shape)
+    if shape[-1] == 0:
+        return f.new_zeros(shape)
+    return _Prefix(y, f, beta).window(x, start, stop, shape)(beta)
+
+
+class _Prefix:
+    """Prefix sums of ``f`` times the powers of ``y``. Every power is at most 1, however far the row reaches."""
+
+    def __init__(self, y: Tensor, f: Tensor, degree: int) -> None:
+        n = y.shape[-1]
+        # A row that is narrow lies in one cell, around its middle. The cells ascend even where rounding makes y descend.
+        origin = y[..., n // 2, None]
+        cell = torch.cummax(torch.round((y - origin) * 0.5), -1).values
+        self.middle = origin + cell * 2
+        edge = torch.cat((torch.ones_like(cell[..., :1], dtype=torch.bool), cell[..., 1:] != cell[..., :-1]), -1)
+        self.begin = torch.cummax(torch.where(edge, torch.arange(n, device=y.device), 0), -1).values
+        u = y - self.middle
+        # Infinities are in nobody's window.
+        u = torch.where(u.abs() <= 2, u, 0.0)
+        self.sums = []
+        for m in range(degree + 1):
+            f = f if m == 0 else f * u
+            self.sums.append(torch.nn.functional.pad(torch.cumsum(f, -1), (1, 0)))
+
+    def window(self, x: Tensor, start: Tensor, stop: Tensor, shape: Any) -> Any:
+        """The sums over windows, as a function of the power. A window touches two cells at most."""
+        start, stop, x = start.expand(shape), stop.expand(shape), x.expand(shape)
+        n = self.middle.shape[-1]
+        final = (stop - 1).clamp_min(0)
+        source = (*shape[:-1], n)
+        cut = torch.minimum(torch.maximum(self.begin.expand(source).gather(-1, final), start), stop)
+        middle = self.middle.expand(source)
+        p = x - middle.gather(-1, start.clamp_max(n - 1)), x - middle.gather(-1, final)
+        parts = []
+        for sums in self.sums:
+            sums = sums.expand(*shape[:-1], n + 1)
+            at = sums.gather(-1, cut)
+            parts.append((at - sums.gather(-1, start), sums.gather(-1, stop) - at))
+
+        def power(beta: int) -> Tensor:
+            total = None
+            for side in (0, 1):
+                # Horner's rule in p: sum over m of C(beta, m) p^(beta - m) (-1)^m (the sum of u^m f).
+                value = parts[0][side]
+                for m in range(1, beta + 1):
+                    value = value * p[side] + (-1) ** m * math.comb(beta, m) * parts[m][side]
+                total = value if total is None else total + value
+            return total  # pyright: ignore[reportReturnType]
+
+        return power
+
+
+power_sums_node: Any = torch.library.custom_op(
+    "fullgrad::power_sums",
+    power_sums,
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor f, Tensor start, Tensor stop, int beta) -> Tensor",
+)
+
+
+@power_sums_node.register_fake
+def _(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
+    return f.new_empty(torch.broadcast_shapes(x.shape, y.shape, f.shape, start.shape))
+
+
+@power_sums_node.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    return power_sums_node(*aligned(in_dims, args)), 0
+
+
+# --- The value of Radius ----------------------------------------------------------------------------------------------
+
+
+def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
+    """The value of `Radius`."""
+    n = a.shape[-1]
+    rows = a.reshape(-1, n).contiguous()
+    begin, end = first.reshape(-1, n), last.reshape(-1, n) + 1
+    if rows.numel() == 0:
+        empty = [torch.zeros((2, *a.shape), dtype=torch.long, device=a.device) for _ in range(4)]
+        return torch.ones_like(a), *empty
+    c = _solve(rows, end, alpha)
+    # A distance that equals the radius up to rounding is outside: the weight there is 0, its slope is not.
+    near = 32 * torch.finfo(a.dtype).eps * (1 + rows.abs())
+    low = torch.minimum(torch.searchsorted(rows, rows - c + near, right=True), begin)
+    high = torch.maximum(torch.searchsorted(rows, rows + c - near), end)
+    low, high = torch.cummax(low, -1).values, torch.cummax(high, -1).values
+    c = torch.where(rows[:, -1:].isnan(), math.nan, c)
+    start, stop = torch.stack((low, end)), torch.stack((begin, high))
+    windows = [w.reshape(2, *a.shape) for w in (start, stop, _at_most(stop), _at_most(start))]
+    return c.reshape(a.shape), *windows
+
+
+def _at_most(index: Tensor) -> Tensor:
+    """How many of the indices in a row are at most 0, 1, 2, …"""
+    n = index.shape[-1]
+    counts = torch.zeros((*index.shape[:-1], n + 1), dtype=torch.long, device=index.device)
+    return counts.scatter_add_(-1, index, torch.ones_like(index)).cumsum(-1)[..., :n].contiguous()
+
+
+def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
+    """The radii of rows (B, n), from coarse to fine."""
+    n = a.shape[-1]
+    prefix = _Prefix(a, torch.ones_like(a), alpha)
+    stride = _COARSER ** max(0, math.ceil(math.log(n / 64, _COARSER))) if n > 64 else 1
+    c: Any = None
+    coarse: Any = None
+    while True:
+        i = torch.arange(0, n, stride, device=a.device)
+        if stride > 1:
+            i = torch.cat((i, i.new_full((1,), n - 1)))
+        x, stop = a[:, i], end[:, i]
+        low, high = torch.zeros_like(x), torch.ones_like(x)
+        if c is None:
+            guess = high
+        else:
+            # Both ends of the support ascend along the row, and so does what lies between two rows that are known.
+            below = i // (stride * _COARSER)
+            above = (below + 1).clamp_max(coarse.shape[-1] - 1)
+            x0, x1, c0, c1 = coarse[:, below], coarse[:, above], c[:, below], c[:, above]
+            slack = 32 * torch.finfo(a.dtype).eps * (1 + x.abs())
+            low = torch.maximum(low, torch.maximum(c0 - (x - x0), c1 - (x1 - x)) - slack)
+            high = torch.minimum(high, torch.minimum(c0 + (x - x0), c1 + (x1 - x)) + slack)
+            part = ((x - x0) / (x1 - x0)).nan_to_num(0.0)
+            guess = torch.minimum(torch.maximum(c0 + part * (c1 - c0), low), high)
+        c, coarse = _newton(a, prefix, x, stop, guess, low, high, alpha), x
+        if stride == 1:
+            return c
+        stride //= _COARSER
+
+
+def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low: Tensor, high: Tensor, alpha: int) -> Tensor:
+    """Newton's method on the mass to the power 1 / alpha, which is convex in the radius, inside a bracket."""
+    c, low, high = c.clone(), low.clone(), high.clone()
+    i = torch.arange(x.shape[-1], device=x.device)
+    for _ in range(_ROUNDS):
+        part, middle, radius = x[:, i], stop[:, i], c[:, i]
+        first = torch.minimum(torch.searchsorted(a, part - radius, right=True), middle)
+        final = torch.maximum(torch.searchsorted(a, part + radius), middle)
+        left = prefix.window(part - radius, first, middle, part.shape)
+        right = prefix.window(part + radius, middle, final, part.shape)
+        mass = signed(left(alpha), alpha) + right(alpha)
+        slope = signed(left(alpha - 1), alpha - 1) + right(alpha - 1)
+        high[:, i] = torch.where(mass >= 1, radius, high[:, i])
+        low[:, i] = torch.where(mass <= 1, radius, low[:, i])
+        # From above Newton's steps end above the root, from below they overshoot it: the bracket is all the safeguard needed.
+        new = (radius - (mass - mass ** (1 - 1 / alpha)) / slope).clamp(low[:, i], high[:, i])
+        c[:, i] = new
+        # Every round doubles the digits now: a step of this size was the last. NaN is done, too.
+        i = i[((new - radius).abs() > 1e-8 * radius).any(0)]
+        if not len(i):
+            break
+    return c
+
+
+radii_node: Any = torch.library.custom_op(
+    "fullgrad::radii",
+    radii,
+    mutates_args=(),
+    schema="(Tensor a, Tensor first, Tensor last, int alpha) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@radii_node.register_fake
+def _(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    windows = [torch.empty((2, *a.shape), dtype=torch.long, device=a.device) for _ in range(4)]
+    return torch.empty_like(a), windows[0], windows[1], windows[2], windows[3]
+
+
+@radii_node.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return radii_node(*aligned(in_dims, args)), (0, 1, 1, 1, 1)

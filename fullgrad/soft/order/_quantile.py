@@ -1,0 +1,139 @@
+"""`quantile`: a quantile, soft."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._place import Quantile, called, hard_quantile
+from fullgrad.soft.order._rows import METHODS, SUMMING
+from fullgrad.soft.order._statistic import check_gate
+
+
+def quantile(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    interpolation: str = "linear",
+    standardize: bool = True,
+    return_argquantile: bool = False,
+    gated_grad: bool = True,
+) -> Any:
+    r"""A quantile, soft.
+
+    .. math::
+        y = \sum_j \big((1 - a)\, P_{kj} + a\, P_{k+1, j}\big)\, x_j, \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
+
+    with p = q (n - 1), its place k below and a = p - k, and W the weights of :func:`argquantile`, or the same of the values of
+    :func:`sort` by a method without weights. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        return_argquantile: Whether the weights are returned too (None of a method without weights).
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        The quantile; those of several ``q`` in front. With ``return_argquantile`` the pair of it and its weights.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for a method
+            without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.soft.quantile(x, 0.5)
+        tensor(2.5841)
+        >>> fullgrad.soft.quantile(x, [0.0, 1.0], method="softsort")
+        tensor([1.0385, 2.8855])
+
+    Source: ``softtorch.quantile``.
+    """
+    call = called("quantile", x, q, dim, softness, mode, method, interpolation, METHODS)
+    check_gate("quantile", gated_grad, mode, method)
+    how = (mode, method, standardize, gated_grad)
+    if return_argquantile and method in SUMMING:
+        if mode == "hard":
+            values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
+        else:
+            values, weights = Quantile.apply(*call.soft, how, "both", False)
+        return call.values(values, keepdim), call.weights(weights, keepdim)
+    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
+    y = call.values(y, keepdim)
+    return (y, None) if return_argquantile else y
+
+
+def quantile_st(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    interpolation: str = "linear",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> Tensor:
+    r"""A quantile, with the derivative of the relaxation.
+
+    .. math::
+        y = \operatorname{quantile}(x, q), \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
+
+    with the weights W of :func:`fullgrad.soft.argquantile`, at every order. The value is that of :func:`torch.quantile`, bit for
+    bit (in half precision, which torch refuses, that of float32, rounded). An infinity counts as the last finite element in the
+    derivative. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        keepdim: Whether the dimension stays, with size 1.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        The quantile; those of several ``q`` in front.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for a method
+            without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.quantile_st(x, 0.25)
+        tensor(1.7500)
+        >>> torch.func.grad(lambda x: fullgrad.quantile_st(x, 0.25))(x)
+        tensor([0.4643, 0.0246, 0.5110])
+
+    Source: ``softtorch.quantile_st``.
+    """
+    call = called("quantile_st", x, q, dim, softness, mode, method, interpolation, METHODS)
+    check_gate("quantile_st", gated_grad, mode, method)
+    how = (mode, method, standardize, gated_grad)
+    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", True)
+    return call.values(y, keepdim)

@@ -1,0 +1,121 @@
+"""`sort`: the elements in order, soft."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._rows import METHODS
+from fullgrad.soft.order._sorted import soft, straight
+from fullgrad.soft.order._statistic import check_gate, prepared
+
+
+def sort(
+    x: Tensor,
+    dim: int | None = -1,
+    descending: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+    return_indices: bool = True,
+) -> torch.return_types.sort:
+    r"""The elements in order, soft.
+
+    .. math::
+        y = P x, \qquad D_x\, t = P t + \dot P x
+
+    with the weights P of :func:`argsort`, and :math:`\dot P` their derivative along t. ``fast_soft_sort`` projects onto the
+    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0,
+    1).
+
+    In smooth mode, and in the others, ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n)
+    memory, derivatives included; indices are n by n. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        descending: Whether the order is from the largest to the least.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        return_indices: Whether there are indices, n numbers for each place.
+
+    Returns:
+        A ``torch.return_types.sort`` of the values, and the weights of :func:`argsort` as indices, or None.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.soft.sort(x).values
+        tensor([1.0475, 2.5841, 2.8851])
+        >>> fullgrad.soft.sort(x, method="fast_soft_sort", softness=1.0).values
+        tensor([1.0000, 2.5000, 3.0000])
+
+    Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
+    https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
+    """
+    rows, d = prepared("sort", x, dim, softness, mode, method, METHODS)
+    check_gate("sort", gated_grad, mode, method)
+    return soft(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad), return_indices)
+
+
+def sort_st(
+    x: Tensor,
+    dim: int | None = -1,
+    descending: bool = False,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> torch.return_types.sort:
+    r"""The elements in order, with the derivative of the relaxation.
+
+    .. math::
+        y = \operatorname{sort} x, \qquad D_x\, t = P t + \dot P x
+
+    with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by a
+    method without weights. The value is that of :func:`torch.sort`, bit for bit, at its price: the relaxation is computed when a
+    derivative is. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        descending: Whether the order is from the largest to the least.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        What :func:`torch.sort` gives: values and integer indices.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.sort_st(x).values
+        tensor([1.0000, 2.5000, 3.0000])
+        >>> torch.func.grad(lambda x: fullgrad.sort_st(x, method="softsort").values @ torch.arange(3.0))(x)
+        tensor([0.0679, 1.9109, 1.0212])
+
+    Source: ``softtorch.sort_st``.
+    """
+    rows, d = prepared("sort_st", x, dim, softness, mode, method, METHODS)
+    check_gate("sort_st", gated_grad, mode, method)
+    return straight(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad))

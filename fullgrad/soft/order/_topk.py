@@ -1,0 +1,121 @@
+"""`topk`: the k largest elements, soft."""
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._rows import METHODS
+from fullgrad.soft.order._sorted import soft, straight
+from fullgrad.soft.order._statistic import check_gate, prepared
+
+
+def topk(
+    x: Tensor,
+    k: int,
+    dim: int | None = None,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+    return_indices: bool = True,
+) -> torch.return_types.topk:
+    r"""The k largest elements, soft.
+
+    .. math::
+        y_i = \sum_j P_{n + 1 - i, j}\, x_j, \qquad D_x\, t = P t + \dot P x
+
+    with the weights P of :func:`argsort`; to ``ot`` the rest is one group. ``fast_soft_sort`` projects onto the permutahedron of
+    z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0, 1). Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: How many elements, from 1 to n.
+        dim: The dimension along which the elements are compared; None is the last one.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        return_indices: Whether there are indices, n numbers for each place.
+
+    Returns:
+        A ``torch.return_types.topk`` of the values, the largest first, and their weights as indices, k by n, or None.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights, or ``k`` is not from 1 to n.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.soft.topk(x, 2)
+        torch.return_types.topk(
+        values=tensor([2.8851, 2.5841]),
+        indices=tensor([[1.0035e-06, 7.7016e-01, 2.2984e-01],
+                [9.2927e-03, 1.9616e-01, 7.9455e-01]]))
+
+    Source: ``softtorch.topk``.
+    """
+    rows, d = prepared("topk", x, -1 if dim is None else dim, softness, mode, method, METHODS)
+    check_gate("topk", gated_grad, mode, method)
+    k = _checks.positive_integer("topk", "k", k, at_most=rows.shape[d])
+    return soft(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad), return_indices)
+
+
+def topk_st(
+    x: Tensor,
+    k: int,
+    dim: int | None = None,
+    softness: Softness = 0.1,
+    mode: str = "smooth",
+    method: str = "neuralsort",
+    standardize: bool = True,
+    gated_grad: bool = True,
+) -> torch.return_types.topk:
+    r"""The k largest elements, with the derivative of the relaxation.
+
+    .. math::
+        y = \operatorname{topk} x, \qquad D_x\, t = P t + \dot P x
+
+    with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at its
+    price. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: How many elements, from 1 to n.
+        dim: The dimension along which the elements are compared; None is the last one.
+        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        standardize: Whether the softness is relative to the spread of the row.
+        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+
+    Returns:
+        What :func:`torch.topk` gives: values and integer indices.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
+            known, or ``gated_grad`` is False for a method without weights, or ``k`` is not from 1 to n.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> fullgrad.topk_st(x, 2)
+        torch.return_types.topk(
+        values=tensor([3.0000, 2.5000]),
+        indices=tensor([1, 2]))
+        >>> torch.func.grad(lambda x: fullgrad.topk_st(x, 2).values.sum())(x)
+        tensor([-0.0042,  0.9259,  1.0783])
+
+    Source: ``softtorch.topk_st``.
+    """
+    rows, d = prepared("topk_st", x, -1 if dim is None else dim, softness, mode, method, METHODS)
+    check_gate("topk_st", gated_grad, mode, method)
+    k = _checks.positive_integer("topk_st", "k", k, at_most=rows.shape[d])
+    return straight(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad))

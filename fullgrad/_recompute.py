@@ -26,8 +26,8 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
     It is the transpose of the transpose: forward mode inside a forward rule is more than torch allows.
     """
     pull = pullback(soft, inputs, where)
-    zeros = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
-    _, push = _pair(torch.func.vjp(lambda *g: pull(g if len(g) > 1 else g[0]), *zeros))
+    zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
+    _, push = _pair(torch.func.vjp(lambda *g: pull(g if len(zeros) > 1 else g[0]), *zeros))
     pushed = push(tuple(tangents))
     return pushed[0] if len(pushed) == 1 else pushed
 

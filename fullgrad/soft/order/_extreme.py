@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._rows import METHODS, SUMMING, WEIGHTING, bounded, largest_value, largest_weights, rows_of, unweighted
-from fullgrad.soft.order._statistic import OrderStatistic, check_gate, kept, one_hot, prepared
+from fullgrad.soft.order._statistic import OrderStatistic, check_gate, kept, named, one_hot, prepared
 
 
 def place(
@@ -41,7 +41,7 @@ def soft(name: str, x: Tensor, dim: int | None, keepdim: bool, softness: Softnes
         values, weights = Extreme.apply(rows, softness, d, largest, how, "values", False), None
     if keepdim:
         values, weights = kept(values, x, dim, d), None if weights is None else kept(weights, x, dim, d - 1)
-    return (torch.return_types.max if largest else torch.return_types.min)((values, weights))
+    return named(torch.return_types.max if largest else torch.return_types.min, values, weights)
 
 
 def straight(

@@ -38,12 +38,12 @@ def max(
 
     Returns:
         With ``dim`` a ``torch.return_types.max`` of the values and their indices, which are the weights of :func:`argmax` (None
-        of a method without weights); without, the value.
+        by ``fast_soft_sort`` and ``sorting_network``); without, the value.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -94,7 +94,7 @@ def max_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:

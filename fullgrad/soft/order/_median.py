@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._place import Quantile, called, hard_quantile
 from fullgrad.soft.order._rows import METHODS, SUMMING
-from fullgrad.soft.order._statistic import check_gate
+from fullgrad.soft.order._statistic import check_gate, named
 
 
 def median(
@@ -26,7 +26,8 @@ def median(
     .. math::
         y = \sum_j P_{mj} x_j, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
 
-    with the weights P of :func:`argmedian`, or the value of :func:`sort` in that place by a method without weights. Saved: ``x``.
+    with the weights P of :func:`argmedian`, or the value of :func:`sort` in that place by ``fast_soft_sort`` and
+    ``sorting_network``. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -39,13 +40,13 @@ def median(
         gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
 
     Returns:
-        With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None of a method
-        without weights); without, the value.
+        With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None by
+        ``fast_soft_sort`` and ``sorting_network``); without, the value.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -61,12 +62,12 @@ def median(
     if dim is None or method not in SUMMING:
         y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
         y = call.values(y, keepdim)
-        return y if dim is None else torch.return_types.median((y, None))
+        return y if dim is None else named(torch.return_types.median, y, None)
     if mode == "hard":
         values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
     else:
         values, weights = Quantile.apply(*call.soft, how, "both", False)
-    return torch.return_types.median((call.values(values, keepdim), call.weights(weights, keepdim)))
+    return named(torch.return_types.median, call.values(values, keepdim), call.weights(weights, keepdim))
 
 
 def median_st(
@@ -103,7 +104,7 @@ def median_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:

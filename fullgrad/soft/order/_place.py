@@ -18,7 +18,7 @@ from fullgrad.soft.order._rows import (
     weighted,
     weights_in,
 )
-from fullgrad.soft.order._statistic import OrderStatistic, kept, one_hot, prepared
+from fullgrad.soft.order._statistic import OrderStatistic, kept, named, one_hot, prepared
 
 INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
 
@@ -126,10 +126,10 @@ class Quantile(OrderStatistic):
         second = by in ("linear", "midpoint")
         if wants == "values" and method not in SUMMING:
             ordered = sorted_values(r)
-            ends = [ordered.gather(-1, p.expand(*ordered.shape[:-1], p.shape[-1])) for p in (low, high)]
-            return torch.lerp(*ends, a.to(r.x.dtype).expand(ends[0].shape)).to(x.dtype)
+            first, last = (ordered.gather(-1, p.expand(*ordered.shape[:-1], p.shape[-1])) for p in (low, high))
+            return torch.lerp(first, last, a.to(r.x.dtype).expand(first.shape)).to(x.dtype)
         ends = _transported(r, low, high, second) if method == "ot" else [weights_in(r, p) for p in (low, high)[: 1 + second]]
-        weights = torch.lerp(*ends, a.to(r.x.dtype).unsqueeze(-1).expand(ends[0].shape)) if second else ends[0]
+        weights = torch.lerp(ends[0], ends[1], a.to(r.x.dtype).unsqueeze(-1).expand(ends[0].shape)) if second else ends[0]
         if wants == "weights":
             return weights.to(x.dtype)
         values = weighted(weights, r.x).to(x.dtype)
@@ -173,7 +173,7 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
         both = torch.median(x, dim)
         if wants == "weights":
             return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
-        return both.values.unsqueeze(-1) if wants == "values" else type(both)([v.unsqueeze(-1) for v in both])
+        return both.values.unsqueeze(-1) if wants == "values" else named(type(both), *[v.unsqueeze(-1) for v in both])
     # torch.quantile has no quantiles of their own for the rows of a batch, no half precision, and no linearisation: it works in
     # place. These are its steps.
     low, high, a = _places(_tensor(q, x), x.shape[dim], by)
@@ -181,8 +181,8 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
     shape = (*values.shape[:-1], a.shape[-1])
     low, high, a = low.expand(shape), high.expand(shape), a.expand(shape)
     if wants == "weights":
-        ends = [one_hot(order.gather(-1, p), values.shape[-1], a.dtype) for p in (low, high)]
-        return torch.lerp(*ends, a.unsqueeze(-1).expand(ends[0].shape)).to(x.dtype)
+        first, last = (one_hot(order.gather(-1, p), values.shape[-1], a.dtype) for p in (low, high))
+        return torch.lerp(first, last, a.unsqueeze(-1).expand(first.shape)).to(x.dtype)
     wide = widened(values)[0]
     y = wide.gather(-1, low)
     if by in ("linear", "midpoint"):

@@ -30,7 +30,7 @@ def quantile(
         y = \sum_j \big((1 - a)\, P_{kj} + a\, P_{k+1, j}\big)\, x_j, \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
 
     with p = q (n - 1), its place k below and a = p - k, and W the weights of :func:`argquantile`, or the same of the values of
-    :func:`sort` by a method without weights. Saved: ``x``.
+    :func:`sort` by ``fast_soft_sort`` and ``sorting_network``. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -42,7 +42,7 @@ def quantile(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
-        return_argquantile: Whether the weights are returned too (None of a method without weights).
+        return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
         gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
 
     Returns:
@@ -51,8 +51,8 @@ def quantile(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for a method
-            without weights.
+            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for
+            ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -118,8 +118,8 @@ def quantile_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for a method
-            without weights.
+            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for
+            ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -49,7 +49,7 @@ def sort(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -83,9 +83,9 @@ def sort_st(
     .. math::
         y = \operatorname{sort} x, \qquad D_x\, t = P t + \dot P x
 
-    with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by a
-    method without weights. The value is that of :func:`torch.sort`, bit for bit, at its price: the relaxation is computed when a
-    derivative is. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by
+    ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at its price: the relaxation
+    is computed when a derivative is. An infinity counts as the last finite element in the derivative. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -103,7 +103,7 @@ def sort_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -19,7 +19,7 @@ from fullgrad.soft.order._rows import (
     weighted,
     weights_in,
 )
-from fullgrad.soft.order._statistic import OrderStatistic, one_hot, prepared
+from fullgrad.soft.order._statistic import OrderStatistic, named, one_hot, prepared
 
 
 def places(
@@ -45,7 +45,7 @@ def soft(
         values, weights = Sorted.apply(rows, softness, d, descending, k, how, "values", False), None
     if x.ndim == 0:
         values, weights = values.reshape(()), None if weights is None else weights.reshape(1)
-    return (torch.return_types.topk if k else torch.return_types.sort)((values, weights))
+    return named(torch.return_types.topk if k else torch.return_types.sort, values, weights)
 
 
 def straight(x: Tensor, rows: Tensor, d: int, softness: Softness, descending: bool, k: int, how: tuple[Any, ...]) -> Any:

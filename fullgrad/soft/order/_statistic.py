@@ -30,7 +30,7 @@ class OrderStatistic(Function):
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
-            ctx.several, ctx.like = False, ((output.shape, output.dtype),)
+            ctx.several, ctx.like = False, [(output.shape, output.dtype)]
         else:
             ctx.several, ctx.like = True, [(v.shape, v.dtype) for v in output if v.is_floating_point()]
             ctx.mark_non_differentiable(*[v for v in output if not v.is_floating_point()])
@@ -50,8 +50,8 @@ class OrderStatistic(Function):
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        given = cotangents[: len(ctx.like)]
-        found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
+        given: list[Any] = [*cotangents[: len(ctx.like)]]
+        found = iter(pulled_back(cls.relaxed, inputs, where, tuple(given) if len(given) > 1 else given[0]))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     @classmethod
@@ -132,9 +132,11 @@ def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
         )
 
 
+def named(kind: Any, *items: Any) -> Any:
+    """One of torch's return types; its fields may be None."""
+    return kind(items)
+
+
 def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Weights that are all in one place, in a new last dimension."""
     return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)
-
-
-__all__ = ["OrderStatistic", "check_gate", "kept", "one_hot", "prepared"]

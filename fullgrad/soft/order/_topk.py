@@ -46,7 +46,7 @@ def topk(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights, or ``k`` is not from 1 to n.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -100,7 +100,7 @@ def topk_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for a method without weights, or ``k`` is not from 1 to n.
+            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -42,9 +42,9 @@ import fullgrad
 
 UNITS = 32
 KEPT = (1, 2, 4)  # k
-SOFTNESSES = (0.03, 0.1, 0.3)  # of the rank, relative to the spread of the units
+SOFTNESSES = (0.03, 0.06, 0.12)  # of the rank, relative to the spread of the units
 LEARNING_RATES = (0.01, 0.03, 0.1)  # Adam, then down to 0 by a cosine
-STEPS, BATCH = 300, 64
+STEPS, BATCH = 300, 32
 METHOD = "sigmoid"  # each pair of units is compared softly
 Parameters = dict[str, Tensor]
 Keep = Callable[[Tensor, int, Tensor, Tensor], Tensor]  # of units, k, the softness of the rank, and that of the comparison

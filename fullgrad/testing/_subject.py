@@ -96,7 +96,7 @@ class Subject:
             y = function(*arguments)
             if isinstance(y, Tensor):
                 return y
-            floating = [v for v in y if v.is_floating_point()]
+            floating = [v for v in y if isinstance(v, Tensor) and v.is_floating_point()]
             return floating[0] if len(floating) == 1 else torch.cat([v.flatten() for v in floating])
 
         return bound

@@ -20,9 +20,8 @@ minute, and ends with an error if the straight-through derivative is not the bes
 """
 
 import argparse
-import itertools
+import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -41,25 +40,26 @@ from torch.nn.functional import cross_entropy
 import fullgrad
 
 UNITS = 32
-KEPT = (1, 2, 4)  # k
-SOFTNESSES = (0.03, 0.06, 0.12)  # of the rank, relative to the spread of the units
-LEARNING_RATES = (0.01, 0.03, 0.1)  # Adam, then down to 0 by a cosine
-STEPS, BATCH = 300, 32
+KEPT = (1, 2)  # k
+SOFTNESSES = (0.04, 0.08)  # of the rank, relative to the spread of the units
+LEARNING_RATES = (0.003, 0.01, 0.03)  # Adam, then down to 0 by a cosine
+MORE_LEARNING_RATES = (0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # instead of a softness
+STEPS, BATCH = 1000, 32
 METHOD = "sigmoid"  # each pair of units is compared softly
 Parameters = dict[str, Tensor]
-Keep = Callable[[Tensor, int, Tensor, Tensor], Tensor]  # of units, k, the softness of the rank, and that of the comparison
+Keep = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of units, k, the softness of the rank, and that of the comparison
 
 
-def keep_torch(units: Tensor, k: int, softness: Tensor, of_comparison: Tensor) -> Tensor:
+def keep_torch(units: Tensor, k: Tensor, softness: Tensor, of_comparison: Tensor) -> Tensor:
     return units * (units.argsort(dim=-1, descending=True).argsort(dim=-1) < k)
 
 
-def keep_soft(units: Tensor, k: int, softness: Tensor, of_comparison: Tensor) -> Tensor:
+def keep_soft(units: Tensor, k: Tensor, softness: Tensor, of_comparison: Tensor) -> Tensor:
     rank = fullgrad.soft.rank(units, dim=-1, softness=softness, method=METHOD)
     return units * fullgrad.soft.less_equal(rank, k + 0.5, softness=of_comparison)
 
 
-def keep_straight_through(units: Tensor, k: int, softness: Tensor, of_comparison: Tensor) -> Tensor:
+def keep_straight_through(units: Tensor, k: Tensor, softness: Tensor, of_comparison: Tensor) -> Tensor:
     rank = fullgrad.rank_st(units, dim=-1, softness=softness, method=METHOD)
     return units * fullgrad.less_equal_st(rank, k + 0.5, softness=of_comparison)
 
@@ -69,26 +69,27 @@ class Contestant(NamedTuple):
 
     name: str
     keep: Keep
+    softnesses: tuple[float, ...]
+    rates: tuple[float, ...]
     last_softness: float  # after the last step, as a multiple of the first
     colour: str  # of the Okabe-Ito palette
     dashes: str
 
 
-TORCH = Contestant("torch", keep_torch, 1.0, "#000000", ":")
-SOFT = Contestant("soft", keep_soft, 1.0, "#D55E00", "--")
-ANNEALED = Contestant("soft, annealed", keep_soft, 0.01, "#E69F00", "-.")
-STRAIGHT_THROUGH = Contestant("straight-through", keep_straight_through, 1.0, "#0072B2", "-")
+TORCH = Contestant("torch", keep_torch, (1.0,), MORE_LEARNING_RATES, 1.0, "#000000", ":")
+SOFT = Contestant("soft", keep_soft, SOFTNESSES, LEARNING_RATES, 1.0, "#D55E00", "--")
+ANNEALED = Contestant("soft, annealed", keep_soft, SOFTNESSES, LEARNING_RATES, 0.01, "#E69F00", "-.")
+STRAIGHT_THROUGH = Contestant("straight-through", keep_straight_through, SOFTNESSES, LEARNING_RATES, 1.0, "#0072B2", "-")
 CONTESTANTS = (TORCH, SOFT, ANNEALED, STRAIGHT_THROUGH)
 
 
-def logits(p: Parameters, keep: Keep, k: int, images: Tensor, *softness: Tensor) -> Tensor:
-    return keep(images @ p["inner"] + p["thresholds"], k, *softness) @ p["outer"] + p["bias"]
+def logits(p: Parameters, keep: Keep, images: Tensor, *how: Tensor) -> Tensor:
+    return keep(images @ p["inner"] + p["thresholds"], *how) @ p["outer"] + p["bias"]
 
 
-def initial(seed: int, k: int) -> Parameters:
+def initial(seed: int) -> Parameters:
     generator = torch.Generator().manual_seed(seed)
-    inner = torch.randn(64, UNITS, generator=generator) / 8
-    outer = torch.randn(UNITS, 10, generator=generator) / k**0.5
+    inner, outer = torch.randn(64, UNITS, generator=generator) / 8, torch.randn(UNITS, 10, generator=generator)
     return {"inner": inner, "thresholds": torch.zeros(UNITS), "outer": outer, "bias": torch.zeros(10)}
 
 
@@ -116,45 +117,45 @@ class Accuracies(NamedTuple):
     test: Tensor  # with exactly k
     as_trained: Tensor  # on the test part, as the last step of the training keeps units
 
-    def chosen(self, dims: int) -> tuple[Tensor, Tensor]:
-        """On the test part, with exactly k and as trained: the choice, by validation, of the last ``dims`` dimensions."""
-        flat = [a.flatten(-dims) for a in self]
-        best = flat[0].argmax(-1, keepdim=True)
-        return flat[1].gather(-1, best).squeeze(-1), flat[2].gather(-1, best).squeeze(-1)
+    def chosen(self) -> list[Tensor]:
+        """All three by seed and k, of the softness and learning rate that validation prefers."""
+        best = self.validation.flatten(2).argmax(2, keepdim=True)
+        return [accuracies.flatten(2).gather(2, best).squeeze(2) for accuracies in self]
 
 
-def train(contestant: Contestant, k: int, rate: float, parts: list[Part]) -> list[Tensor]:
-    """All networks of one k and one learning rate: the three accuracies, by seed and softness."""
-    seeds = len(parts[0].labels)
-    softnesses = SOFTNESSES if contestant is not TORCH else (1.0,)
-    owner = torch.arange(seeds).repeat_interleave(len(softnesses))
-    softness = torch.tensor(softnesses).repeat(seeds), torch.ones(len(owner))  # of the rank, and of the comparison: one rank
-    starts = [initial(seed, k) for seed in owner.tolist()]
+def train(contestant: Contestant, parts: list[Part]) -> Accuracies:
+    """All networks of a contestant at once, each with the same batches."""
+    (images, labels), validation, test = parts
+    axes = range(len(labels)), KEPT, contestant.softnesses, contestant.rates
+    seed, k, softness, rate = torch.cartesian_prod(*[torch.tensor(axis, dtype=torch.float32) for axis in axes]).unbind(1)
+    seed = seed.long()
+    starts = [initial(s) for s in seed.tolist()]
     parameters = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+    mean, square = ({name: torch.zeros_like(p) for name, p in parameters.items()} for _ in range(2))
 
-    def loss(p: Parameters, images: Tensor, labels: Tensor, *softness: Tensor) -> Tensor:
-        return cross_entropy(logits(p, contestant.keep, k, images, *softness), labels)
+    def loss(p: Parameters, images: Tensor, labels: Tensor, *how: Tensor) -> Tensor:
+        return cross_entropy(logits(p, contestant.keep, images, *how), labels)
 
     gradients = vmap(grad(loss))
-    optimizer = torch.optim.Adam(parameters.values(), rate)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     generator = torch.Generator().manual_seed(0)
-    images, labels = parts[0]
-    for step in range(STEPS):
+    for step in range(1, STEPS + 1):
         batch = torch.randint(labels.shape[1], (BATCH,), generator=generator)
-        now = [s * contestant.last_softness ** (step / (STEPS - 1)) for s in softness]
-        for name, g in gradients(parameters, images[:, batch][owner], labels[:, batch][owner], *now).items():
-            parameters[name].grad = g
-        optimizer.step()
-        scheduler.step()
+        factor = torch.full_like(softness, contestant.last_softness ** (step / STEPS))
+        found = gradients(parameters, images[:, batch][seed], labels[:, batch][seed], k, factor * softness, factor)
+        cosine = (1 + math.cos(math.pi * step / STEPS)) / 2
+        for name, g in found.items():  # Adam, with a learning rate for each network
+            mean[name].lerp_(g, 0.1)
+            square[name].lerp_(g * g, 0.001)
+            change = (mean[name] / (1 - 0.9**step)) / ((square[name] / (1 - 0.999**step)).sqrt() + 1e-8)
+            parameters[name] -= cosine * rate.view(-1, *[1] * (g.ndim - 1)) * change
 
     def accuracy(keep: Keep, part: Part) -> Tensor:
-        last = [s * contestant.last_softness for s in softness]
-        digits = vmap(lambda p, images, *last: logits(p, keep, k, images, *last).argmax(-1))
-        found = digits(parameters, part.images[owner], *last)
-        return (found == part.labels[owner]).double().mean(-1).unflatten(0, (seeds, len(softnesses)))
+        last = torch.full_like(softness, contestant.last_softness)
+        digits = vmap(lambda p, images, *how: logits(p, keep, images, *how).argmax(-1))
+        found = digits(parameters, part.images[seed], k, last * softness, last)
+        return (found == part.labels[seed]).double().mean(-1).unflatten(0, [len(axis) for axis in axes])
 
-    return [accuracy(keep_torch, parts[1]), accuracy(keep_torch, parts[2]), accuracy(contestant.keep, parts[2])]
+    return Accuracies(accuracy(keep_torch, validation), accuracy(keep_torch, test), accuracy(contestant.keep, test))
 
 
 def standard_error(x: Tensor) -> Tensor:
@@ -165,29 +166,24 @@ def standard_error(x: Tensor) -> Tensor:
 def draw(results: dict[str, Accuracies], path: Path) -> None:
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, _, _, colour, dashes in CONTESTANTS:
-        curve(left, KEPT, results[name].chosen(2)[0], colour, dashes, name)
-        if name != TORCH.name:
-            exact, as_trained = (a[:, 0] for a in results[name].chosen(1))
-            curve(right, SOFTNESSES, exact, colour, dashes, f"{name}, exactly {KEPT[0]} kept")
-            if name == SOFT.name:
-                curve(right, SOFTNESSES, as_trained, colour, ":", f"{name}, as trained")
-    left.set(xscale="log", xlabel="units kept, of 32", ylabel="test accuracy", title="Exactly k units kept")
-    left.set_xticks(KEPT, map(str, KEPT), minor=False)
-    left.set_xticks([], minor=True)
-    right.set(xscale="log", xlabel="softness of the rank", title=f"One unit kept, by softness")
-    right.set_xticks(SOFTNESSES, map(str, SOFTNESSES), minor=False)
-    right.set_xticks([], minor=True)
+    for place, c in enumerate(CONTESTANTS):
+        _, exact, as_trained = results[c.name].chosen()
+        for i, (k, marker) in enumerate(zip(KEPT, "os", strict=True)):
+            x = i + 0.16 * (place - 1.5)
+            left.plot([x] * len(exact), exact[:, i], marker, color=c.colour, alpha=0.4, markersize=5, linewidth=0)
+            left.errorbar(x, exact[:, i].mean(), standard_error(exact)[i], color=c.colour, fmt="_", markersize=16, capsize=3, label=c.name if i == 0 else None)
+            right.plot(as_trained[:, i], exact[:, i], marker, color=c.colour, alpha=0.7, linewidth=0, label=f"{c.name}, {k} kept")
+    left.set_xticks(range(len(KEPT)), [f"{k} of {UNITS} units kept" for k in KEPT])
+    left.set(ylabel="test accuracy", title="Exactly k units kept: seeds, their mean and its standard error")
+    ends = [results[c.name].chosen()[1].min().item() for c in CONTESTANTS]
+    right.axline((0.9, 0.9), slope=1, color="grey", linewidth=1)
+    right.set(xlabel="test accuracy, with the units kept as in training", ylabel="test accuracy, exactly k units kept")
+    right.set(title="What is lost where training and use differ")
     for axes in (left, right):
         axes.grid(axis="y", alpha=0.3)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
-
-
-def curve(axes: Axes, x: tuple[float, ...], y: Tensor, colour: str, dashes: str, label: str) -> None:
-    """The mean over seeds, and its standard error."""
-    axes.errorbar(x, y.mean(0), standard_error(y), color=colour, linestyle=dashes, linewidth=2, capsize=3, label=label)
 
 
 def main() -> int:
@@ -199,10 +195,7 @@ def main() -> int:
     parts = load(arguments.seeds)
     results: dict[str, Accuracies] = {}
     for c in CONTESTANTS:
-        t=time.time()
-        runs = [torch.stack([torch.stack(train(c, k, rate, parts)) for rate in LEARNING_RATES], -1) for k in KEPT]
-        results[c.name] = Accuracies(*torch.stack(runs, dim=2))
-        print(c.name, time.time()-t, file=sys.stderr)
+        results[c.name] = train(c, parts)
     draw(results, arguments.output)
     table = Table(title=f"Digits, best of {UNITS} units kept: test accuracy over {arguments.seeds} seeds")
     table.add_column("trained by")
@@ -210,7 +203,7 @@ def main() -> int:
         table.add_column(f"k = {k}", justify="right")
         table.add_column("worst", justify="right")
     for name, a in results.items():
-        test = a.chosen(2)[0]
+        test = a.chosen()[1]
         columns = zip(test.mean(0).tolist(), standard_error(test).tolist(), test.amin(0).tolist(), strict=True)
         table.add_row(name, *[cell for m, se, worst in columns for cell in (f"{m:.3f} ± {se:.3f}", f"{worst:.3f}")])
     Console().print(table)

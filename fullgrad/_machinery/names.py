@@ -194,6 +194,15 @@ def tracing() -> bool:
     return _dispatch_modes() > 0
 
 
+# Forward mode wants the tangent of a view in the view's own layout, of another output in any. Without the name all are views.
+_is_view: Any = getattr(torch.Tensor, "_is_view", lambda tensor: True)
+
+
+def owned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where it is a view: for the output of a ``forward`` that ends in one of a temporary."""
+    return tensor.clone() if _is_view(tensor) else tensor
+
+
 def has_data(tensor: torch.Tensor) -> bool:
     """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
     return not (tensor.is_meta or (_FakeTensor is not None and isinstance(tensor, _FakeTensor)))

@@ -64,7 +64,7 @@ class Extreme(OrderStatistic):
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, how: tuple[Any, ...], wants: str, hard: bool) -> Any:
         if not hard:
-            return Extreme.relaxed(x, softness, dim, largest, how, wants, hard)
+            return Extreme.soft_forward(x, softness, dim, largest, how, wants, hard)
         return hard_extreme(x, dim, largest, wants)
 
     @staticmethod

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._machinery import owned
 from fullgrad.soft._relaxation import Softness, widened
 from fullgrad.soft.order._rows import (
     SUMMING,
@@ -103,8 +104,9 @@ class Quantile(OrderStatistic):
         hard: bool,
     ) -> Any:
         if hard:
-            return hard_quantile(x, q, dim, by, wants)
-        return Quantile.relaxed(x, q, softness, dim, by, how, wants, hard)
+            y = hard_quantile(x, q, dim, by, wants)
+            return owned(y) if isinstance(y, Tensor) else named(type(y), *map(owned, y))
+        return Quantile.soft_forward(x, q, softness, dim, by, how, wants, hard)
 
     @staticmethod
     def relaxed(

@@ -119,7 +119,7 @@ class Rank(OrderStatistic):
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
-        return hard_rank(x, dim, descending) if hard else Rank.relaxed(x, softness, dim, descending, how, hard)
+        return hard_rank(x, dim, descending) if hard else Rank.soft_forward(x, softness, dim, descending, how, hard)
 
     @staticmethod
     def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:

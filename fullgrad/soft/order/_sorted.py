@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import owned
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._rows import (
     SUMMING,
@@ -67,7 +68,7 @@ class Sorted(OrderStatistic):
     ) -> Any:
         if hard:
             return hard_sorted(x, dim, descending, k, wants)
-        return Sorted.relaxed(x, softness, dim, descending, k, how, wants, hard)
+        return Sorted.soft_forward(x, softness, dim, descending, k, how, wants, hard)
 
     @staticmethod
     def relaxed(
@@ -113,4 +114,4 @@ def hard_sorted(x: Tensor, dim: int, descending: bool, k: int, wants: str) -> An
     both = torch.topk(x, k, dim) if k else torch.sort(x, dim, descending)
     if wants != "weights":
         return both
-    return one_hot(both.indices.movedim(dim, -1), x.shape[dim], x.dtype).movedim(-2, dim - 1)
+    return owned(one_hot(both.indices.movedim(dim, -1), x.shape[dim], x.dtype).movedim(-2, dim - 1))

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
+from fullgrad._machinery import owned
 from fullgrad._recompute import pulled_back, pushed_forward
 from fullgrad.soft._relaxation import MODES, check, floating
 from fullgrad.soft.order._rows import SUMMING
@@ -26,6 +27,12 @@ class OrderStatistic(Function):
     @staticmethod
     def relaxed(*args: Any) -> Any:
         raise NotImplementedError
+
+    @classmethod
+    def soft_forward(cls, *args: Any) -> Any:
+        """The relaxation as a value."""
+        y = cls.relaxed(*args)
+        return owned(y) if isinstance(y, Tensor) else tuple([owned(v) for v in y])
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -322,7 +322,7 @@ def _numerically(s: Subject, function, **options) -> None:
     inputs = tuple(next(leaves) if i in s.where else v for i, v in enumerate(s.inputs))
 
     def operator(*arguments: Any) -> Any:
-        y = s.operator(*arguments)
+        y: Any = s.operator(*arguments)
         return y if isinstance(y, Tensor) else tuple([v for v in y if isinstance(v, Tensor) and v.is_floating_point()])
 
     with s.smooth():

@@ -20,7 +20,7 @@ MODES = ("smooth", *POWER)
 @pytest.fixture(autouse=True)
 def linear(monkeypatch):
     """Every size takes the linear road."""
-    monkeypatch.setattr(_softsort, "SHORT", dict.fromkeys(MODES, -1))
+    monkeypatch.setattr(_softsort, "SMALL", dict.fromkeys(MODES, -1))
 
 
 def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):

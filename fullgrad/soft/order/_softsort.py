@@ -3,17 +3,19 @@
 import torch
 from torch import Tensor
 
+from fullgrad._machinery.names import transforms_active
 from fullgrad.soft.order import _exponential, _window
 from fullgrad.soft.order._numbers import POWERS, wide
 from fullgrad.soft.order._simplex import project
 
 __all__ = ["ranks", "smoothed", "values"]
 
-# Rows up to this length, and matrices up to this many elements, are computed as a matrix. Measured forward and backward: one row
-# of 128 takes 0.3 ms as a matrix and 1.7 ms as scans in smooth mode, 0.8 and 10 ms in c0; 64 rows of 128 take 12 and 7 ms, and
-# 40 and 31 ms. vmap shows the length alone, not the number of rows: hence both.
-SHORT = {"smooth": 128, "c0": 256, "c1": 256, "c2": 256}
+# Matrices up to this many elements, and rows up to this length, are computed as a matrix. Measured forward and backward by
+# `sort_st`: one row of 384 takes 0.9 ms as a matrix and 2.0 ms as scans in smooth mode, one of
+# 512 takes 2.6 and 2.0; in c1 one of 512 takes 3.6 and 10.7, one of 1024 takes 18 and 14; 64 rows of 128 take 19 and 2.4 ms in
+# smooth mode, 21 and 20 in c1. Under vmap the length alone is seen, not the number of rows: hence a limit for it.
 SMALL = {"smooth": 2**17, "c0": 2**19, "c1": 2**19, "c2": 2**19}
+SHORT = {"smooth": 128, "c0": 256, "c1": 256, "c2": 256}
 
 
 def values(u: Tensor, x: Tensor, mode: str) -> Tensor:
@@ -38,7 +40,7 @@ def smoothed(a: Tensor, h: Tensor, mode: str) -> Tensor:
 
     The derivative of :math:`|a_i - a_j|` is 0 between equal elements, and those of every order are the true ones elsewhere.
     """
-    if a.shape[-1] <= SHORT[mode] and a.shape[-1] * a.numel() <= SMALL[mode]:
+    if a.shape[-1] * a.numel() <= SMALL[mode] and (a.shape[-1] <= SHORT[mode] or not transforms_active()):
         # The slope of abs at 0 is 0 in torch, and so are all derivatives of its sign.
         weights = project(-(a.unsqueeze(-1) - a.unsqueeze(-2)).abs(), mode)
         return (weights @ h.unsqueeze(-1)).squeeze(-1)

@@ -13,7 +13,8 @@ digits that scikit-learn ships? Four answers compete:
 
 All have the same network, the same first weights, the same batches and six settings to choose from: two softnesses and three
 learning rates, or six learning rates where there is no softness. Each chooses for each seed and k on a validation part, with
-exactly k units. The grid was laid on other splits, around the best settings of all four. With k = 4 all four are about equal.
+exactly k units. The grid was laid on other splits, around the best settings of all four. It is few units that need the help of
+the relaxation: with k = 4, over 5 seeds, ``torch`` has a test accuracy of 0.953 and straight-through one of 0.944.
 
 The left of the picture has the accuracies. On the right, a network below the line lost what it had learnt when it was used with
 exactly k units. ``vmap(grad)`` trains all networks of an answer at once, over seeds, k, softness and learning rate.
@@ -187,7 +188,7 @@ def draw(results: dict[str, Accuracies], path: Path) -> None:
         xlabel="test accuracy, units kept as at the end of training",
         title="Lost between training and use (circles: k = 1, squares: k = 2)",
     )
-    right.legend(frameon=False, loc="lower left")
+    right.legend(frameon=False, loc="upper left")
     for axes in (left, right):
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

@@ -375,7 +375,7 @@ PROJECTIONS = [
     *_projection("proj_permutahedron", lambda z, w, s, mode: _permuted(z / s, w, mode), X, numbers(2, 4, seed=4)),
     *_projection(
         "proj_transport_polytope",
-        lambda c, mu, nu, s, mode: 3 * _plan(c / s, mu, nu, mode),
+        lambda c, mu, nu, s, mode: 3 * _plan(c / s, mu, nu * (mu.sum(-1, keepdim=True) / nu.sum(-1, keepdim=True)), mode),
         numbers(2, 3, 4, scale=0.3, seed=7).abs(),
         MU,
         NU,

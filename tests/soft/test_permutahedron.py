@@ -231,6 +231,7 @@ def test_operator_against_differences(mode):
     gradcheck(lambda u, w: Isotonic.apply(u, w, mode)[0], (u, w), check_forward_ad=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 def test_by_every_road(mode):
     u, w = pair()

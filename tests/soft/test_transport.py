@@ -191,6 +191,7 @@ def test_golden_argmax(case):
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 def test_every_check(mode):
     """The kit against plain torch code, in the cost and both marginals."""

@@ -16,11 +16,14 @@ class Case(Subject):
         name: A unique name for reports.
         covers: The names of ``fullgrad.__all__`` that this case proves, and of ``fullgrad.soft.__all__`` as ``soft.…``.
         exhaustive: Whether the suite runs it with the exhaustive tests: a variant of another case.
+        of: What the operator is a function of, for plots: ``"elements"``; ``"rows"``, of which one element varies;
+            ``"tensors"``; or ``"matrices"``, which have no plot.
     """
 
     name: str
     covers: tuple[str, ...]
     exhaustive: bool = False
+    of: str = "elements"
 
 
 def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:

@@ -75,6 +75,7 @@ CASES = [
     ),
     Case(
         name="clamp_by_linear",
+        of="tensors",
         covers=("clamp_by_linear", "ClampByLinear"),
         operator=fullgrad.clamp_by_linear,
         inputs=(X,),

@@ -306,6 +306,7 @@ def _soft(name: str, method: str, mode: str) -> Case:
         inputs=(X, _softness(method, mode)),
         surrogate=functools.partial(formula, mode=mode, method=method),
         forwards={},
+        of="rows",
         exhaustive=f"soft.{name} {method} {mode}" not in EVERYDAY,
     )
 
@@ -322,6 +323,7 @@ def _twin(name: str, method: str, mode: str) -> Case:
         surrogate=lambda x, s: straight_through(hard(x.detach()), formula(x, s, mode, method)),
         value=lambda x, s: exact(x),
         forwards={operator_class: _relaxed(operator_class)},
+        of="rows",
         exhaustive=f"{name}_st {method} {mode}" not in EVERYDAY,
     )
 
@@ -364,6 +366,7 @@ def _projection(name: str, formula: Callable[..., Tensor], *inputs: Tensor) -> l
             surrogate=functools.partial(formula, mode=mode),
             forwards={},
             saved=None,
+            of="matrices" if name == "proj_transport_polytope" else "rows",
             exhaustive=mode != {"proj_simplex": "c2", "proj_permutahedron": "smooth"}.get(name, "c1"),
         )
         for mode in MODES

@@ -44,16 +44,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def curves(case: Case, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value and derivatives of a case with respect to its first input, at every x. Operators of a whole tensor see all of x."""
+    """Value and derivatives of a case with respect to its first input, at every x. Operators of a whole tensor see all of x,
+    those of a row see it as the first element of one, and show the first number that they return.
+    """
 
     def total(v: Tensor) -> Tensor:
+        if case.of == "rows":
+            arguments = [a[0] if isinstance(a, Tensor) and a.ndim else a for a in case.inputs[1:]]
+            y: Any = case.operator(torch.cat((v.reshape(1), case.inputs[0][0, 1:])), *arguments)
+            return (y if isinstance(y, Tensor) else y[0]).flatten()[0]
         arguments = [a.flatten()[0] if isinstance(a, Tensor) else a for a in case.inputs[1:]]
         return case.operator(v, *arguments)
 
-    if case.name == "clamp_by_linear":
+    if case.of == "matrices":
+        raise UsageError(f"{case.name} is a function of matrices, which has no curve.")
+    if case.of == "tensors":
         first = grad(lambda v: total(v).sum())(x)
         return total(x), first, grad(lambda v: grad(lambda u: total(u).sum())(v).sum())(x)
-    return total(x), vmap(grad(total))(x), vmap(grad(grad(total)))(x)
+    return total(x) if case.of == "elements" else vmap(total)(x), vmap(grad(total))(x), vmap(grad(grad(total)))(x)
 
 
 def _case(name: str) -> Case:

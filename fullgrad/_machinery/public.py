@@ -44,7 +44,8 @@ def connect(rules: Rules) -> Apply:
         if not names.transforms_active():
             output = rules.restore(twin.apply(*args))
             # A view of a tensor that requires a gradient says that it requires one too, though without grad mode it has none.
-            return output.detach() if isinstance(output, Tensor) and not torch.is_grad_enabled() else output
+            spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
+            return output.detach() if spurious else output
         if not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.

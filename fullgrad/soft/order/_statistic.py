@@ -75,7 +75,8 @@ class OrderStatistic(Function):
         x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
         # A number for each sample, against rows.
         rest = [
-            a if d is None else a.movedim(d, 0).reshape(info.batch_size, *(1,) * (x.ndim - a.ndim), *a.shape[1:])
+            # torch's own dispatcher gives a tuple of None for a tuple.
+            a if not isinstance(d, int) else a.movedim(d, 0).reshape(info.batch_size, *(1,) * (x.ndim - a.ndim), *a.shape[1:])
             for a, d in zip(args[1:], in_dims[1:], strict=True)
         ]
         output = cls.apply(x, *rest)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._machinery import owned
+from fullgrad._machinery import owned, tracing
 from fullgrad.soft._relaxation import Softness, widened
 from fullgrad.soft.order._rows import (
     SUMMING,
@@ -21,6 +21,8 @@ from fullgrad.soft.order._rows import (
 )
 from fullgrad.soft.order._statistic import OrderStatistic, kept, named, one_hot, prepared
 
+# torch.quantile takes no more.
+_LARGEST = 16_000_000
 INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
@@ -176,9 +178,12 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
         if wants == "weights":
             return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
         return both.values.unsqueeze(-1) if wants == "values" else named(type(both), *[v.unsqueeze(-1) for v in both])
-    # torch.quantile has no quantiles of their own for the rows of a batch, no half precision, and no linearisation: it works in
-    # place. These are its steps.
-    low, high, a = _places(_tensor(q, x), x.shape[dim], by)
+    q = _tensor(q, x)
+    if wants == "values" and q.ndim == 1 and x.numel() <= _LARGEST and not tracing():
+        return torch.quantile(widened(x)[0], q, dim, interpolation=by).movedim(0, -1).to(x.dtype)
+    # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
+    # place. These are the same.
+    low, high, a = _places(q, x.shape[dim], by)
     values, order = torch.sort(x.movedim(dim, -1), stable=wants == "weights")
     shape = (*values.shape[:-1], a.shape[-1])
     low, high, a = low.expand(shape), high.expand(shape), a.expand(shape)

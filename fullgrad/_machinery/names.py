@@ -183,6 +183,18 @@ def nobody_differentiates() -> bool:
     return not (torch.is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0)
 
 
+def nobody_asks(x: torch.Tensor) -> bool:
+    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is."""
+    return (
+        x.__class__ is torch.Tensor
+        and not x.requires_grad
+        and not transforms_active()
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_dynamo_compiling()
+        and not torch.compiler.is_exporting()
+    )
+
+
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
 # what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is
 # lost, nothing else.

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import nobody_asks
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._rows import METHODS, SUMMING, WEIGHTING, bounded, largest_value, largest_weights, rows_of, unweighted
 from fullgrad.soft.order._statistic import OrderStatistic, check_gate, kept, named, one_hot, prepared
@@ -50,7 +51,10 @@ def straight(
     rows, d = prepared(name, x, dim, softness, how[0], how[1], METHODS, some=True)
     check_gate(name, how[3], how[0], how[1])
     wants = "values" if dim is None else "both"
-    y = hard_extreme(rows, d, largest, wants) if how[0] == "hard" else Extreme.apply(rows, softness, d, largest, how, wants, True)
+    if how[0] == "hard" or (softness.__class__ is float and nobody_asks(rows)):
+        y = hard_extreme(rows, d, largest, wants)  # as the operator would; the call would cost more than a small maximum
+    else:
+        y = Extreme.apply(rows, softness, d, largest, how, wants, True)
     if not keepdim or x.ndim == 0:
         return y
     return kept(y, x, dim, d) if dim is None else type(y)([kept(v, x, dim, d) for v in y])

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order._numbers import POWERS, power, weighted
 
 # --- The plan of given potentials, and the system -----------------------------------------------------------------------
 
@@ -46,10 +46,6 @@ def solve(system: Tensor, right: Tensor) -> Tensor:
 
 def without_zeros(sums: Tensor) -> Tensor:
     return torch.where(sums == 0, 1, sums)
-
-
-def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
@@ -175,14 +171,14 @@ def _ascend(
             newton = torch.linalg.solve_ex(system, gap.unsqueeze(-1))[0].squeeze(-1)
             step = torch.where(again[:, None], step, newton)
         g_new = g + step
-        f_new = f - times(omega, step) / without_zeros(omega.sum(-1))
+        f_new = f - weighted(omega, step) / without_zeros(omega.sum(-1))
         f_new = _rows(_scores(g_new, kappa, cost), mu, f_new, mode)
         omega_new, gap_new = _gap(f_new, g_new, kappa, cost, nu, mode)
         slope, slope_new = (step * gap).sum(-1), (step * gap_new).sum(-1)
         good = (slope_new >= -0.3 * slope) | (gap_new.abs().sum(-1) <= 0.7 * error * total)
         if not good.all():
             # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
-            mean = times(omega_new, step) / without_zeros(omega_new.sum(-1))
+            mean = weighted(omega_new, step) / without_zeros(omega_new.sum(-1))
             curvature = (omega_new * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
             short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
         calmer = torch.where(again, damping, damping / 2)

@@ -16,7 +16,7 @@ def place(
 ) -> Tensor:
     rows, d = prepared(name, x, dim, softness, how[0], how[1], WEIGHTING, some=True)
     if how[0] == "hard":
-        y = one_hot((torch.argmax if largest else torch.argmin)(rows, d), rows.shape[d], rows.dtype)
+        y = hard_extreme(rows, d, largest, "weights")
     else:
         y = Extreme.apply(rows, softness, d, largest, (*how, True), "weights", hard)
     return kept(y, x, dim, d - 1) if keepdim else y
@@ -27,14 +27,10 @@ def soft(name: str, x: Tensor, dim: int | None, keepdim: bool, softness: Softnes
     check_gate(name, how[3], how[0], how[1])
     hard = how[0] == "hard"
     if dim is None:
-        y = (
-            (torch.max if largest else torch.min)(rows)
-            if hard
-            else Extreme.apply(rows, softness, d, largest, how, "values", False)
-        )
+        y = hard_extreme(rows, d, largest, "values") if hard else Extreme.apply(rows, softness, d, largest, how, "values", False)
         return kept(y, x, dim, d) if keepdim else y
     if hard:
-        values, index = (torch.max if largest else torch.min)(rows, d)
+        values, index = hard_extreme(rows, d, largest, "both")
         weights = one_hot(index, rows.shape[d], rows.dtype)
     elif how[1] in SUMMING:
         values, weights = Extreme.apply(rows, softness, d, largest, how, "both", False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
-from fullgrad.soft.order._numbers import POWERS
+from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._pairwise import distances
 from fullgrad.soft.order._simplex import Excess, project
 
@@ -67,7 +67,7 @@ class Values(Formula):
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
         u, a, x = args
-        return (_times(project(_scores(block, u, a), mode), x),)
+        return (weighted(project(_scores(block, u, a), mode), x),)
 
     @staticmethod
     def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
@@ -77,7 +77,7 @@ class Values(Formula):
     def pull(mode: str, block: Block, *args: Tensor) -> list[Tensor]:
         u, a, x, g = args
         p, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
-        mean = _times(slopes, x) / total
+        mean = weighted(slopes, x) / total
         from_x = _rows_times(g, p)
         return [*_pulled(block, g.unsqueeze(-1) * slopes * (x.unsqueeze(-2) - mean.unsqueeze(-1))), from_x]
 
@@ -128,10 +128,6 @@ def _scores_at(positions: Tensor, n: int, u: Tensor, a: Tensor) -> Tensor:
 def _ahead(block: Block, r: Tensor) -> Tensor:
     """Positions, counted from 1, less r."""
     return torch.arange(block.top + 1, block.bottom + 1, dtype=r.dtype, device=r.device).unsqueeze(-1) - r.unsqueeze(-2)
-
-
-def _times(p: Tensor, x: Tensor) -> Tensor:
-    return torch.matmul(p, x.unsqueeze(-1)).squeeze(-1)
 
 
 def _rows_times(g: Tensor, p: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
+def weighted(weights: Tensor, x: Tensor) -> Tensor:
+    """The sums (…, k) of rows (…, n) with weights (…, k, n): a matrix times a vector."""
+    return torch.matmul(weights, x.unsqueeze(-1)).squeeze(-1)
+
+
 def power(t: Tensor, exponent: int) -> Tensor:
     """A power of 1, 2 or 3, by products: `torch.pow` is slow."""
     return t if exponent == 1 else t * t if exponent == 2 else t * t * t

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._machinery import owned, tracing
 from fullgrad.soft._relaxation import Softness, widened
+from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._rows import (
     SUMMING,
     Rows,
@@ -16,7 +17,6 @@ from fullgrad.soft.order._rows import (
     sorted_values,
     transported,
     unweighted,
-    weighted,
     weights_in,
 )
 from fullgrad.soft.order._statistic import OrderStatistic, kept, named, one_hot, prepared

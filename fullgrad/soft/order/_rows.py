@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness, widened
 from fullgrad.soft.order import _network, _neuralsort, _pairwise, _permutahedron, _simplex, _softsort, _transport
-from fullgrad.soft.order._numbers import wide
+from fullgrad.soft.order._numbers import weighted, wide
 from fullgrad.soft.order._standardize import restored, standardized
 
 # Methods whose values are sums with weights; those that have weights; and all.
@@ -16,9 +16,6 @@ SUMMING = ("softsort", "neuralsort", "ot")
 WEIGHTING = (*SUMMING, "sorting_network")
 METHODS = (*WEIGHTING, "fast_soft_sort")
 RANKING = (*METHODS, "sigmoid")
-
-# Marginals of the transport are at least this.
-_LEAST = 1e-12
 
 
 class Rows(NamedTuple):
@@ -104,8 +101,7 @@ def transported(r: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     """The weights (…, m, n) of m anchors in [0, 1], to which ``counts`` (…, m) elements go: the transport plan, times n."""
     cost = (wide(r.z).unsqueeze(-1) - anchors).square()
     cost = cost / (r.softness.unsqueeze(-1) if isinstance(r.softness, Tensor) and r.softness.ndim else r.softness)
-    shares = (counts / r.n).clamp(min=_LEAST)
-    shares = shares / shares.sum(-1, keepdim=True)
+    shares = counts / r.n
     batch = torch.broadcast_shapes(cost.shape[:-2], shares.shape[:-1])
     plan = _transport.plan(
         cost.expand(*batch, *cost.shape[-2:]), r.tensor([1 / r.n]).expand(*batch, r.n), shares.expand(*batch, -1), r.mode
@@ -125,11 +121,6 @@ def _pad(r: Rows) -> Tensor:
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
-
-
-def weighted(weights: Tensor, x: Tensor) -> Tensor:
-    """The sums (…, k) of rows (…, n) with weights (…, k, n)."""
-    return torch.matmul(weights, x.unsqueeze(-1)).squeeze(-1)
 
 
 def sorted_values(r: Rows) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad._machinery import owned
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._rows import (
     SUMMING,
     WEIGHTING,
@@ -17,7 +18,6 @@ from fullgrad.soft.order._rows import (
     sorted_values,
     transported,
     unweighted,
-    weighted,
     weights_in,
 )
 from fullgrad.soft.order._statistic import OrderStatistic, named, one_hot, prepared

@@ -22,8 +22,8 @@ from fullgrad._inputs import sum_to
 from fullgrad._machinery import has_data, tracing
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._dual import laplacian, link, potentials, slack, slope, solve, sums, times, without_zeros
-from fullgrad.soft.order._numbers import wide_dtype
+from fullgrad.soft.order._dual import laplacian, link, potentials, slack, slope, solve, sums, without_zeros
+from fullgrad.soft.order._numbers import weighted, wide_dtype
 
 # Marginals below this count as this: with a zero a potential would be infinite.
 _SMALLEST = 1e-12
@@ -191,8 +191,8 @@ class Balance(Function):
         rows, size = without_zeros(omega.sum(-1)), omega.shape[-1]
         held = (torch.arange(size, device=omega.device) == 0).to(omega.dtype)
         ridge = torch.finfo(omega.dtype).eps * (64 + size) * without_zeros(omega.sum(-2))
-        b = solve(laplacian(omega, rows, held + ridge), q - times(omega.mT, p / rows))
-        return (p - times(omega, b)) / rows, b
+        b = solve(laplacian(omega, rows, held + ridge), q - weighted(omega.mT, p / rows))
+        return (p - weighted(omega, b)) / rows, b
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

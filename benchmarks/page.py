@@ -1,0 +1,145 @@
+"""Fill the tables of docs/benchmarks.md with the numbers of the runs in this folder: ``python benchmarks/page.py``.
+
+A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote; each says which command that was. A table of the
+page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fullgrad._bench._report import markdown, ratio, seconds, targets_table
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+Row = dict[str, Any]
+
+
+def runs() -> dict[str, Any]:
+    """By name."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(HERE.glob("*.json"))}
+
+
+def _lookup(rows: list[Row]) -> dict[tuple[str, int, str, str], Row]:
+    return {(r["operator"], r["n"], r["dtype"], r["what"]): r for r in rows}
+
+
+def _to(row: Row | None, rival: str) -> str:
+    """The ratio to a rival, where there is one."""
+    return ratio(row["rivals"][rival]["ratio"]) if row and rival in row["rivals"] else ""
+
+
+def _operators(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(r["operator"] for r in rows))
+
+
+def where(run: Any) -> str:
+    """What a table was measured on."""
+    e = run["environment"]
+    return f"`{e['command']}`: {e['date']}, {e['device']}, one thread, torch {e['torch']}, Python {e['python']}.\n\n"
+
+
+def small(run: Any) -> Iterator[list[str]]:
+    """16 elements: what a call costs."""
+    yield ["operator", "no gradient", "/ plain torch", "/ composite", "forward+backward", "/ composite", "/ peer"]
+    found = _lookup(run["operators"])
+    for name in _operators(run["operators"]):
+        alone, there = (found.get((name, 16, "float32", what)) for what in ("no gradient", "forward+backward"))
+        yield [
+            name,
+            seconds(alone["ours"]["minimum"]) if alone else "",
+            _to(alone, "plain torch"),
+            _to(alone, "composite"),
+            seconds(there["ours"]["minimum"]) if there else "",
+            _to(there, "composite"),
+            _to(there, "peer"),
+        ]
+
+
+def transforms(run: Any) -> Iterator[list[str]]:
+    """Per-sample gradients and forward mode."""
+    yield ["operator", "vmap(grad)", "/ composite", "jvp", "/ composite"]
+    found = _lookup(run["operators"])
+    for name in _operators(run["operators"]):
+        pair = [found.get((name, 16_384, "float32", what)) for what in ("vmap(grad)", "jvp")]
+        yield [name, *[cell for r in pair for cell in (seconds(r["ours"]["minimum"]) if r else "", _to(r, "composite"))]]
+
+
+def large(run: Any) -> Iterator[list[str]]:
+    """4 million elements, forward and backward, in three precisions."""
+    dtypes = list(dict.fromkeys(r["dtype"] for r in run["operators"]))
+    yield ["operator", *[head for d in dtypes for head in (d, "/ composite", "/ floor")], "saved", "composite's"]
+    found = _lookup(run["operators"])
+    for name in _operators(run["operators"]):
+        rows = [found.get((name, 4_000_000, d, "forward+backward")) for d in dtypes]
+        cells = [
+            cell
+            for r in rows
+            for cell in ((seconds(r["ours"]["minimum"]), _to(r, "composite"), _to(r, "floor")) if r else ("", "", ""))
+        ]
+        kept = rows[0]["saved"] if rows[0] else {}
+        yield [name, *cells, *[f"{kept[who]:.3g}" if who in kept else "" for who in ("ours", "composite")]]
+
+
+def compiled(run: Any) -> Iterator[list[str]]:
+    """Compiled forward and backward."""
+    yield ["operator", "n", "dtype", "ours", "/ composite"]
+    for r in run["operators"]:
+        yield [r["operator"], f"{r['n']:,}", r["dtype"], seconds(r["ours"]["minimum"]), _to(r, "composite")]
+
+
+def slower(found: dict[str, Any]) -> Iterator[list[str]]:
+    """Where a rival is faster, by both ratios, beyond their doubt."""
+    yield ["operator", "what", "n", "dtype", "rival", "ratio"]
+    for run in found.values():
+        for r in run["operators"]:
+            for who, rival in r["rivals"].items():
+                found_ratio = rival["ratio"]
+                least = min(found_ratio["of_minima"], found_ratio["of_medians"]) * (1 - found_ratio["doubt"])
+                if who in ("composite", "peer") and least > 1:
+                    yield [r["operator"], r["what"], f"{r['n']:,}", r["dtype"], who, ratio(found_ratio)]
+
+
+def growth(run: Any) -> Iterator[list[str]]:
+    """Fitted exponents."""
+    yield ["operator", "who", "time", "peak of memory"]
+    for e in run["growth"]:
+        yield [
+            e["operator"],
+            e["who"],
+            f"n^{e['time']:.2f}",
+            "" if e["memory"] is None else f"n^{e['memory']:.2f}",
+        ]
+
+
+# The tables of the page: the run that each is made of, and how.
+TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
+    "targets": ("targets", lambda run: targets_table(run["targets"])),
+    "small": ("small", small),
+    "transforms": ("small", transforms),
+    "large": ("large", large),
+    "compiled": ("compiled", compiled),
+    "growth": ("growth", growth),
+}
+
+
+def page(text: str, found: dict[str, Any]) -> str:
+    """The text with its tables filled."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        if name == "slower":
+            body = markdown(slower(found))
+        else:
+            run, make = TABLES[name]
+            body = where(found[run]) + markdown(make(found[run]))
+        return f"<!-- {name} -->\n\n{body}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(), runs()))

@@ -16,8 +16,8 @@ Run it from a checkout, with scikit-learn, matplotlib and rich installed::
     python examples/digits.py --output digits.png --seeds 3
 
 It takes half a minute. It prints a table, compares one batch of per-sample gradients with a loop over its samples, and writes a
-picture. It ends with an error if a result is not as good as it should be. No epsilon is claimed for DP-SGD: that takes a privacy
-accountant, such as the one in Opacus, and a cryptographic source of noise.
+picture if it is told where. It ends with an error if a result is not as good as it should be. No epsilon is claimed for DP-SGD:
+that takes a privacy accountant, such as the one in Opacus, and a cryptographic source of noise.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -62,7 +62,9 @@ MAX_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
 
 
-# --- Three ways to quantise -------------------------------------------------------------------------------------------
+# %%
+# Three ways to quantise
+# ----------------------
 
 
 class Quantiser(NamedTuple):
@@ -101,7 +103,9 @@ TORCH = Quantiser(torch_activation, torch_weight)
 FULL_PRECISION = Quantiser(full_precision_activation, full_precision_weight)
 
 
-# --- The network ------------------------------------------------------------------------------------------------------
+# %%
+# The network
+# -----------
 
 
 class QuantisedLinear(nn.Module):
@@ -135,7 +139,9 @@ def weight_gradient_norm(gradients: dict[str, Tensor]) -> float:
     return torch.linalg.vector_norm(torch.stack(norms)).item()
 
 
-# --- Ordinary training ------------------------------------------------------------------------------------------------
+# %%
+# Ordinary training
+# -----------------
 
 
 def shuffled_batches(samples: int) -> Iterator[Tensor]:
@@ -152,7 +158,9 @@ def ordinary_gradients(network: nn.Module, images: Tensor, labels: Tensor) -> di
     return dict(zip(parameters, gradients, strict=True))
 
 
-# --- Per-sample gradients and DP-SGD ----------------------------------------------------------------------------------
+# %%
+# Per-sample gradients and DP-SGD
+# -------------------------------
 
 
 def poisson_batches(samples: int) -> Iterator[Tensor]:
@@ -209,7 +217,9 @@ def check_against_loop(network: nn.Module, images: Tensor, labels: Tensor) -> tu
     return max(differences), max(g.abs().max().item() for g in batched.values())
 
 
-# --- Training runs ----------------------------------------------------------------------------------------------------
+# %%
+# Training runs
+# -------------
 
 
 class Split(NamedTuple):
@@ -326,7 +336,9 @@ def train_all(seeds: int, console: Console) -> dict[str, list[Run]]:
     return runs
 
 
-# --- Results ----------------------------------------------------------------------------------------------------------
+# %%
+# Results
+# -------
 
 
 def mean(values: list[float]) -> float:
@@ -376,15 +388,16 @@ def unmet_requirements(runs: dict[str, list[Run]]) -> list[str]:
     return unmet
 
 
-def draw(runs: dict[str, list[Run]], path: Path) -> None:
+def draw(runs: dict[str, list[Run]], path: Path | None) -> None:
     """Learning curves of all variants, and the per-sample gradient norms that DP-SGD clips."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = plt.figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
     draw_curves(left, runs)
     draw_norms(right, runs[PRIVATE.name][0])
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    if path:
+        figure.savefig(path, dpi=150)
 
 
 def draw_curves(axes: Axes, runs: dict[str, list[Run]]) -> None:
@@ -418,9 +431,9 @@ def draw_norms(axes: Axes, run: Run) -> None:
     axes.legend(frameon=False)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="4-bit digits with declared gradients, and per-sample gradients by vmap(grad).")
-    parser.add_argument("--output", type=Path, default=Path("digits.png"), help="where to write the picture")
+    parser.add_argument("--output", type=Path, help="where to write the picture")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds to train from")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
@@ -428,7 +441,7 @@ def main() -> int:
 
     # Tensors this small are not worth the coordination of a second thread.
     torch.set_num_threads(1)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     runs = train_all(arguments.seeds, console)
     console.print(make_table(runs))
 
@@ -439,13 +452,17 @@ def main() -> int:
     console.print(f"per-sample gradients of one batch of {BATCH} equal a loop over its samples {found}", soft_wrap=True)
 
     draw(runs, arguments.output)
-    console.print(f"wrote {arguments.output}")
+    if arguments.output:
+        console.print(f"wrote {arguments.output}")
 
     unmet = unmet_requirements(runs)
-    for promise in unmet:
-        print(f"digits.py: {promise}", file=sys.stderr)
-    return 1 if unmet else 0
+    if unmet:
+        raise AssertionError("\n".join(unmet))
 
+
+# %%
+# On the left of the picture, the test error of every variant. On the right, the norms of per-sample gradients in DP-SGD, in its
+# first and its last epoch: what lies beyond the dashed line is clipped.
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

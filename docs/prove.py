@@ -1,0 +1,48 @@
+"""Runs every check on the cases of every day, and keeps what came out for docs/proof.md: ``python docs/prove.py``.
+
+It takes about a quarter of an hour; with ``--quick``, which leaves out the slow checks, a few minutes. Operators may be named.
+"""
+
+import datetime
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fullgrad._cases import CASES
+from fullgrad._cli import main
+from fullgrad.testing import GROUPS
+from fullgrad.testing._subject import devices
+
+TARGET = Path(__file__).parent / "data" / "check.json"
+
+
+def prove(operators: list[str], options: list[str]) -> int:
+    """The command's own check, of cases by name; the status is the command's."""
+    everyday = [case.name for case in CASES if not case.exhaustive and (not operators or {*case.covers} & {*operators})]
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "check.json"
+        status = main(["check", *everyday, *options, "--json", str(written)])
+        found: dict[str, Any] = json.loads(written.read_text())
+    # The name of a case may be that of an operator with more cases; those of every day are kept, and of them what did not pass.
+    # With several devices each has its results.
+    results = {name: checks for name, checks in found.pop("results").items() if name.partition(" on ")[0] in everyday}
+    cases = {
+        name: {
+            check: {"status": result["status"], "message": result["message"]}
+            for check, result in checks.items()
+            if result["status"] != "passed"
+        }
+        for name, checks in results.items()
+    }
+    ran = {check for checks in results.values() for check in checks}
+    groups = {group: [check for check in members if check in ran] for group, members in GROUPS.items()}
+    where = {"devices": ", ".join(devices()).upper(), "date": str(datetime.date.today())}
+    TARGET.write_text(json.dumps({**found, **where, "groups": groups, "cases": cases}, indent=1) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    raise SystemExit(prove([v for v in given if not v.startswith("--")], [v for v in given if v.startswith("--")]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fullgrad._bench._report import markdown, ratio, seconds, targets_table
+from fullgrad._bench._report import facts_table, markdown, ratio, seconds, targets_table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -118,6 +118,7 @@ def growth(run: Any) -> Iterator[list[str]]:
 # The tables of the page: the run that each is made of, and how.
 TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
     "targets": ("targets", lambda run: targets_table(run["targets"])),
+    "facts": ("targets", lambda run: facts_table(run["facts"])),
     "small": ("small", small),
     "transforms": ("small", transforms),
     "large": ("large", large),

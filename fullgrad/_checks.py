@@ -23,14 +23,16 @@ def tensor(name: str, argument: str, value: Any) -> None:
 
 def real_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of real numbers: integer or floating, neither bool nor complex."""
-    tensor(name, argument, value)
+    if not isinstance(value, Tensor):  # looked at here too: it saves a call in every small operation
+        tensor(name, argument, value)
     if value.dtype in _UNORDERED:
         raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
 
 
 def floating_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of floating numbers."""
-    tensor(name, argument, value)
+    if not isinstance(value, Tensor):
+        tensor(name, argument, value)
     if not value.is_floating_point():
         raise TypeError(f"{name}: `{argument}` must be a floating tensor, got dtype {value.dtype}.")
 
@@ -43,6 +45,8 @@ def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None
 
 def real_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A Python number or a real tensor."""
+    if value.__class__ is float:
+        return
     if isinstance(value, Tensor):
         real_tensor(name, argument, value)
     elif not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
@@ -51,6 +55,8 @@ def real_number_or_tensor(name: str, argument: str, value: Any) -> None:
 
 def real_number(name: str, argument: str, value: Any) -> None:
     """A Python number, neither bool nor complex."""
+    if value.__class__ is float:
+        return
     if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
         raise TypeError(f"{name}: `{argument}` must be a number, got {_type(value)}.")
 
@@ -64,6 +70,8 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
     """A positive Python number, finite unless infinity is welcome."""
+    if value.__class__ is float and 0.0 < value < math.inf:
+        return
     real_number(name, argument, value)
     if not value > 0 or (finite and value == math.inf):
         raise ValueError(f"{name}: `{argument}` must be positive{' and finite' if finite else ''}, got {value}.")
@@ -71,6 +79,8 @@ def positive_number(name: str, argument: str, value: Any, finite: bool = True) -
 
 def non_negative_number(name: str, argument: str, value: Any) -> None:
     """A finite Python number that is not negative."""
+    if value.__class__ is float and 0.0 <= value < math.inf:
+        return
     real_number(name, argument, value)
     if not (value >= 0 and value < math.inf):
         raise ValueError(f"{name}: `{argument}` must be finite and not negative, got {value}.")
@@ -78,6 +88,8 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor, whose numbers are not looked at."""
+    if value.__class__ is float and 0.0 < value < math.inf:
+        return
     if isinstance(value, Tensor):
         real_tensor(name, argument, value)
     else:
@@ -85,14 +97,15 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
         positive_number(name, argument, value)
 
 
-def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:
-    """Anything but a tensor, or a tensor that broadcasts to a shape."""
-    if isinstance(value, Tensor):
-        fits = value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
-        if not fits:
-            raise ValueError(
-                f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
-            )
+def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Sequence[int]) -> None:
+    """A tensor that broadcasts to a shape."""
+    if value.shape == shape:
+        return
+    fits = value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
+    if not fits:
+        raise ValueError(
+            f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
+        )
 
 
 def dim(name: str, value: Any, ndim: int) -> None:

@@ -3,10 +3,10 @@
 import inspect
 from typing import Any, NoReturn
 
-from fullgrad._machinery import Rules, alias, connect, recomputed, reuse, saves_nothing
+from fullgrad._machinery import Rules, alias, connect, passes_on, pure, recomputed, reuse, saves_nothing
 from fullgrad._machinery.rules import in_place_message
 
-__all__ = ["Function", "alias", "recomputed", "reuse", "saves_nothing"]
+__all__ = ["Function", "alias", "passes_on", "pure", "recomputed", "reuse", "saves_nothing"]
 
 _RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 

@@ -117,14 +117,16 @@ def test_the_page_of_the_benchmarks_shows_the_committed_runs():
 def test_exponents_are_fitted_over_the_larger_sizes():
     """A constant cost of small calls does not hide the growth."""
     sizes = [10, 100, 1000, 10_000]
-    case = Statement("pass", {})
     results = [
-        Result(
-            Comparison(operator="f", what="forward", n=n, dtype="float32", ours=case, rivals={}, memory=True),
-            Times(1e-3 + 1e-6 * n**2, 0, 0, 0),
-            {},
-            {"ours": 4.0},
-        )
+        {
+            "operator": "f",
+            "what": "forward",
+            "n": n,
+            "dtype": "float32",
+            "ours": {"minimum": 1e-3 + 1e-6 * n**2},
+            "rivals": {},
+            "peaks": {"ours": 4.0},
+        }
         for n in sizes
     ]
     (fit,) = _growth.exponents(results)

@@ -112,6 +112,18 @@ class MixesTheBatch(Cube):
         return y + y.mean(in_dims[0], keepdim=True), in_dims[0]
 
 
+class MixesThroughAThreshold(Cube):
+    """Larger samples of a batch are clipped by a bound that smaller ones lower; of one sample no element reaches it."""
+
+    @staticmethod
+    def forward(x):
+        return torch.where(x.abs() > 3 * x.abs().mean(), x, x * x * x)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return MixesThroughAThreshold.apply(x), in_dims[0]
+
+
 class IgnoresInDims(Cube):
     @staticmethod
     def vmap(info, in_dims, x):
@@ -177,6 +189,14 @@ class LowersUnderAutocast(Cube):
     @staticmethod
     def forward(x):
         return (x * x * x).to(torch.bfloat16).to(x.dtype) if torch.is_autocast_enabled("cpu") else x * x * x
+
+
+class LoweredByAutocast(Cube):
+    """A matrix product inside, which autocast lowers for float32 alone."""
+
+    @staticmethod
+    def forward(x):
+        return torch.matmul(x.reshape(-1, 1, 1), (x * x).reshape(-1, 1, 1)).reshape(x.shape).to(x.dtype)
 
 
 class DoubleTangent(Cube):
@@ -251,6 +271,7 @@ CAUGHT_BY = {
     | {"three_of_forward", "three_mixed", "vmap_of_jvp", "compile_jvp", "compile_forward_over_forward"},
     SavedIntermediate: SECOND | {"gradgradcheck", "three_of_reverse", "compile_hessian", "saved_bytes"},
     MixesTheBatch: BATCHED | {"compile_vmap", "compile_vmap_of_grad", "grad_of_vmap", "vmap_of_backward"},
+    MixesThroughAThreshold: {"vmap_equals_loop"},
     IgnoresInDims: {"vmap_equals_loop", "nested_vmap"},
     NotSaved: {"in_place_change_is_detected"},
     RestoredFromTheFirstCall: {"saved_bytes"},
@@ -259,6 +280,7 @@ CAUGHT_BY = {
     OverwritesTemporary: {"func_linearize"},
     OneThread: {"threads"},
     LowersUnderAutocast: {"autocast"},
+    LoweredByAutocast: {"autocast"},
     DoubleTangent: {"gradients_in_every_dtype"},
     HalfRules: {"gradients_in_every_dtype"},
     enables_grad: {"modes_around", "modes_inside_transforms"},

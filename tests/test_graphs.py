@@ -70,7 +70,7 @@ vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.ex
         self.assertExpectedInline(self.check(fullgrad.soft_round), """\
 forward: aten.round
 saved: an input
-backward: aten.round, aten.div.Tensor, aten.nan_to_num, aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor
+backward: aten.round, aten.eq.Scalar, aten.eq.Scalar, aten._to_copy, aten.div.Tensor, aten.where.self, aten.mul.Tensor
 vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.round, aten.div.Tensor, aten.nan_to_num, aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor
 """)
 
@@ -94,7 +94,7 @@ vmap(grad): aten.mul.Tensor, aten.round, aten.div.Tensor, aten.sum.dim_IntList, 
         self.assertExpectedInline(self.check(fullgrad.clamp, -1.0, 1.0), """\
 forward: aten.clamp
 saved: an input
-backward: aten.nan_to_num, aten.hardtanh_backward
+backward: aten.ge.Scalar, aten.le.Scalar, aten.bitwise_and.Tensor, aten.scalar_tensor, aten.where.self
 vmap(grad): aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.hardtanh_backward
 """)
 
@@ -102,6 +102,6 @@ vmap(grad): aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.ex
         self.assertExpectedInline(self.check(fullgrad.clamp, 0.0, None), """\
 forward: aten.clamp
 saved: an input
-backward: aten.nan_to_num, aten.threshold_backward
+backward: aten.ge.Scalar, aten.scalar_tensor, aten.where.self
 vmap(grad): aten.clamp, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.nan_to_num, aten.threshold_backward
 """)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fullgrad._bench._comparison import Result
-
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
     """The slope of the line through the points on a log-log plot, by least squares.
@@ -20,33 +18,35 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
     return sum((u - a) * (v - b) for u, v in zip(x, y, strict=True)) / sum((u - a) ** 2 for u in x)
 
 
-def curves(results: Sequence[Result]) -> dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]]:
+Row = dict[str, Any]
+
+
+def curves(rows: Sequence[Row]) -> dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]]:
     """Of an operator, what was asked, and who: sizes, seconds, and peaks in bytes where they were measured."""
     found: dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]] = {}
-    for r in results:
-        c = r.comparison
-        for who, times in {"ours": r.ours, **r.rivals}.items():
-            sizes, seconds, peaks = found.setdefault((c.operator, f"{c.what} {c.dtype}", who), ([], [], []))
-            sizes.append(c.n)
-            seconds.append(times.minimum)
-            if who in r.peaks:
-                peaks.append(r.peaks[who] * c.n)
+    for r in rows:
+        for who, times in {"ours": r["ours"], **r["rivals"]}.items():
+            sizes, seconds, peaks = found.setdefault((r["operator"], f"{r['what']} {r['dtype']}", who), ([], [], []))
+            sizes.append(r["n"])
+            seconds.append(times["minimum"])
+            if who in r["peaks"]:
+                peaks.append(r["peaks"][who] * r["n"])
     return {key: curve for key, curve in found.items() if len(set(curve[0])) > 1}
 
 
-def exponents(results: Sequence[Result]) -> list[dict[str, Any]]:
+def exponents(rows: Sequence[Row]) -> list[Row]:
     """The fitted exponents of every curve, over the larger half of the sizes: below it calls cost the same whatever n is."""
-    rows = []
-    for (operator, what, who), (sizes, seconds, peaks) in curves(results).items():
+    fits = []
+    for (operator, what, who), (sizes, seconds, peaks) in curves(rows).items():
         k = min(len(sizes) // 2, len(sizes) - 2)
         memory = exponent(sizes[k:], peaks[k:]) if len(peaks) == len(sizes) and min(peaks[k:]) > 0 else None
-        rows.append({"operator": operator, "what": what, "who": who, "time": exponent(sizes[k:], seconds[k:]), "memory": memory})
-    return rows
+        fits.append({"operator": operator, "what": what, "who": who, "time": exponent(sizes[k:], seconds[k:]), "memory": memory})
+    return fits
 
 
-def draw(results: Sequence[Result], file: Path, pyplot: Any) -> None:
+def draw(rows: Sequence[Row], file: Path, pyplot: Any) -> None:
     """Time against n, and memory where it was measured, on log-log axes with the fitted exponent in the legend."""
-    found, fitted = curves(results), {(e["operator"], e["what"], e["who"]): e for e in exponents(results)}
+    found, fitted = curves(rows), {(e["operator"], e["what"], e["who"]): e for e in exponents(rows)}
     both = any(peaks for _, _, peaks in found.values())
     figure, axes = pyplot.subplots(1, 1 + both, figsize=(6.4 * (1 + both), 4.4), layout="constrained", squeeze=False)
     styles = {"ours": "-", "composite": "--", "plain torch": ":", "floor": "-."}

@@ -28,6 +28,8 @@ WAYS = (NO_GRADIENT, FORWARD, BACKWARD, PER_SAMPLE, JVP, COMPILED)
 LARGE = 2**16
 # Elements of one row of an order statistic: all, up to this many; beyond it rows are short, as some methods take n^2 time.
 ONE_ROW, SHORT_ROW = 4096, 32
+# Surrogates that are no composite of the operator: one that holds a window for every place, and two that record nothing.
+NO_COMPOSITE = ("soft.narrow", "ScaleTracker", "track_scales")
 # Numbers in a composite's matrices that are still waited for: half a GiB for each in float32.
 MATRICES = 2**27
 
@@ -88,7 +90,7 @@ def rivals(case: Case, inputs: Sequence[Any], matrices: int) -> dict[str, Callab
     composite = case.surrogate
     if case.of in ("rows", "matrices"):
         composite = _with_matrices(case) if matrices <= MATRICES else None
-    if composite is not None and composite is not case.value:
+    if composite is not None and composite is not case.value and case.name not in NO_COMPOSITE:
         found[COMPOSITE] = composite
     other = peer(case.name)
     if other is not None:

@@ -88,6 +88,15 @@ def targets_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             ]
 
 
+def facts_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """A head and a line for each fact."""
+    yield ["what", "ours", "rival", "theirs", "ratio", "target", "holds"]
+    for r in rows:
+        numbers = [f"{r[who]:,.0f}" if r[who] >= 1000 else f"{r[who]:.3g}" for who in ("ours", "theirs")]
+        ratio = f"{r['ours'] / r['theirs']:.2g}"
+        yield [r["what"], numbers[0], r["rival"], numbers[1], ratio, f"{r['target']:.3g}", VERDICTS[r["holds"]]]
+
+
 def markdown(table: Iterator[list[str]]) -> str:
     """A table in Markdown."""
     lines = ["| " + " | ".join(cells) + " |" for cells in table]
@@ -96,7 +105,7 @@ def markdown(table: Iterator[list[str]]) -> str:
 
 def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What a reader is warned of."""
-    ratios = [v["ratio"] for r in rows for v in r["rivals"].values()]
+    ratios = [v["ratio"] for r in rows for v in r.get("rivals", {}).values()]
     noisy = sum(r["spread"] > SPREAD_LIMIT for r in ratios)
     if noisy:
         yield (

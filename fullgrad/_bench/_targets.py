@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad, hessian, vmap
 
 import fullgrad
+from fullgrad._bench import _compiled as chains
 from fullgrad._bench import _composites
 from fullgrad._bench._comparison import Comparison
 from fullgrad._bench._measure import Statement, peak_bytes
@@ -46,6 +47,7 @@ def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
     yield from _large(device)
     if quick:
         return
+    yield from _compiled(device)
     yield from _order(device)
     if device == "cpu":
         yield from _isotonic()
@@ -152,6 +154,16 @@ def _large(device: str) -> Iterator[Comparison]:
         yield _compare(operator, "forward+backward", LARGE, f"grad({call}, x, g)", names, ours, rivals, "large")
 
 
+def _compiled(device: str) -> Iterator[Comparison]:
+    """A chain of six operators, compiled, next to the same by the detach trick and with a clamp in the old style."""
+    x, g = torch.randn(LARGE, device=device).requires_grad_(), torch.randn(LARGE, device=device)
+    compiled = functools.partial(torch.compile, fullgraph=True)
+    rivals = [("detach trick", compiled(chains.composite), 0.15), ("old-style clamp", compiled(chains.old_style), 0.15)]
+    names = {"x": x, "g": g, "grad": torch.autograd.grad}
+    ours = compiled(chains.quantize)
+    yield _compare("six operators", "compiled", LARGE, "grad(f(x), x, g)", names, ours, rivals, "compiled")
+
+
 # --- Order statistics -------------------------------------------------------------------------------------------------
 
 
@@ -227,13 +239,6 @@ def _order(device: str) -> Iterator[Comparison]:
             yield _compare(name, what, n, "f(x)", names | {"x": x}, ours, [("plain torch", plain, 1.2)], name)
 
 
-def peaks(device: str = "cpu", n: int = 16_384) -> Iterator[tuple[str, int, int, int, float]]:
-    """Of a name and n the most memory that forward and backward hold, ours and the composite's, and the target for the ratio."""
-    for name, (ours, composite) in _with_matrices().items():
-        held = [peak_bytes(Statement("grad(f(x), x, g)", _row(n, device) | {"f": f}), device) for f in (ours, composite)]
-        yield name, n, *held, 1 / 500 if name.startswith("sort") else 1 / 100
-
-
 def _isotonic() -> Iterator[Comparison]:
     """The regression of fast_soft_sort next to torchsort's C++ kernels, on what soft sorts and ranks regress on."""
     from fullgrad.soft.order._isotonic import isotonic
@@ -261,3 +266,34 @@ def _isotonic() -> Iterator[Comparison]:
                         functools.partial(isotonic, mode=mode),
                         [("torchsort", rival, 10.0)],
                     )
+
+
+# --- What is no time --------------------------------------------------------------------------------------------------
+
+
+def facts(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Bytes, compilation and the cache of compiled graphs: of each what it is, ours, the rival's, and the most that we allow."""
+    for name, (ours, composite) in _with_matrices().items():
+        held = [peak_bytes(Statement("grad(f(x), x, g)", _row(16_384, device) | {"f": f}), device) for f in (ours, composite)]
+        target = 1 / 500 if name.startswith("sort") else 1 / 100
+        yield _fact(f"{name}, n = 16,384, forward+backward: peak bytes", held[0], "composite", held[1], target)
+    x = torch.rand(LARGE, device=device, requires_grad=True)
+    names = {"x": x, "g": torch.ones_like(x), "grad": torch.autograd.grad}
+    for name, call in (("step_quantize", "f(x, 0.25)"), ("k_bit_quantize", "f(x, 4)")):
+        statement = Statement(f"grad({call}, x, g)", names | {"f": getattr(fullgrad, name)})
+        yield _fact(
+            f"{name}, n = 4,000,000, forward+backward: peak bytes", peak_bytes(statement, device), "an output", x.nbytes, 1
+        )
+    kept = [sum(chains.saved(f, x.detach()[:4096].requires_grad_()).values()) for f in (chains.quantize, chains.composite)]
+    yield _fact("six operators, compiled: bytes per element kept for the backward", kept[0], "detach trick", kept[1], 1)
+    if device == "cpu":
+        seconds = chains.compile_seconds()
+        yield _fact("20 operators: seconds to compile", seconds["ours"], "torch's own operators", seconds["torch"], 1.3)
+        first, again = chains.cached_seconds()
+        hits = again.get("autograd_cache_hit", 0)
+        what = f"20 operators: seconds to compile in the next process, {hits:.0f} hit of torch's cache"
+        yield _fact(what, again["seconds"], "the first process", first["seconds"], 1)
+
+
+def _fact(what: str, ours: float, rival: str, theirs: float, target: float) -> dict[str, Any]:
+    return {"what": what, "ours": ours, "rival": rival, "theirs": theirs, "target": target, "holds": ours <= target * theirs}

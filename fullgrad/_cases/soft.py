@@ -26,12 +26,14 @@ def _step(x, s, mode):
     if mode == "smooth":
         return torch.sigmoid(x / s)
     u = x / (5 * s)
-    inside = {
-        "c0": 0.5 + 0.5 * u,
-        "c1": 0.5 + 0.75 * u - 0.25 * u**3,
-        "c2": 0.5 + 15 / 16 * u - 10 / 16 * u**3 + 3 / 16 * u**5,
-    }[mode]
-    return torch.where(u < -1, torch.zeros_like(u), torch.where(u < 1, inside, torch.ones_like(u)))
+    if mode == "c0":
+        inside = 0.5 + 0.5 * u
+    elif mode == "c1":
+        inside = 0.5 + u * (3 / 4 - 1 / 4 * (u * u))
+    else:
+        v = u * u
+        inside = 0.5 + u * (15 / 16 - v * (10 / 16 - 3 / 16 * v))
+    return torch.where(u < -1, 0.0, torch.where(u < 1, inside, 1.0))
 
 
 def _relu(x, s, mode, gated=False):
@@ -40,12 +42,14 @@ def _relu(x, s, mode, gated=False):
     if mode == "smooth":
         return s * torch.nn.functional.softplus(x / s, threshold=100.0)
     u = x / (5 * s)
-    inside = {
-        "c0": (1 + u) ** 2 / 4,
-        "c1": 3 / 16 + u / 2 + 3 / 8 * u**2 - u**4 / 16,
-        "c2": 5 / 32 + u / 2 + 15 / 32 * u**2 - 5 / 32 * u**4 + u**6 / 32,
-    }[mode]
-    return torch.where(u < -1, torch.zeros_like(u), torch.where(u < 1, 5 * s * inside, x + 0 * u))
+    v = u * u
+    if mode == "c0":
+        inside = 1 / 4 + u / 2 + v / 4
+    elif mode == "c1":
+        inside = 3 / 16 + u / 2 + v * (3 / 8 - v / 16)
+    else:
+        inside = 5 / 32 + u / 2 + v * (15 / 32 - v * (5 / 32 - v / 32))
+    return torch.where(u < -1, 0.0, torch.where(u < 1, 5 * s * inside, x))
 
 
 def _sign_of(x, s, mode):
@@ -184,6 +188,10 @@ def _plain(
     )
 
 
+def _geometric_mean(x, dim):
+    return torch.clamp(x, min=1e-10).log().mean(dim).exp()
+
+
 def _window(x, p, length, dim):
     rolled = [p[i] * x.roll(-i, dim) for i in range(x.shape[dim])]
     return torch.stack(rolled).sum(0).narrow(dim, 0, length)
@@ -211,7 +219,7 @@ RELAXATIONS = [
     *_two_sided("not_equal", _closeness.Closeness, lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
     *_pairs(
         "isclose",
-        _closeness.Closeness,
+        _closeness.Isclose,
         lambda x, y, s, mode: _isclose_of(x, y, s, 0.1, 0.05, mode),
         _isclose,
         (X, Y),
@@ -224,15 +232,16 @@ RELAXATIONS = [
 LOGIC = [
     _plain("logical_not", lambda x: 1 - x, TRUTH),
     _plain("logical_and", torch.mul, TRUTH, OTHER),
-    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER),
+    # Beside its inputs it keeps a number 1, four bytes whatever the size.
+    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, saved=1),
     _plain("logical_xor", lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y), TRUTH, OTHER, saved=None),
     _plain("all", lambda x: x[..., 0] * x[..., 1:].prod(-1), TRUTH),
     _plain("any", lambda x: 1 - (1 - x[..., 0]) * (1 - x[..., 1:]).prod(-1), TRUTH, saved=None),
-    _plain("all", lambda x, dim: x.log().mean(dim).exp(), TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
-    _plain("any", lambda x, dim: 1 - (1 - x).log().mean(dim).exp(), TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
+    _plain("all", _geometric_mean, TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
+    _plain("any", lambda x, dim: 1 - _geometric_mean(1 - x, dim), TRUTH, 0, saved=None, label=" mean", use_geometric_mean=True),
     _plain(
         "logical_or",
-        lambda x, y: 1 - ((1 - x) * (1 - y)).sqrt(),
+        lambda x, y: 1 - _geometric_mean(torch.stack(torch.broadcast_tensors(1 - x, 1 - y)), 0),
         TRUTH,
         OTHER,
         saved=None,

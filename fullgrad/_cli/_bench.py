@@ -1,25 +1,27 @@
 """``python -m fullgrad bench``: operators next to their rivals, side by side, on this machine."""
 
 import argparse
+import functools
+import itertools
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fullgrad._bench._comparison import Comparison, Result
+from fullgrad._bench._comparison import Comparison
 from fullgrad._bench._comparison import run as measure
 from fullgrad._bench._growth import draw, exponents
 from fullgrad._bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
-from fullgrad._bench._report import as_dict, environment, noise, operators_table, targets_table
-from fullgrad._bench._targets import targets
+from fullgrad._bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
+from fullgrad._bench._targets import facts, targets
 from fullgrad._cases import CASES
 from fullgrad._cli._errors import UsageError, extra
 
-TARGETS = "targets"
+TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
 SIZES = (16, 16_384, 4_000_000)
 QUICK_SIZES, QUICK_WAYS = (16, 65_536), (NO_GRADIENT, "forward+backward")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -58,88 +60,78 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"the device {options.device} cannot be used: torch finds no GPU.")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    budget = options.seconds or (0.01 if options.quick else 0.2)
-    plan = _plan(options)
-    aimed: list[Result] = []
-    found: list[Result] = []
+    rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], OPERATORS: []}
     failures: list[str] = []
     bar = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), progress_module.TimeElapsedColumn(), "{task.description}")
     console = console_module.Console(stderr=True)
+    plan = _plan(options)
     with progress_module.Progress(*bar, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(plan))
-        for name, make in plan:
+        for name, kind, make in plan:
             progress.update(task, description=name)
             try:
-                results = measure(list(make()), budget, options.device)
-            except Exception as error:  # a rival that cannot run at all is told, and the rest is measured
+                rows[kind] += make()
+            except Exception as error:  # what cannot run is told, and the rest is measured
                 failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-                results = []
-            (aimed if name == TARGETS else found).extend(results)
             progress.advance(task)
-    _print(aimed, found, failures, console_module)
+    _print(rows, failures, console_module)
     if options.json:
-        report = {
-            "environment": environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]])),
-            "targets": [as_dict(r) for r in aimed],
-            "operators": [as_dict(r) for r in found],
-            "growth": exponents(found),
-            "failures": failures,
-        }
+        where = environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]]))
+        report = {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.plot:
-        draw(found, options.plot, pyplot)
+        draw(rows[OPERATORS], options.plot, pyplot)
         print(f"wrote {options.plot}")
     return 0
 
 
-def _plan(options: argparse.Namespace) -> list[tuple[str, Any]]:
-    """What is measured at once, by name: the small pieces that the progress bar counts."""
-    plan: list[tuple[str, Any]] = []
+def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list[dict[str, Any]]]]]:
+    """The small pieces that the progress bar counts: a name, the table that the rows belong to, and what makes them."""
+    seconds = options.seconds or (0.01 if options.quick else 0.2)
+
+    def measured(make: Callable[[], Iterator[Comparison]]) -> Callable[[], list[dict[str, Any]]]:
+        # Rows hold numbers alone: the tensors of a comparison go when it is measured.
+        return lambda: [as_dict(result) for result in measure(list(make()), seconds, options.device)]
+
+    plan: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
     if not options.names or TARGETS in options.names:
-        plan.append((TARGETS, lambda: targets(options.device, options.quick)))
+        plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
+        if not options.quick:
+            plan.append((FACTS, FACTS, lambda: list(facts(options.device))))
     names = [name for name in options.names if name != TARGETS]
     if options.names and not names:
         return plan
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
-    for case in chosen(names, options.variants):
-        for n in sizes:
-            for dtype in options.dtypes:
-
-                def make(case: Any = case, n: int = n, dtype: str = dtype) -> Iterator[Comparison]:
-                    # What is compiled takes seconds to make; at the largest size it says most.
-                    asked = [w for w in ways if w != COMPILED or n == max(sizes)]
-                    return comparisons(case, n, DTYPES[dtype], options.device, asked, options.memory, options.one_row)
-
-                plan.append((f"{case.name}, n = {n:,}, {dtype}", make))
+    for case, n, dtype in itertools.product(chosen(names, options.variants), sizes, options.dtypes):
+        # What is compiled takes seconds to make; at the largest size it says most.
+        asked = [w for w in ways if w != COMPILED or n == max(sizes)]
+        make = functools.partial(comparisons, case, n, DTYPES[dtype], options.device, asked, options.memory, options.one_row)
+        plan.append((f"{case.name}, n = {n:,}, {dtype}", OPERATORS, measured(make)))
     return plan
 
 
-def _print(aimed: list[Result], found: list[Result], failures: list[str], console_module: Any) -> None:
+def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_module: Any) -> None:
     table_module, box = extra("rich.table", "cli"), extra("rich.box", "cli").SIMPLE
     console = console_module.Console(width=None if sys.stdout.isatty() else 160)
-    for title, rows, make in (
-        ("targets", [as_dict(r) for r in aimed], targets_table),
-        (
-            "operators: our time, and its ratio to each rival's (least times / medians)",
-            [as_dict(r) for r in found],
-            operators_table,
-        ),
+    for kind, title, make in (
+        (TARGETS, "targets", targets_table),
+        (FACTS, "what is no time", facts_table),
+        (OPERATORS, "operators: our time, and its ratio to each rival's (least times / medians)", operators_table),
     ):
-        if not rows:
+        if not rows[kind]:
             continue
-        head, *lines = make(rows)
+        head, *lines = make(rows[kind])
         table = table_module.Table(*head, title=title, box=box)
         for line in lines:
             table.add_row(*line)
         console.print(table, highlight=False)
-        for warning in noise(rows):
+        for warning in noise(rows[kind]):
             console.print(f"[yellow]{warning}[/]", highlight=False)
-    verdicts = [holds for r in aimed for holds in r.verdicts().values()]
+    verdicts = [rival["holds"] for r in rows[TARGETS] for rival in r["rivals"].values() if "holds" in rival]
+    verdicts += [r["holds"] for r in rows[FACTS]]
     if verdicts:
-        counts = ", ".join(
-            f"{verdicts.count(v)} {word}" for v, word in ((True, "hold"), (False, "do not hold"), (None, "unclear"))
-        )
-        console.print(f"targets: {counts}.", highlight=False)
+        words = ((True, "hold"), (False, "do not hold"), (None, "unclear"))
+        console.print(f"targets: {', '.join(f'{verdicts.count(v)} {word}' for v, word in words)}.", highlight=False)
     for failure in failures:
         console.print(f"[red]could not be measured[/] {failure}", highlight=False)

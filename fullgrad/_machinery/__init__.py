@@ -8,10 +8,12 @@ from fullgrad._machinery.names import (
     LANE,
     MISSING,
     effect,
+    forward_mode_is_on,
     has_data,
     in_front,
     nobody_asks,
     nobody_differentiates,
+    nobody_traces,
     nobody_watches,
     owned,
     recomputed,
@@ -20,7 +22,7 @@ from fullgrad._machinery.names import (
     tree_map_pairs,
     tree_map_with_path,
 )
-from fullgrad._machinery.rules import Rules, alias, saves_nothing
+from fullgrad._machinery.rules import Rules, alias, passes_on, pure, saves_nothing
 
 __all__ = [
     "LANE",
@@ -29,12 +31,16 @@ __all__ = [
     "alias",
     "connect",
     "effect",
+    "forward_mode_is_on",
     "has_data",
     "in_front",
     "nobody_asks",
     "nobody_differentiates",
+    "nobody_traces",
     "nobody_watches",
     "owned",
+    "passes_on",
+    "pure",
     "recomputed",
     "reuse",
     "saves_nothing",

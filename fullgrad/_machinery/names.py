@@ -11,6 +11,8 @@ Two lanes lead from an operator to torch:
 """
 
 import os
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -142,6 +144,12 @@ class _LevelUnknown:
 # to ask.
 forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown
 
+
+def forward_mode_is_on() -> bool:
+    """Whether eager code is inside a level of forward mode, `torch.func.jvp` included. Compiled code does not know."""
+    return forward_ad._current_level >= 0
+
+
 # The kit's tensors without data; torch documents them under this name only. Without it `fullgrad.testing` alone fails.
 FakeTensorMode: Any = getattr(torch._subclasses, "FakeTensorMode", None)
 
@@ -178,21 +186,27 @@ def tree_map_pairs(function: Any, first: Any, second: Any, name: str) -> Any:
 
 def nobody_differentiates() -> bool:
     """Whether eager code runs without a transform, forward mode and grad mode. Compiled code does not know."""
-    if torch.compiler.is_dynamo_compiling():
+    if _is_compiling():
         return False
-    return not (torch.is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0)
+    return not (_is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0)
 
 
 def nobody_asks(x: torch.Tensor) -> bool:
-    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is."""
+    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is.
+
+    torch.export has tensors of its own, or compiles.
+    """
     return (
-        x.__class__ is torch.Tensor
+        x.__class__ is _Tensor
         and not x.requires_grad
         and not transforms_active()
         and forward_ad._current_level < 0
-        and not torch.compiler.is_dynamo_compiling()
-        and not torch.compiler.is_exporting()
+        and not _is_compiling()
     )
+
+
+# The functions that every small operation calls, found once.
+_Tensor, _is_compiling, _is_grad_enabled = torch.Tensor, torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 
 
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
@@ -264,7 +278,12 @@ def effect(name: str) -> Any:
 
 def nobody_watches() -> bool:
     """Whether a rule may overwrite its temporaries: nobody differentiates, batches or traces its steps."""
-    return nobody_differentiates() and not tracing() and not (_legacy_vmap and _legacy_level() > 0)
+    return nobody_differentiates() and nobody_traces()
+
+
+def nobody_traces() -> bool:
+    """Whether neither a tracer nor torch's first vmap is on: without a derivative to keep, temporaries may be overwritten."""
+    return not _dispatch_modes() and not (_legacy_vmap and _legacy_level() > 0)
 
 
 def _legacy_level() -> int:
@@ -285,10 +304,12 @@ def reuse(temporary: torch.Tensor) -> torch.Tensor | None:
 def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
 
-    AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a float per element
-    instead of an input that is alive anyway. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
+    AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
+    element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
+    It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
     """
-    if not _dispatch_modes():
+    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    if not _dispatch_modes() or first is None or first.device.type != "cpu":
         return function(*args, **kwargs)
     meta = getattr(torch.fx.traceback, "current_meta", {})
     before = {key: meta[key] for key in ("recompute", "ac_graph_id") if key in meta}
@@ -299,3 +320,15 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
         for key in ("recompute", "ac_graph_id"):
             meta.pop(key)
         meta.update(before)
+
+
+def mark_cacheable(functions: Mapping[str, str]) -> None:
+    """Tell torch's cache of compiled graphs, by name, which functions may be in a graph and, by key, what they are.
+
+    AOTAutograd does not cache a graph with a function that it does not know. Where inductor is not in use nobody needs to know.
+    It is given a new dict, since torch does not notice a change of the old one.
+    """
+    config: Any = sys.modules.get("torch._inductor.config")
+    known = getattr(config, "unsafe_marked_cacheable_functions", None)
+    if known is not None and not functions.items() <= known.items():
+        config.unsafe_marked_cacheable_functions = {**known, **functions}

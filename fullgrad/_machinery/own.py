@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fullgrad._machinery import names
-from fullgrad._machinery.rules import Apply, Rules, VmapInfo, in_place_message, rebuild, saves_nothing, through_transforms
+from fullgrad._machinery.rules import (
+    Apply,
+    Rules,
+    VmapInfo,
+    in_place_message,
+    rebuild,
+    saves_nothing,
+    through,
+    through_transforms,
+)
 
 if names.LANE == "own":
     _GRAD, _JVP = names.TransformType.Grad, names.TransformType.Jvp
@@ -35,29 +44,42 @@ def forward_alone(__ctx, {parameters}):
     return __output if isinstance(__output, __Tensor) else __check_output(__output)
 
 def apply({parameters}):
+{shortcut}
     if __compiling():
         return __in_graph({arguments})
-    if __active() or __exporting():
+    if __active():
         return __in_transforms(({arguments},))
     __needs_grad = False
 {per_argument}
-    __recording = __grad_enabled()
-    if not (__needs_grad and __recording) and __forward_ad._current_level < 0:
+    if not (__needs_grad and __grad_enabled()) and __forward_ad._current_level < 0 and not __exporting():
         # Nobody asks for a derivative. As in autograd, forward does not record, not even through a tensor that it closes over.
-        if __recording:
+        if __grad_enabled():
             __set_grad(False)
-        try:
-            __output = __operator.forward({arguments})
-        finally:
-            if __recording:
+            try:
+                __output = __operator.forward({arguments})
+            finally:
                 __set_grad(True)
+        else:
+            __output = __operator.forward({arguments})
         if not isinstance(__output, __Tensor):
             return __check_output(__output)
         # A view of a tensor that requires a gradient says that it requires one too, though it has none.
         return __output.detach() if __output.requires_grad else __output
+    if __exporting():
+        return __in_transforms(({arguments},))
     __output = __base({arguments})
     return __output if isinstance(__output, __Tensor) else __restore(__output)
 """
+
+# For a pure forward of plain tensors that require no gradient: a third of the time of a small operation is saved here.
+_SHORTCUT = """
+    if not __compiling() and {all_plain} and __forward_ad._current_level < 0 and not __active() and __operator.forward is __pure:
+        return {value}
+"""
+
+# The first argument is most often a tensor, the others seldom are.
+_FIRST_IS_PLAIN = "({argument}.__class__ is __Tensor and not {argument}.requires_grad or {argument}.__class__ in __harmless)"
+_OTHER_IS_PLAIN = "({argument}.__class__ in __harmless or {argument}.__class__ is __Tensor and not {argument}.requires_grad)"
 
 _INSPECTION = """
 __kind = {argument}.__class__
@@ -114,16 +136,32 @@ def connect(rules: Rules) -> Apply:
         "__in_transforms": in_transforms,
         "__look_closer": look_closer,
         "__operator": rules.operator,
+        "__pure": rules.operator.forward,
         "__restore": rules.restore,
         "__set_grad": names.set_grad,
+        "__through": through,
         "__unwrap_if_dead": unwrap_if_dead,
     }
-    rules.write_out(_SOURCE, namespace, _INSPECTION.replace("{unwrapping}", "" if names.APPLY_UNWRAPS else _UNWRAPPING))
+    source = _SOURCE.replace("{shortcut}", _shortcut(rules))
+    rules.write_out(source, namespace, _INSPECTION.replace("{unwrapping}", "" if names.APPLY_UNWRAPS else _UNWRAPPING))
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     forward = namespace["forward_alone" if rules.operator.setup_context is saves_nothing else "forward_and_setup"]
     base = namespace["__base"] = _function(rules, rules.name, torch.autograd.Function, forward)
     transform = through_transforms(_transforms(rules, in_transforms))
     return namespace["apply"]
+
+
+def _shortcut(rules: Rules) -> str:
+    """The first lines of ``apply``, for a forward that is marked as pure."""
+    forward = rules.operator.forward
+    if not hasattr(forward, "is_pure") or any(variadic for _, variadic in rules.parameters):
+        return ""
+    first, *others = [name for name, _ in rules.parameters]
+    tests = [_FIRST_IS_PLAIN.format(argument=first), *[_OTHER_IS_PLAIN.format(argument=name) for name in others]]
+    # What `alias` does, without the calls that lead there.
+    alias = f"{first}.clone() if __through.passed else {first}.detach()"
+    value = alias if hasattr(forward, "passes_on") else "__pure({arguments})"
+    return _SHORTCUT.strip("\n").replace("{all_plain}", " and ".join(tests)).replace("{value}", value)
 
 
 def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> Any:

@@ -1,8 +1,14 @@
 """The five rules of an operator, checked and made ready for torch's engine. Both lanes stand on it."""
 
+import functools
+import hashlib
 import inspect
+import os
+import pathlib
+import sys
 import textwrap
 import threading
+import time
 import types
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -48,24 +54,40 @@ def saves_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """The ``setup_context`` of an operator whose rules need neither inputs nor output. The own lane does not even call it."""
 
 
+def pure(forward: Any) -> Any:
+    """Marks a ``forward`` that computes one tensor from its arguments alone: it closes over no tensor, makes no view but by
+    `alias`, and does not look at the grad mode. Where nobody asks for a derivative, the own lane need not switch that off for it,
+    which costs a tenth of a small operation.
+    """
+    forward.is_pure = True
+    return forward
+
+
+def passes_on(forward: Any) -> Any:
+    """Marks a `pure` ``forward`` whose value is the `alias` of its first argument: then it need not even be called."""
+    forward.passes_on = True
+    return pure(forward)
+
+
 class _Transforms(threading.local):
     """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs."""
 
     passed = False
 
 
-_transforms = _Transforms()
+through = _Transforms()
+_forward_ad = names.forward_ad
 
 
 def through_transforms(call: Apply) -> Apply:
     """``call``, for which `alias` knows that it came through a transform."""
 
     def marked(args: Any) -> Any:
-        before, _transforms.passed = _transforms.passed, True
+        before, through.passed = through.passed, True
         try:
             return call(args)
         finally:
-            _transforms.passed = before
+            through.passed = before
 
     return marked
 
@@ -74,9 +96,11 @@ def alias(x: Tensor) -> Tensor:
     """For a ``forward`` whose value is its input: ``x`` as a view, on which autograd refuses in-place operations.
 
     Transforms and forward mode have no such guard: there the change would reach ``x`` and not its derivative, in silence. They
-    get a copy.
+    get a copy. Where ``x`` has no derivative there is nothing to guard, and to detach it is the cheapest view.
     """
-    return x.clone() if _transforms.passed or names.forward_ad._current_level >= 0 else x.view_as(x)
+    if through.passed or _forward_ad._current_level >= 0:
+        return x.clone()
+    return x.view_as(x) if x.requires_grad else x.detach()
 
 
 class Rules:
@@ -88,7 +112,7 @@ class Rules:
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.name: str = operator.__name__
-        self.backward = _as_function(operator.vjp)
+        self.backward = _recomputing(operator)
         self.jvp = _with_forward_mode(_as_function(operator.jvp))
         self._output = threading.local()
 
@@ -121,10 +145,15 @@ class Rules:
         """
 
         def node(*args: Any) -> Any:
+            _mark_cacheable()
             return call(args)
 
-        node.__name__ = node.__qualname__ = self.name
-        node.__module__ = f"{self.operator.__module__}.graph"
+        node.__name__ = node.__qualname__ = f"{self.name}_in_graph"
+        node.__module__ = self.operator.__module__
+        if node.__module__.startswith(f"{_PACKAGE}."):
+            # torch looks a function up by its name before it caches a graph with it.
+            setattr(sys.modules[node.__module__], node.__name__, node)
+            _nodes[f"{node.__module__}.{node.__name__}"] = self.operator, _rules_of(self.operator)
         return torch.compiler.allow_in_graph(node)
 
     def forward(self, *args: Any) -> Any:
@@ -204,6 +233,43 @@ class Rules:
         return self.forward(*args)
 
 
+_PACKAGE = __name__.partition(".")[0]
+_IMPORTED = time.time()
+# The package's own operators, by the name of their node, and the rules that they were defined with.
+_nodes: dict[str, tuple[Any, list[Any]]] = {}
+
+
+def _rules_of(operator: Any) -> list[Any]:
+    return [getattr(operator, rule) for rule in ("forward", "setup_context", "vjp", "jvp", "vmap")]
+
+
+def _mark_cacheable() -> None:
+    """Let torch cache compiled graphs of the package's own operators, under a key that no other code shares.
+
+    A graph knows an operator by name: a graph from the cache, of an operator that has changed since, would be silently wrong. The
+    operators of others are not cached, as nobody knows where their code ends.
+    """
+    key = _fingerprint()
+    if key is None:
+        return
+    if any(_rules_of(operator) != rules for operator, rules in _nodes.values()):
+        key = f"{os.getpid()} {_IMPORTED}"  # a rule was replaced, by a test for instance: good for this process
+    names.mark_cacheable(dict.fromkeys(_nodes, key))
+
+
+@functools.cache
+def _fingerprint() -> str | None:
+    """A hash of the package's source, or None where that may not be what was imported."""
+    digest, folder = hashlib.sha256(names.LANE.encode()), pathlib.Path(__file__).parents[1]
+    files = sorted(folder.rglob("*.py"))
+    for file in files:
+        changed = file.stat()
+        if max(changed.st_mtime, changed.st_ctime) > _IMPORTED - 2:  # seconds, for coarse clocks of file systems
+            return None
+        digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest() if files else None
+
+
 def in_place_message(name: str) -> str:
     """Why ``ctx.mark_dirty`` is refused."""
     return (
@@ -241,6 +307,19 @@ def _as_function(rule: Any) -> Any:
         return rule(ctx, *args)
 
     return function
+
+
+def _recomputing(operator: Any) -> Any:
+    """The ``vjp`` rule, of which compiled code saves what the operator saves and no intermediate."""
+    vjp = _as_function(operator.vjp)
+    if operator.setup_context is saves_nothing:
+        return vjp
+    tracing, recomputed = names.tracing, names.recomputed
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return recomputed(vjp, ctx, *cotangents) if tracing() else vjp(ctx, *cotangents)
+
+    return backward
 
 
 def _with_forward_mode(jvp: Any) -> Any:

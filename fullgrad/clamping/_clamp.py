@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, recomputed
+from fullgrad._function import Function, pure
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._machinery import forward_mode_is_on
 from fullgrad.clamping._neighbours import DTYPES, flushes_denormals, neighbour
 
 Bound = Tensor | float | None
@@ -31,7 +32,8 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
     Args:
         x: Any shape; floating, or integer (floating bounds give the default dtype).
         min_value: Lower bound, a number or a tensor that broadcasts with ``x``; None for none. A number is rounded to the dtype
-        of ``x``. max_value: Upper bound, likewise. One of the two must be given.
+            of ``x``.
+        max_value: Upper bound, likewise. One of the two must be given.
 
     Returns:
         A tensor of the broadcast shape.
@@ -50,7 +52,9 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
 
     Source: ``spikingjelly.activation_based.quantize.clamp``; for tensor bounds, :func:`torch.clamp`.
     """
-    _check("clamp", x, min_value, max_value)
+    _checks.real_tensor("clamp", "x", x)
+    if not (min_value.__class__ is float and max_value.__class__ is float):
+        _check_bounds("clamp", min_value, max_value)
     return Clamp.apply(x, min_value, max_value)
 
 
@@ -83,7 +87,8 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     Source: ``spikingjelly.activation_based.quantize.clamp_backward``.
     """
     _checks.real_tensor("clamp_backward", "grad_output", grad_output)
-    _check("clamp_backward", x, min_value, max_value)
+    _checks.real_tensor("clamp_backward", "x", x)
+    _check_bounds("clamp_backward", min_value, max_value)
     if torch.compiler.is_dynamo_compiling():  # which cannot trace bit arithmetic
         return torch.where(_inside(x, min_value, max_value), grad_output, 0)
     return pass_inside(grad_output, x, min_value, max_value)
@@ -93,8 +98,10 @@ class Clamp(Function):
     """The operator of :func:`clamp`."""
 
     @staticmethod
+    @pure
     def forward(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor:
-        if isinstance(min_value, Tensor) == isinstance(max_value, Tensor) or min_value is None or max_value is None:
+        alike = min_value.__class__ is max_value.__class__ or isinstance(min_value, Tensor) == isinstance(max_value, Tensor)
+        if alike or min_value is None or max_value is None:
             return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportCallIssue, reportArgumentType]
         # torch takes two numbers or two tensors.
         return torch.clamp(torch.clamp(x, min=min_value), max=max_value)
@@ -102,7 +109,7 @@ class Clamp(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, low, high = inputs
-        if isinstance(low, Tensor) or isinstance(high, Tensor):
+        if _has_tensor(low, high):
             ctx.numbers = None
             save_inputs(ctx, inputs)
         else:
@@ -143,13 +150,16 @@ class Clamp(Function):
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass that stills NaN."""
-    if isinstance(low, Tensor) or isinstance(high, Tensor) or x.dtype not in DTYPES or flushes_denormals():
+    # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then.
+    if _has_tensor(low, high) or x.dtype not in DTYPES or torch.compiler.is_compiling() or flushes_denormals():
         return torch.where(_inside(x, low, high), g, 0)
     kernel, bounds, outside, sign = _fused(None if low is None else float(low), None if high is None else float(high), x.dtype)
     if kernel is None:
         return torch.where(_inside(x, low, high), g, 0)
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    x = recomputed(torch.nan_to_num, x if sign > 0 else -x, outside, math.inf, -math.inf)
+    if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
+        x = x.detach()
+    x = torch.nan_to_num(x if sign > 0 else -x, outside, math.inf, -math.inf)
     return kernel(g, x, *bounds)
 
 
@@ -175,11 +185,16 @@ _HARDTANH = torch.ops.aten.hardtanh_backward.default
 _THRESHOLD = torch.ops.aten.threshold_backward.default
 
 
-def _inside(x: Tensor, low: Bound, high: Bound) -> Tensor:
-    inside = x == x  # not NaN
-    if low is not None:
-        inside = inside & (x >= low)
-    return inside if high is None else inside & (x <= high)
+def _has_tensor(low: Bound, high: Bound) -> bool:
+    """Whether a bound is a tensor. That both are floats is looked at first: it takes a fifth of the time."""
+    return not (low.__class__ is high.__class__ is float) and (isinstance(low, Tensor) or isinstance(high, Tensor))
+
+
+def _inside(x: Tensor, low: Any, high: Any) -> Tensor:
+    """Not where ``x`` is NaN, for which no comparison holds."""
+    if low is None:
+        return x <= high
+    return x >= low if high is None else (x >= low) & (x <= high)
 
 
 def _below(x: Tensor, low: Any, high: Any) -> Tensor:
@@ -192,8 +207,7 @@ def _above(x: Tensor, low: Any, high: Any) -> Tensor:
     return x > high if low is None else (x > high) | ((x == x) & (low > high))
 
 
-def _check(name: str, x: Any, low: Any, high: Any) -> None:
-    _checks.real_tensor(name, "x", x)
+def _check_bounds(name: str, low: Any, high: Any) -> None:
     if low is None and high is None:
         raise ValueError(f"{name}: `min_value` or `max_value` must be given, got None for both.")
     if low is not None:

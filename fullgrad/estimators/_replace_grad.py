@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, alias, saves_nothing
+from fullgrad._function import Function, alias, passes_on, saves_nothing
 
 
 def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
@@ -57,6 +57,7 @@ class ReplaceGrad(Function):
     """The operator of :func:`replace_grad`."""
 
     @staticmethod
+    @passes_on
     def forward(value: Tensor, surrogate: Tensor) -> Tensor:
         return alias(value)
 

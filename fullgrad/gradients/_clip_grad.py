@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias
+from fullgrad._function import alias, passes_on
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad.gradients._cotangent_map import CotangentMap
 
@@ -42,7 +42,8 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
     """
     _checks.real_tensor("clip_grad", "x", x)
     _checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
-    _checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
+    if max_value.__class__ is not float and isinstance(max_value, Tensor):
+        _checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
     return ClipGrad.apply(x, max_value)
 
 
@@ -50,6 +51,7 @@ class ClipGrad(CotangentMap):
     """The operator of :func:`clip_grad`."""
 
     @staticmethod
+    @passes_on
     def forward(x: Tensor, max_value: Tensor | float) -> Tensor:
         return alias(x)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._batching import aligned
 from fullgrad._dims import Dim, behind_batch, dims_of
-from fullgrad._function import alias
+from fullgrad._function import alias, passes_on
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import norm
@@ -53,11 +53,13 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
     """
     _checks.real_tensor("clip_grad_norm", "x", x)
     _checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
-    _checks.dim("clip_grad_norm", dim, x.ndim)
+    if dim is not None:
+        _checks.dim("clip_grad_norm", dim, x.ndim)
     _checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
-    named = dims_of(dim, x.ndim)
-    shape = [1 if d in named else n for d, n in enumerate(x.shape)]
-    _checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
+    if max_norm.__class__ is not float and isinstance(max_norm, Tensor):
+        named = dims_of(dim, x.ndim)
+        shape = [1 if d in named else n for d, n in enumerate(x.shape)]
+        _checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
     return ClipGradNorm.apply(x, max_norm, dim, norm_type)
 
 
@@ -65,6 +67,7 @@ class ClipGradNorm(CotangentMap):
     """The operator of :func:`clip_grad_norm`."""
 
     @staticmethod
+    @passes_on
     def forward(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_type: float = 2.0) -> Tensor:
         return alias(x)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias
+from fullgrad._function import alias, passes_on
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -48,6 +48,7 @@ class MaskGrad(CotangentMap):
     """The operator of :func:`mask_grad`."""
 
     @staticmethod
+    @passes_on
     def forward(x: Tensor, mask: Tensor) -> Tensor:
         return alias(x)
 

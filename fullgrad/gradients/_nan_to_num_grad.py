@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias
+from fullgrad._function import alias, passes_on
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -41,9 +41,10 @@ def nan_to_num_grad(x: Tensor, nan: float = 0.0, posinf: float | None = None, ne
     """
     _checks.real_tensor("nan_to_num_grad", "x", x)
     _checks.real_number("nan_to_num_grad", "nan", nan)
-    for argument, value in (("posinf", posinf), ("neginf", neginf)):
-        if value is not None:
-            _checks.real_number("nan_to_num_grad", argument, value)
+    if posinf is not None:
+        _checks.real_number("nan_to_num_grad", "posinf", posinf)
+    if neginf is not None:
+        _checks.real_number("nan_to_num_grad", "neginf", neginf)
     return NanToNumGrad.apply(x, nan, posinf, neginf)
 
 
@@ -51,6 +52,7 @@ class NanToNumGrad(CotangentMap):
     """The operator of :func:`nan_to_num_grad`."""
 
     @staticmethod
+    @passes_on
     def forward(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         return alias(x)
 

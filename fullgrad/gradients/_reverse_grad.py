@@ -35,5 +35,6 @@ def reverse_grad(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """
     _checks.real_tensor("reverse_grad", "x", x)
     _checks.real_number_or_tensor("reverse_grad", "scale", scale)
-    _checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
+    if scale.__class__ is not float and isinstance(scale, Tensor):
+        _checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
     return Scale.apply(x, 1.0, -scale)

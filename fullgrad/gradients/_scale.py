@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, alias
+from fullgrad._function import Function, alias, pure
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.gradients._cotangent_map import per_sample
 
@@ -44,7 +44,13 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
 
     Source: ``unit_scaling.scale``.
     """
-    return _checked("scale", x, forward, backward, "forward", "backward")
+    _checks.real_tensor("scale", "x", x)
+    _checks.real_number_or_tensor("scale", "forward", forward)
+    _checks.real_number_or_tensor("scale", "backward", backward)
+    if backward.__class__ is not float and isinstance(backward, Tensor):
+        shape = torch.broadcast_shapes(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
+        _checks.broadcasts_to("scale", "backward", backward, "the output", shape)
+    return Scale.apply(x, forward, backward)
 
 
 def scale_fwd(x: Tensor, scale: Factor) -> Tensor:
@@ -72,7 +78,9 @@ def scale_fwd(x: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_fwd``.
     """
-    return _checked("scale_fwd", x, scale, 1.0, "scale", "")
+    _checks.real_tensor("scale_fwd", "x", x)
+    _checks.real_number_or_tensor("scale_fwd", "scale", scale)
+    return Scale.apply(x, scale, 1.0)
 
 
 def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
@@ -102,15 +110,21 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_bwd``.
     """
-    return _checked("scale_bwd", x, 1.0, scale, "", "scale")
+    _checks.real_tensor("scale_bwd", "x", x)
+    _checks.real_number_or_tensor("scale_bwd", "scale", scale)
+    if scale.__class__ is not float and isinstance(scale, Tensor):
+        _checks.broadcasts_to("scale_bwd", "scale", scale, "the output", x.shape)
+    return Scale.apply(x, 1.0, scale)
 
 
 class Scale(Function):
     """The operator of :func:`scale`."""
 
     @staticmethod
+    @pure
     def forward(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
-        return alias(x) if not isinstance(forward, Tensor) and forward == 1 else x * forward
+        number = forward.__class__ is float or not isinstance(forward, Tensor)
+        return alias(x) if number and forward == 1 else x * forward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -143,12 +157,3 @@ class Scale(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
         return elementwise(Scale, *per_sample(info, in_dims, args))
-
-
-def _checked(name: str, x: Any, forward: Any, backward: Any, forward_argument: str, backward_argument: str) -> Tensor:
-    _checks.real_tensor(name, "x", x)
-    _checks.real_number_or_tensor(name, forward_argument, forward)
-    _checks.real_number_or_tensor(name, backward_argument, backward)
-    shape = torch.broadcast_shapes(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
-    _checks.broadcasts_to(name, backward_argument, backward, "the output", shape)
-    return Scale.apply(x, forward, backward)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dims import Dim, behind_batch, dims_of
-from fullgrad._function import alias
+from fullgrad._function import alias, passes_on
 from fullgrad.gradients._cotangent_map import CotangentMap
 from fullgrad.gradients._magnitude import largest
 
@@ -49,7 +49,8 @@ def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
     Source: ``shok.utils.functions.ScaleGrad``.
     """
     _checks.real_tensor("scale_grad", "x", x)
-    _checks.dim("scale_grad", dim, x.ndim)
+    if dim is not None:
+        _checks.dim("scale_grad", dim, x.ndim)
     return ScaleGrad.apply(x, dim)
 
 
@@ -57,6 +58,7 @@ class ScaleGrad(CotangentMap):
     """The operator of :func:`scale_grad`."""
 
     @staticmethod
+    @passes_on
     def forward(x: Tensor, dim: Dim = None) -> Tensor:
         return alias(x)
 

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._function import pure
 from fullgrad.rounding._straight_through import StraightThrough
 
 
@@ -42,5 +43,6 @@ class Ceil(StraightThrough):
     """The operator of :func:`ceil`."""
 
     @staticmethod
+    @pure
     def forward(x: Tensor) -> Tensor:
         return x.ceil()

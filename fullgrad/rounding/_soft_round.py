@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, reuse
+from fullgrad._function import Function, pure, reuse
 
 
 def soft_round(x: Tensor) -> Tensor:
@@ -51,8 +51,9 @@ class SoftRound(Function):
     """The operator of :func:`soft_round`."""
 
     @staticmethod
+    @pure
     def forward(x: Tensor) -> Tensor:
-        return torch.round(x)
+        return x.round()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -77,8 +78,10 @@ class _Slope(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
         slope = torch.round(x)
+        if torch.compiler.is_compiling():  # which fuses comparisons, and looks for NaN one element after another
+            return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
+        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
         slope = torch.div(x, slope, out=reuse(slope))
         slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=reuse(slope))
         return torch.add(slope, x - x, out=reuse(slope))

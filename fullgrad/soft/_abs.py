@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import nobody_asks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -35,8 +36,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.abs``.
     """
-    check("abs", x, softness, mode)
-    x = floating(x)
+    x = check("abs", x, softness, mode)
     return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, False)
 
 
@@ -71,9 +71,10 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.abs_st``.
     """
-    check("abs_st", x, softness, mode)
-    x = floating(x)
-    return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, True)
+    x = check("abs_st", x, softness, mode)
+    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+        return torch.abs(x)
+    return Abs.apply(x, softness, mode, True)
 
 
 class Abs(Relaxation):

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._machinery import nobody_asks
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
@@ -48,8 +49,7 @@ def clamp(
 
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
-    _check("clamp", x, min_value, max_value, softness, mode)
-    x = floating(x)
+    x = _checked("clamp", x, min_value, max_value, softness, mode)
     return (
         HardClamp.forward(x, min_value, max_value)
         if mode == "hard"
@@ -94,13 +94,11 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
-    _check("clamp_st", x, min_value, max_value, softness, mode)
-    x = floating(x)
-    return (
-        HardClamp.forward(x, min_value, max_value)
-        if mode == "hard"
-        else Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
-    )
+    x = _checked("clamp_st", x, min_value, max_value, softness, mode)
+    numbers = min_value.__class__ is max_value.__class__ is softness.__class__ is float
+    if mode == "hard" or (numbers and nobody_asks(x)):
+        return HardClamp.forward(x, min_value, max_value)
+    return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
 
 
 class Clamp(Relaxation):
@@ -137,7 +135,8 @@ def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
     return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
 
 
-def _check(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> None:
-    check(name, x, softness, mode)
+def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> Tensor:
+    x = check(name, x, softness, mode)
     _checks.real_number_or_tensor(name, "min_value", low)
     _checks.real_number_or_tensor(name, "max_value", high)
+    return x

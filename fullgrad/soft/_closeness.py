@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, check_other, compared, fitted, flat, hard_will_do, soft_value
 
 
 def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -238,7 +239,7 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`; hard, of their twins."""
+    """The operator of :func:`eq` and :func:`not_equal`; hard, of their twins."""
 
     @staticmethod
     def forward(
@@ -309,6 +310,26 @@ class Closeness(Relaxation):
         return [to_x if needed[0] else None, to_y, to_s]
 
 
+class Isclose(Closeness):
+    """The operator of :func:`isclose`, whose value in smooth mode gives the slope of the transition: no distance again."""
+
+    reads_output = True
+
+    @classmethod
+    def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
+        _, rtol, _, _, mode, _, output = constants
+        if output is None or needed[2]:
+            return super().pull(needed, g, x, y, s, *constants)
+        again = curves.overwrites()
+        g = curves.slope_of(g, output / 2, s / -2)
+        to_x = curves.absolute_slope_times(g, curves.finite(x - y), s, mode)
+        to_y = None
+        if needed[1]:
+            to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.finite(y), s, mode), alpha=rtol)
+            to_y = torch.neg(to_y, out=again(to_y))
+        return [to_x if needed[0] else None, to_y, None]
+
+
 def _shifted(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
     """What a transition is put around: the soft distance, not below 0, or beyond the tolerance, which is relative to its own."""
     again = curves.overwrites()
@@ -323,22 +344,25 @@ def _tensor(y: Any, x: Tensor) -> Tensor:
     return y if isinstance(y, Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
 
 
-def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float) -> Tensor:
-    dtype = torch.result_type(x, y)
+def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, asked: bool = True) -> Tensor:
     if name == "isclose":
-        return torch.isclose(x.to(dtype), _tensor(y, x).to(dtype), rtol, atol).to(dtype)
-    return compared(getattr(torch, name), x, y)
+        dtype = torch.result_type(x, y)
+        return recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol).to(dtype)
+    return compared(getattr(torch, name), x, y, asked)
 
 
 def _closeness(
     name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, straight_through: bool
 ) -> Tensor:
-    check(name, x, softness, mode)
-    _checks.real_number_or_tensor(name, "y", y)
-    for argument, value in (("epsilon", epsilon), ("rtol", rtol), ("atol", atol)):
-        _checks.non_negative_number(name, argument, value)
-    x, y = floating(x), floating(y) if isinstance(y, Tensor) else y
+    x = check(name, x, softness, mode)
+    y = check_other(name, "y", y)
+    _checks.non_negative_number(name, "epsilon", epsilon)
+    _checks.non_negative_number(name, "rtol", rtol)
+    _checks.non_negative_number(name, "atol", atol)
     name = name.removesuffix("_st")
     if mode == "hard":
         return flat(_hard(name, x, y, rtol, atol), x, y)
-    return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)
+    if straight_through and hard_will_do(x, softness, y):
+        return _hard(name, x, y, rtol, atol, asked=False)
+    operator = Isclose if name == "isclose" else Closeness
+    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, check_other, compared, fitted, flat, hard_will_do, soft_value
 
 
 def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -190,6 +190,8 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
     x, y = _checked("greater_st", x, y, softness, mode, epsilon)
     if mode == "hard":
         return flat(_hard("greater", x, y), x, y)
+    if hard_will_do(x, softness, y):
+        return _hard("greater", x, y, asked=False)
     return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, True)
 
 
@@ -231,6 +233,8 @@ def greater_equal_st(
     x, y = _checked("greater_equal_st", x, y, softness, mode, epsilon)
     if mode == "hard":
         return flat(_hard("greater_equal", x, y), x, y)
+    if hard_will_do(x, softness, y):
+        return _hard("greater_equal", x, y, asked=False)
     return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, True)
 
 
@@ -270,6 +274,8 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
     x, y = _checked("less_st", x, y, softness, mode, epsilon)
     if mode == "hard":
         return flat(_hard("less", x, y), x, y)
+    if hard_will_do(x, softness, y):
+        return _hard("less", x, y, asked=False)
     return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, True)
 
 
@@ -309,6 +315,8 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
     x, y = _checked("less_equal_st", x, y, softness, mode, epsilon)
     if mode == "hard":
         return flat(_hard("less_equal", x, y), x, y)
+    if hard_will_do(x, softness, y):
+        return _hard("less_equal", x, y, asked=False)
     return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, True)
 
 
@@ -352,12 +360,12 @@ def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
     return torch.add(q, shift, out=curves.overwrites()(q))
 
 
-def _hard(name: str, x: Tensor, y: Any) -> Tensor:
-    return compared(getattr(torch, name), x, y)
+def _hard(name: str, x: Tensor, y: Any, asked: bool = True) -> Tensor:
+    return compared(getattr(torch, name), x, y, asked)
 
 
 def _checked(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> tuple[Tensor, Any]:
-    check(name, x, softness, mode)
-    _checks.real_number_or_tensor(name, "y", y)
+    x = check(name, x, softness, mode)
+    y = check_other(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
-    return floating(x), floating(y) if isinstance(y, Tensor) else y
+    return x, y

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad.soft._relaxation import floating
+from fullgrad.clamping import clamp
+from fullgrad.soft._relaxation import FLOATING, floating
 
 
 def logical_not(x: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
     Source: ``softtorch.logical_and``.
     """
     x, y = _truth("logical_and", "x", x), _truth("logical_and", "y", y)
-    return _mean(torch.stack(torch.broadcast_tensors(x, y)), 0, 1e-10) if use_geometric_mean else x * y
+    # The product of roots, as the root of a product loses small numbers in half precision.
+    return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if use_geometric_mean else x * y
 
 
 def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -92,7 +94,12 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
     Source: ``softtorch.logical_or``.
     """
     x, y = _truth("logical_or", "x", x), _truth("logical_or", "y", y)
-    return 1 - logical_and(1 - x, 1 - y, True) if use_geometric_mean else x + y - x * y
+    if use_geometric_mean:
+        return 1 - logical_and(1 - x, 1 - y, True)
+    if x.dtype != y.dtype:
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        x, y = x.to(dtype), y.to(dtype)
+    return torch.lerp(x, x.new_ones(()), y)  # x + y (1 - x) in one pass
 
 
 def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -194,9 +201,17 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
 
 
 def _mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
-    return torch.exp(torch.log(torch.clamp(x, min=epsilon)).mean(dim))
+    return torch.exp(torch.log(_at_least(x, epsilon)).mean(dim))
+
+
+def _at_least(x: Tensor, epsilon: float) -> Tensor:
+    """Truth that has a logarithm and its derivative: in half precision 1e-10 is 0, and the least number takes its place."""
+    numbers = torch.finfo(x.dtype)
+    return clamp(x, max(epsilon, numbers.tiny * numbers.eps), None)
 
 
 def _truth(name: str, argument: str, x: Tensor) -> Tensor:
-    _checks.real_tensor(name, argument, x)
-    return floating(x)
+    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
+        _checks.real_tensor(name, argument, x)
+        x = floating(x)
+    return x

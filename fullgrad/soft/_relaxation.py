@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function
+from fullgrad._function import Function, recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad._machinery import nobody_watches
+from fullgrad._machinery import nobody_asks, nobody_traces, nobody_watches
 from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
 
 
@@ -69,49 +69,74 @@ class Relaxation(Function):
 
 def widened(*args: Any) -> list[Any]:
     """Half precision in float32, where slopes do not overflow and are rounded once."""
-    return [a.float() if isinstance(a, Tensor) and a.dtype in _HALF else a for a in args]
+    return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in _HALF else a for a in args]
 
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
     """A formula in float32 at least, rounded once."""
-    return formula(*widened(*args)).to(dtype)
+    return cast(formula(*widened(*args)), dtype)
 
 
-def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> None:
-    """The arguments that all relaxations share. What almost every call gives is looked at first, in a microsecond."""
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, which even where there is nothing to do takes the time of an operation."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> Tensor:
+    """The arguments that all relaxations share; ``x`` as a floating tensor. What almost every call gives is looked at first."""
     if (
         isinstance(x, Tensor)
-        and x.is_floating_point()
+        and x.dtype in FLOATING
         and softness.__class__ is float
         and 0.0 < softness < _INFINITY
         and mode in modes
     ):
-        return
+        return x
     _checks.real_tensor(name, "x", x)
     _checks.choice(name, "mode", mode, modes)
     if isinstance(softness, Tensor):
         _checks.real_tensor(name, "softness", softness)
     else:
         _checks.positive_number(name, "softness", softness)
+    return floating(x)
 
 
+def check_other(name: str, argument: str, y: Any) -> Any:
+    """A number or a tensor beside ``x``, as a number or a floating tensor."""
+    if y.__class__ is float or (isinstance(y, Tensor) and y.dtype in FLOATING):
+        return y
+    _checks.real_number_or_tensor(name, argument, y)
+    return floating(y) if isinstance(y, Tensor) else y
+
+
+def hard_will_do(x: Tensor, softness: Any, y: Any) -> bool:
+    """Whether the hard value is all that a twin has to give: nobody asks for a derivative, and the softness has no shape."""
+    y_wants_none = y.__class__ is float or not isinstance(y, Tensor) or nobody_asks(y)
+    return y_wants_none and softness.__class__ is float and nobody_asks(x)
+
+
+FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INFINITY = float("inf")
 
 
-def compared(compare: Callable[..., Tensor], x: Tensor, y: Any) -> Tensor:
-    """A comparison as 0 or 1 in the dtype of x - y, written as that where nobody watches: torch converts bools slowly."""
-    dtype = torch.result_type(x, y)
-    if nobody_watches() and (not isinstance(y, Tensor) or y.ndim == 0 or y.shape == x.shape):
+def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, asked: bool = True) -> Tensor:
+    """A comparison as 0 or 1 in the floating dtype of x - y, written as that where nobody watches: torch converts bools slowly.
+
+    ``asked`` is False where `hard_will_do`.
+    """
+    number = y.__class__ is float or not isinstance(y, Tensor)
+    dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
+    if (number or y.shape == x.shape or y.ndim == 0) and (nobody_watches() if asked else nobody_traces()):
         return compare(x, y, out=torch.empty_like(x, dtype=dtype))
-    return compare(x, y).to(dtype)
+    return recomputed(compare, x, y).to(dtype)
 
 
 def fitted(value: Tensor, softness: Softness) -> Tensor:
     """A hard value in the shape that the soft one has, when a softness has more dimensions."""
-    if not isinstance(softness, Tensor) or softness.ndim == 0:
+    if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
     shape = torch.broadcast_shapes(value.shape, softness.shape)
     return value if value.shape == shape else value.expand(shape).clone()
@@ -127,7 +152,22 @@ def flat(value: Tensor, *inputs: Any) -> Tensor:
 
 def floating(x: Tensor) -> Tensor:
     """Integers in the default dtype."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return x if x.dtype in FLOATING or x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-__all__ = ["MODES", "SOFT_MODES", "Relaxation", "Softness", "check", "compared", "fitted", "flat", "floating", "soft_value"]
+__all__ = [
+    "FLOATING",
+    "MODES",
+    "SOFT_MODES",
+    "Relaxation",
+    "Softness",
+    "cast",
+    "check",
+    "check_other",
+    "compared",
+    "fitted",
+    "flat",
+    "floating",
+    "hard_will_do",
+    "soft_value",
+]

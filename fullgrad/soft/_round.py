@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._function import recomputed
+from fullgrad._machinery import nobody_asks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
 
 _MOST_NEIGHBORS = 1000
 
@@ -46,8 +48,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_ra
 
     Source: ``softtorch.round``; Semenov, https://arxiv.org/abs/2504.19026.
     """
-    neighbor_radius = _checked("round", x, softness, mode, neighbor_radius)
-    x = floating(x)
+    x, neighbor_radius = _checked("round", x, softness, mode, neighbor_radius)
     return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, False)
 
 
@@ -84,9 +85,10 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor
 
     Source: ``softtorch.round_st``.
     """
-    neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    x = floating(x)
-    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, True)
+    x, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
+    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+        return torch.round(x)
+    return Round.apply(x, softness, neighbor_radius, mode, True)
 
 
 class Round(Relaxation):
@@ -117,7 +119,10 @@ class Round(Relaxation):
 
 def _fraction(x: Tensor) -> Tensor:
     """How far x is above an integer. At infinity 0, so that the value there is infinite."""
-    return torch.nan_to_num(x - torch.floor(x), 0.0)
+    d = x - torch.floor(x)
+    if torch.compiler.is_compiling():  # which looks for NaN one element after another, and compares many at once
+        return torch.where(recomputed(torch.eq, d, d), d, 0)
+    return torch.nan_to_num(d, 0.0)
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
@@ -140,6 +145,5 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[lis
     return steps, below
 
 
-def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> int:
-    check(name, x, softness, mode)
-    return _checks.positive_integer(name, "neighbor_radius", radius, _MOST_NEIGHBORS)
+def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, int]:
+    return check(name, x, softness, mode), _checks.positive_integer(name, "neighbor_radius", radius, _MOST_NEIGHBORS)

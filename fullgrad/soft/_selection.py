@@ -4,7 +4,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad.soft._relaxation import floating
+from fullgrad._products import matmul
+from fullgrad.soft._relaxation import cast, floating
+
+# Below so many elements a sum costs more than a product of matrices.
+_SHORT = 16
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -35,7 +39,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """
     condition, x, y = _floats("where", condition=condition, x=x, y=y)
     dtype = torch.promote_types(torch.promote_types(condition.dtype, x.dtype), y.dtype)
-    return torch.lerp(*torch.broadcast_tensors(y.to(dtype), x.to(dtype), condition.to(dtype)))
+    return torch.lerp(*torch.broadcast_tensors(cast(y, dtype), cast(x, dtype), cast(condition, dtype)))
 
 
 def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
@@ -72,8 +76,11 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
     if soft_index.ndim != x.ndim + 1:
         raise ValueError(f"take_along_dim: `soft_index` must have {x.ndim + 1} dimensions, got shape {tuple(soft_index.shape)}.")
     _weights("take_along_dim", soft_index, x.shape[dim])
-    # (..., n, 1) after (..., k, n), with the other dimensions in between.
-    return torch.matmul(soft_index.movedim(dim, -2), x.movedim(dim, -1).unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
+    weights, rows = soft_index.movedim(dim, -2), x.movedim(dim, -1)
+    if weights.ndim == 2 or rows.shape[-1] < _SHORT:
+        return matmul(weights, rows.unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
+    # A batch of products of a matrix and a vector, for which torch has no kernel of its own: this takes a third of matmul's time.
+    return torch.sum(weights * rows.unsqueeze(-2), -1).movedim(-1, dim)
 
 
 def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
@@ -109,7 +116,7 @@ def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
     if soft_index.ndim != 2:
         raise ValueError(f"take: `soft_index` must have the shape (k, n), got shape {tuple(soft_index.shape)}.")
     _weights("take", soft_index, x.shape[dim])
-    return torch.matmul(x.movedim(dim, -1), soft_index.mT).movedim(-1, dim)
+    return matmul(x.movedim(dim, -1), soft_index.mT).movedim(-1, dim)
 
 
 def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) -> Tensor:
@@ -143,7 +150,7 @@ def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) 
     """
     x, soft_index, dim = _prepared("index_select", x, soft_index, dim)
     _vector("index_select", "soft_index", soft_index, x.shape[dim])
-    z = torch.matmul(x.movedim(dim, -1), soft_index)
+    z = matmul(x.movedim(dim, -1), soft_index)
     return z.unsqueeze(dim) if keepdim else z
 
 
@@ -183,7 +190,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     length = _checks.positive_integer("narrow", "length", length, n)
     place = torch.arange(n, device=x.device)
     circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the place t
-    return torch.matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
+    return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
 
 
 def _floats(name: str, **tensors: Tensor) -> list[Tensor]:
@@ -199,7 +206,7 @@ def _prepared(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tupl
     if dim is None or x.ndim == 0:
         x, dim = x.flatten(), 0
     dtype = torch.promote_types(x.dtype, soft_index.dtype)
-    return x.to(dtype), soft_index.to(dtype), dim % x.ndim
+    return cast(x, dtype), cast(soft_index, dtype), dim % x.ndim
 
 
 def _weights(name: str, soft_index: Tensor, n: int) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, compared, fitted, flat, floating, soft_value
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, compared, fitted, flat, soft_value
 
 
 def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -40,8 +40,8 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
-    check("sigmoidal", x, softness, mode, SOFT_MODES)
-    return Sigmoidal.apply(floating(x), softness, mode, False)
+    x = check("sigmoidal", x, softness, mode, SOFT_MODES)
+    return Sigmoidal.apply(x, softness, mode, False)
 
 
 def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -72,8 +72,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
 
     Source: ``softtorch.heaviside``.
     """
-    check("heaviside", x, softness, mode)
-    x = floating(x)
+    x = check("heaviside", x, softness, mode)
     return flat(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -109,10 +108,10 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> T
 
     Source: ``softtorch.heaviside_st``.
     """
-    check("heaviside_st", x, softness, mode)
+    x = check("heaviside_st", x, softness, mode)
     if mode == "hard":
         return heaviside(x, softness, mode)
-    return Sigmoidal.apply(floating(x), softness, mode, True)
+    return Sigmoidal.apply(x, softness, mode, True)
 
 
 class Sigmoidal(Relaxation):

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import nobody_asks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, floating, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -34,8 +35,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
-    check("sign", x, softness, mode)
-    x = floating(x)
+    x = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 
@@ -70,9 +70,10 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor
 
     Source: ``softtorch.sign_st``.
     """
-    check("sign_st", x, softness, mode)
-    x = floating(x)
-    return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, True)
+    x = check("sign_st", x, softness, mode)
+    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+        return torch.sign(x)
+    return Sign.apply(x, softness, mode, True)
 
 
 class Sign(Relaxation):

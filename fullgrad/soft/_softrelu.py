@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._machinery import nobody_asks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, floating, soft_value
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
@@ -41,8 +42,8 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: b
 
     Source: ``softtorch.softrelu``.
     """
-    check("softrelu", x, softness, mode, SOFT_MODES)
-    return Softrelu.apply(floating(x), softness, gated, mode, False)
+    x = check("softrelu", x, softness, mode, SOFT_MODES)
+    return Softrelu.apply(x, softness, gated, mode, False)
 
 
 def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
@@ -73,8 +74,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool 
 
     Source: ``softtorch.relu``.
     """
-    check("relu", x, softness, mode)
-    x = floating(x)
+    x = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
 
@@ -110,9 +110,10 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bo
 
     Source: ``softtorch.relu_st``.
     """
-    check("relu_st", x, softness, mode)
-    x = floating(x)
-    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
+    x = check("relu_st", x, softness, mode)
+    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+        return torch.relu(x)
+    return Softrelu.apply(x, softness, gated, mode, True)
 
 
 class Softrelu(Relaxation):

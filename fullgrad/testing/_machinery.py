@@ -1,6 +1,7 @@
 """Checks of clause 5 against the rest of torch's machinery: checkpoints, hooks, modes, threads, memory."""
 
 import concurrent.futures
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -113,11 +114,19 @@ def in_place_change_is_detected(s: Subject) -> None:
 
 @check("machinery")
 def autocast(s: Subject) -> None:
-    """Under autocast an operator keeps the dtype of its inputs, and the gradient is the declared one."""
+    """Under autocast an operator keeps the dtype and the value that it has without, and the gradient is the declared one."""
+    # Of float64 autocast only sees what is converted on purpose; float32 is what it lowers.
+    single = replace(s, inputs=tuple(v.float() if i in s.where else v for i, v in enumerate(s.inputs)))
     expected, gradients = s.op(*s.tensors), s.gradients(s.reference)
+    value, slopes = single.op(*single.tensors), single.gradients(single.op)
+    leaves = single.leaves()
     with torch.autocast(s.tensors[0].device.type, dtype=torch.bfloat16):
         equal(s.op(*s.tensors), expected)
         close(s.gradients(s.op), gradients)
+        equal(single.op(*single.tensors), value)
+        y = single.op(*leaves)
+    # The backward outside, as torch asks for: inside it would lower the products of torch's own backward.
+    close(torch.autograd.grad(scalar(lambda: y)(), leaves), slopes)
 
 
 @check("machinery")

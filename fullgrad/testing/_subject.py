@@ -185,8 +185,8 @@ def like(tensor: Tensor, seed: int) -> Tensor:
 
 
 def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
-    """``size`` samples that differ: the tensor with its elements rotated and scaled."""
-    samples = [tensor.flatten().roll(i).reshape(tensor.shape) * (1 + 0.03 * i) for i in range(size)]
+    """``size`` samples that differ in every statistic: the tensor with its elements rotated and halved again and again."""
+    samples = [tensor.flatten().roll(i).reshape(tensor.shape) * 2.0**-i for i in range(size)]
     return torch.stack(samples, dim)
 
 

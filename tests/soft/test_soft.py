@@ -305,6 +305,15 @@ def test_logic_of_certain_truth_is_boolean():
     assert soft.all(x, 0).tolist() == [0, 0, 0.5]
 
 
+def test_means_of_small_truth_have_finite_derivatives_in_half_precision():
+    """1e-10 is 0 in float16; the least number stands in for it, and products of small numbers do not vanish."""
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.tensor([0.0, 1e-4, 1.0], dtype=dtype)
+        assert soft.logical_and(x[1], x[1], True).item() == pytest.approx(1e-4, rel=0.02)
+        for f in (lambda x: soft.logical_and(x, x, True).sum(), lambda x: soft.all(x, use_geometric_mean=True)):
+            assert grad(f)(x).isfinite().all()
+
+
 def test_hard_selection_is_indexing():
     """Weights of 0 and 1 give what torch's indexing gives, for any dimension and batch."""
     x = like(torch.empty(2, 5, 3), 0)

@@ -26,10 +26,10 @@ def argsort(
     * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with the i-th element in order.
 
     * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A),\ A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
-    :func:`abs`.
+      :func:`abs`.
 
     * ``ot``: n times the plan of :func:`proj_transport_polytope` that moves z to n even places in [0, 1], at the square of the
-    distance.
+      distance.
 
     * ``sorting_network``: the exchanges of a bitonic network, each as far as :func:`sigmoidal` says.
 

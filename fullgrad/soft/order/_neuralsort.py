@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fullgrad._products import matmul
 from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._pairwise import distances
@@ -131,7 +132,7 @@ def _ahead(block: Block, r: Tensor) -> Tensor:
 
 
 def _rows_times(g: Tensor, p: Tensor) -> Tensor:
-    return torch.matmul(g.unsqueeze(-2), p).squeeze(-2)
+    return matmul(g.unsqueeze(-2), p).squeeze(-2)
 
 
 def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
@@ -148,7 +149,7 @@ def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tens
 def _pulled(block: Block, delta: Tensor) -> list[Tensor]:
     """The gradients of u and A from those of the scores."""
     c = torch.arange(block.top, block.bottom, dtype=delta.dtype, device=delta.device) * 2 + (1 - block.n)
-    both = torch.matmul(torch.stack([c, -torch.ones_like(c)]), delta)
+    both = matmul(torch.stack([c, -torch.ones_like(c)]), delta)
     return [both[..., 0, :], both[..., 1, :]]
 
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fullgrad._products import matmul
+
 # In these modes the weights are powers of how far a number lies above a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}
 
@@ -19,7 +21,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 def weighted(weights: Tensor, x: Tensor) -> Tensor:
     """The sums (…, k) of rows (…, n) with weights (…, k, n): a matrix times a vector."""
-    return torch.matmul(weights, x.unsqueeze(-1)).squeeze(-1)
+    return matmul(weights, x.unsqueeze(-1)).squeeze(-1)
 
 
 def power(t: Tensor, exponent: int) -> Tensor:

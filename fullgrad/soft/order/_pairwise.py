@@ -1,8 +1,8 @@
 """Sums over all pairs of a row: the ranks that a soft comparison of every pair gives, and the soft distances to all others."""
 
-import torch
 from torch import Tensor
 
+from fullgrad._products import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._sigmoidal import Sigmoidal
@@ -68,4 +68,4 @@ def _differences(r: Tensor, v: Tensor) -> Tensor:
 
 def _pulled(slopes: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a sum over pairs, from the slope of each pair."""
-    return g * slopes.sum(-1), -torch.matmul(g.unsqueeze(-2), slopes).squeeze(-2)
+    return g * slopes.sum(-1), -matmul(g.unsqueeze(-2), slopes).squeeze(-2)

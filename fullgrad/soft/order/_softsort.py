@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad._machinery.names import transforms_active
 from fullgrad.soft.order import _exponential, _window
-from fullgrad.soft.order._numbers import POWERS, wide
+from fullgrad.soft.order._numbers import POWERS, weighted, wide
 from fullgrad.soft.order._simplex import project
 
 __all__ = ["ranks", "smoothed", "values"]
@@ -43,7 +43,7 @@ def smoothed(a: Tensor, h: Tensor, mode: str) -> Tensor:
     if a.shape[-1] * a.numel() <= SMALL[mode] and (a.shape[-1] <= SHORT[mode] or not transforms_active()):
         # The slope of abs at 0 is 0 in torch, and so are all derivatives of its sign.
         weights = project(-(a.unsqueeze(-1) - a.unsqueeze(-2)).abs(), mode)
-        return (weights @ h.unsqueeze(-1)).squeeze(-1)
+        return weighted(weights, h)
     a, x = wide(a), wide(h)
     soft = _exponential.averages(a, x) if mode == "smooth" else _window.averages(a, x, POWERS[mode])
     return soft.to(h.dtype)

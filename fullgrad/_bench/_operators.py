@@ -147,17 +147,18 @@ def tensors(inputs: Sequence[Any]) -> list[Tensor]:
 def bound(operator: Callable[..., Any], inputs: Sequence[Any]) -> Function:
     """The operator as a function of its differentiable inputs, of one tensor: of several the first, the values."""
     places = [i for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.is_floating_point()]
-    if places == [0]:
-        rest = tuple(inputs[1:])
-        call: Callable[..., Any] = (lambda x: operator(x, *rest)) if rest else operator
-    else:
+    rest = tuple(inputs[1:])
 
-        def call(*differentiable: Tensor) -> Any:
-            arguments = list(inputs)
-            for i, t in zip(places, differentiable, strict=True):
-                arguments[i] = t
-            return operator(*arguments)
+    def replaced(*differentiable: Tensor) -> Any:
+        arguments = list(inputs)
+        for i, t in zip(places, differentiable, strict=True):
+            arguments[i] = t
+        return operator(*arguments)
 
+    def first(x: Tensor) -> Any:
+        return operator(x, *rest)
+
+    call: Callable[..., Any] = replaced if places != [0] else first if rest else operator
     if isinstance(call(*tensors(inputs)), Tensor):
         return call
     return lambda *differentiable: call(*differentiable)[0]

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import itertools
 import json
 import shlex
 import sys
@@ -103,11 +102,13 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
         return plan
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
-    for case, n, dtype in itertools.product(chosen(names, options.variants), sizes, options.dtypes):
-        # What is compiled takes seconds to make; at the largest size it says most.
-        asked = [w for w in ways if w != COMPILED or n == max(sizes)]
-        make = functools.partial(comparisons, case, n, DTYPES[dtype], options.device, asked, options.memory, options.one_row)
-        plan.append((f"{case.name}, n = {n:,}, {dtype}", OPERATORS, measured(make)))
+    for case in chosen(names, options.variants):
+        for n, dtype in [(n, dtype) for n in sizes for dtype in options.dtypes]:
+            # What is compiled takes seconds to make; at the largest size it says most.
+            asked = [w for w in ways if w != COMPILED or n == max(sizes)]
+            how = options.device, asked, options.memory, options.one_row
+            make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)
+            plan.append((f"{case.name}, n = {n:,}, {dtype}", OPERATORS, measured(make)))
     return plan
 
 

@@ -8,7 +8,18 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, check_other, compared, fitted, flat, hard_will_do, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    as_number,
+    check,
+    check_other,
+    compared,
+    fitted,
+    flat,
+    hard_will_do,
+    soft_value,
+)
 
 
 def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -347,7 +358,7 @@ def _tensor(y: Any, x: Tensor) -> Tensor:
 def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, asked: bool = True) -> Tensor:
     if name == "isclose":
         dtype = torch.result_type(x, y)
-        return recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol).to(dtype)
+        return as_number(recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol), dtype)
     return compared(getattr(torch, name), x, y, asked)
 
 

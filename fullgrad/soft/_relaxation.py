@@ -1,5 +1,6 @@
 """`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from fullgrad._function import Function, recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad._machinery import nobody_asks, nobody_traces, nobody_watches
 from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
+from fullgrad.soft._pieces import HALF, in_pieces, widened
 
 
 class Relaxation(Function):
@@ -34,13 +36,17 @@ class Relaxation(Function):
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *_, mode, hard = inputs
         ctx.shapes = [getattr(v, "shape", None) for v in inputs]
-        reads = cls.reads_output and mode == "smooth" and not hard and output.dtype not in _HALF
+        reads = cls.reads_output and mode == "smooth" and not hard and output.dtype not in HALF
         save_inputs(ctx, (*inputs, output if reads else None))
         ctx.dtype = output.dtype
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         args, needed = saved_inputs(ctx), ctx.needs_input_grad
+        if g.dtype in HALF:
+            parts = in_pieces(functools.partial(cls.pull, needed), [getattr(a, "dtype", None) for a in args], g, *args)
+            if parts is not None:
+                return tuple(parts[: len(needed)])
         parts = cls.pull(needed, *widened(g, *args))
         gradients = [None if p is None else sum_to(p, ctx.shapes[i]).to(args[i].dtype) for i, p in enumerate(parts)]
         return (*gradients, *[None] * (len(needed) - len(parts)))
@@ -67,16 +73,12 @@ class Relaxation(Function):
         return elementwise(cls, in_dims, args)
 
 
-def widened(*args: Any) -> list[Any]:
-    """Half precision in float32, where slopes do not overflow and are rounded once."""
-    return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in _HALF else a for a in args]
-
-
-_HALF = frozenset({torch.float16, torch.bfloat16})
-
-
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
     """A formula in float32 at least, rounded once."""
+    if dtype in HALF:
+        parts = in_pieces(lambda *a: (formula(*a),), [dtype], *args)
+        if parts is not None:
+            return parts[0]
     return cast(formula(*widened(*args)), dtype)
 
 
@@ -131,7 +133,12 @@ def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, asked: bool = Tr
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
     if (number or y.shape == x.shape or y.ndim == 0) and (nobody_watches() if asked else nobody_traces()):
         return compare(x, y, out=torch.empty_like(x, dtype=dtype))
-    return recomputed(compare, x, y).to(dtype)
+    return as_number(recomputed(compare, x, y), dtype)
+
+
+def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 and 1. Compiled code converts bools to half precision one by one, and to float32 many at once."""
+    return (mask.float() if dtype in HALF and torch.compiler.is_compiling() else mask).to(dtype)
 
 
 def fitted(value: Tensor, softness: Softness) -> Tensor:

@@ -10,6 +10,9 @@ from torch.func import grad, hessian, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._bench._operators import bound, enlarged, tensors
+from fullgrad._cases.soft import RELAXATIONS
+from fullgrad.soft import _pieces, _relaxation
 from fullgrad.testing._subject import close, equal, like
 
 INF, NAN = math.inf, math.nan
@@ -385,3 +388,29 @@ def test_integers_become_floats():
     assert soft.ge is soft.greater_equal
     assert soft.equal is soft.eq
     assert fullgrad.equal_st is fullgrad.eq_st
+
+
+# --- half precision, in pieces ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[pytest.mark.exhaustive] * c.exhaustive) for c in RELAXATIONS])
+def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, monkeypatch):
+    """Value and gradient are the same, to the last bit, whether computed whole or in pieces; broadcast operands are whole."""
+    inputs = enlarged(case, 91, 91, dtype, "cpu")
+
+    def run():
+        leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
+        y = bound(case.operator, inputs)(*leaves)
+        return y.detach(), torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).to(dtype).reshape(y.shape))
+
+    value, gradients = run()
+    used, in_pieces = [], _pieces.in_pieces
+    monkeypatch.setattr(_pieces, "PIECE", 8)
+    monkeypatch.setattr(_relaxation, "in_pieces", lambda *a: used.append(in_pieces(*a)) or used[-1])
+    again, slopes = run()
+    equal(again, value)
+    for a, b in zip(slopes, gradients, strict=True):
+        equal(a, b)
+    alike = all(v.shape == value.shape for v in tensors(inputs))
+    assert alike == any(parts is not None for parts in used)

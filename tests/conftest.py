@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-SLICES = 56
+SLICES = 112
 
 # Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
 hypothesis.settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True)

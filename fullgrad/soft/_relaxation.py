@@ -36,7 +36,7 @@ class Relaxation(Function):
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *_, mode, hard = inputs
         ctx.shapes = [getattr(v, "shape", None) for v in inputs]
-        reads = cls.reads_output and mode == "smooth" and not hard and output.dtype not in HALF
+        reads = cls.reads_output and mode == "smooth" and not hard
         save_inputs(ctx, (*inputs, output if reads else None))
         ctx.dtype = output.dtype
 
@@ -44,12 +44,22 @@ class Relaxation(Function):
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         args, needed = saved_inputs(ctx), ctx.needs_input_grad
         if g.dtype in HALF:
+            parts = cls.pull_in_half(needed, g, *args)
+            if parts is not None:
+                summed = [None if p is None else sum_to(p, ctx.shapes[i]) for i, p in enumerate(parts)]
+                return (*summed, *[None] * (len(needed) - len(parts)))
+            args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
             parts = in_pieces(functools.partial(cls.pull, needed), [getattr(a, "dtype", None) for a in args], g, *args)
             if parts is not None:
                 return tuple(parts[: len(needed)])
         parts = cls.pull(needed, *widened(g, *args))
         gradients = [None if p is None else sum_to(p, ctx.shapes[i]).to(args[i].dtype) for i, p in enumerate(parts)]
         return (*gradients, *[None] * (len(needed) - len(parts)))
+
+    @classmethod
+    def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None] | None:
+        """`pull` of half precision by kernels that compute in float32 themselves; None where there are none."""
+        return None
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
@@ -60,7 +70,8 @@ class Relaxation(Function):
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
-        wide = widened(*saved_inputs(ctx))
+        *inputs, output = saved_inputs(ctx)
+        wide = widened(*inputs, None if output is not None and output.dtype in HALF else output)
         total: Any = None
         for i, t in enumerate(tangents):
             if t is not None:

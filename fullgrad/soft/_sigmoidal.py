@@ -123,7 +123,15 @@ class Sigmoidal(Relaxation):
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(step(x), softness)
+        if curves.fuses(x, softness, mode):
+            return curves.gate(x.new_ones(()).expand_as(x), x, softness)
         return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
+
+    @classmethod
+    def pull_in_half(
+        cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None
+    ) -> list[Tensor | None] | None:
+        return [curves.gate_slope(g, x, output, s)] if curves.fuses(x, s, mode) else None
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:

@@ -123,7 +123,15 @@ class Softrelu(Relaxation):
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.relu(x), softness)
+        if curves.fuses(x, softness, mode):
+            return curves.gate(x, x, softness) if gated else curves.softplus(x, softness, mode)
         return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
+
+    @classmethod
+    def pull_in_half(
+        cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
+    ) -> list[Tensor | None] | None:
+        return [curves.gate(g, x, s)] if not gated and curves.fuses(x, s, mode) else None
 
     @staticmethod
     def times(v: Tensor, i: int, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:

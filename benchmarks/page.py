@@ -39,7 +39,8 @@ def _operators(rows: list[Row]) -> list[str]:
 def where(run: Any) -> str:
     """What a table was measured on."""
     e = run["environment"]
-    return f"`{e['command']}`: {e['date']}, {e['device']}, one thread, torch {e['torch']}, Python {e['python']}.\n\n"
+    command = re.sub(r"(?<= bench )(?:'[^']*'|[^- ']+)(?: (?:'[^']*'|[^- ']+)){7,}", "NAMES", e["command"])  # of all, spelt out
+    return f"`{command}`: {e['date']}, {e['device']}, one thread, torch {e['torch']}, Python {e['python']}.\n\n"
 
 
 def small(run: Any) -> Iterator[list[str]]:
@@ -86,9 +87,10 @@ def large(run: Any) -> Iterator[list[str]]:
 
 def compiled(run: Any) -> Iterator[list[str]]:
     """Compiled forward and backward."""
-    yield ["operator", "n", "dtype", "ours", "/ composite"]
+    yield ["operator", "n", "dtype", "ours", "/ composite, or plain torch where that is the same"]
     for r in run["operators"]:
-        yield [r["operator"], f"{r['n']:,}", r["dtype"], seconds(r["ours"]["minimum"]), _to(r, "composite")]
+        rival = _to(r, "composite") or _to(r, "plain torch")
+        yield [r["operator"], f"{r['n']:,}", r["dtype"], seconds(r["ours"]["minimum"]), rival]
 
 
 def slower(found: dict[str, Any]) -> Iterator[list[str]]:

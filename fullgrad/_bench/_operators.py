@@ -61,7 +61,8 @@ def comparisons(
     for way in ways:
         statements = {}
         for who, function in functions.items():
-            if who == PLAIN and way not in (NO_GRADIENT, FORWARD, BACKWARD):
+            plainly = (NO_GRADIENT, FORWARD, BACKWARD) if COMPOSITE in functions else WAYS
+            if who == PLAIN and way not in plainly:
                 continue
             if who == PEER and way in (PER_SAMPLE, JVP):
                 continue  # they have no rules for it; docs/peers.md tells what each does
@@ -192,7 +193,7 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
         return _call("f", function, leaves)
     if way in (BACKWARD, COMPILED):
         if way == COMPILED:
-            function = torch.compile(function, fullgraph=True, dynamic=False)
+            function = torch.compile(_of_its_own(function), fullgraph=True, dynamic=False)
         # Contiguous and of the value's own strides, as a following layer gives it.
         g = torch.ones_like(function(*leaves), memory_format=torch.contiguous_format)
         names: dict[str, Any] = {"g": torch.randn_like(g), "leaves": leaves, "grad": torch.autograd.grad}
@@ -206,6 +207,13 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
     batch = tuple(v.expand(samples, *v.shape).contiguous() for v in tensors(inputs))
     per_sample = vmap(grad(lambda *a: function(*a).sum(), argnums=tuple(range(len(batch)))))
     return _call("f", per_sample, batch)
+
+
+def _of_its_own(function: Function) -> Function:
+    """A function with code of its own: torch.compile counts how often it compiles the same code, and gives up."""
+    namespace: dict[str, Any] = {"function": function}
+    exec("def own(*inputs):\n    return function(*inputs)", namespace)
+    return namespace["own"]
 
 
 def _call(name: str, function: Function, arguments: tuple[Tensor, ...]) -> Statement:

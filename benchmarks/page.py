@@ -93,16 +93,15 @@ def compiled(run: Any) -> Iterator[list[str]]:
         yield [r["operator"], f"{r['n']:,}", r["dtype"], seconds(r["ours"]["minimum"]), rival]
 
 
-def slower(found: dict[str, Any]) -> Iterator[list[str]]:
-    """Where a rival is faster, by both ratios, beyond their doubt."""
+def slower(run: Any) -> Iterator[list[str]]:
+    """Where a rival is faster at large sizes, by both ratios, beyond their doubt."""
     yield ["operator", "what", "n", "dtype", "rival", "ratio"]
-    for run in found.values():
-        for r in run["operators"]:
-            for who, rival in r["rivals"].items():
-                found_ratio = rival["ratio"]
-                least = min(found_ratio["of_minima"], found_ratio["of_medians"]) * (1 - found_ratio["doubt"])
-                if who in ("composite", "peer") and least > 1:
-                    yield [r["operator"], r["what"], f"{r['n']:,}", r["dtype"], who, ratio(found_ratio)]
+    for r in run["operators"]:
+        for who, rival in r["rivals"].items():
+            found = rival["ratio"]
+            least = min(found["of_minima"], found["of_medians"]) * (1 - found["doubt"])
+            if who in ("composite", "peer") and least > 1:
+                yield [r["operator"], r["what"], f"{r['n']:,}", r["dtype"], who, ratio(found)]
 
 
 def growth(run: Any) -> Iterator[list[str]]:
@@ -125,6 +124,8 @@ TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
     "transforms": ("small", transforms),
     "large": ("large", large),
     "compiled": ("compiled", compiled),
+    "slower": ("large", slower),
+    "slower_compiled": ("compiled", slower),
     "growth": ("growth", growth),
 }
 
@@ -134,11 +135,8 @@ def page(text: str, found: dict[str, Any]) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
-        if name == "slower":
-            body = markdown(slower(found))
-        else:
-            run, make = TABLES[name]
-            body = where(found[run]) + markdown(make(found[run]))
+        run, make = TABLES[name]
+        body = where(found[run]) + markdown(make(found[run])) if run in found else f"`benchmarks/{run}.json` is not there.\n"
         return f"<!-- {name} -->\n\n{body}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)

@@ -32,6 +32,9 @@ class Function:
     Operators are functions of their inputs: ``ctx.mark_dirty`` is refused. So are tensors inside containers, whose gradient
     torch would lose in silence. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
 
+    A class whose ``vjp`` is made of elementwise operations may set ``elementwise = True``: compiled code on the CPU then computes
+    them in the backward and saves what ``setup_context`` saves, where it would keep masks.
+
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
     right). A dual tensor from outside cannot enter compiled code; torch says so.
@@ -67,6 +70,8 @@ class Function:
         >>> torch.func.vmap(torch.func.grad(Heaviside.apply))(x)
         tensor([0., 1., 1., 0.])
     """
+
+    elementwise = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

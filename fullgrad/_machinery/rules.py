@@ -310,9 +310,12 @@ def _as_function(rule: Any) -> Any:
 
 
 def _recomputing(operator: Any) -> Any:
-    """The ``vjp`` rule, of which compiled code saves what the operator saves and no intermediate."""
+    """The ``vjp`` rule, of which compiled code, if it is elementwise, saves what the operator saves and no intermediate.
+
+    Not every operation may be computed again: a sort, for one, of which torch then cannot partition the graph.
+    """
     vjp = _as_function(operator.vjp)
-    if operator.setup_context is saves_nothing:
+    if operator.setup_context is saves_nothing or not operator.elementwise:
         return vjp
     tracing, recomputed = names.tracing, names.recomputed
 

@@ -97,6 +97,8 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
 class Clamp(Function):
     """The operator of :func:`clamp`."""
 
+    elementwise = True
+
     @staticmethod
     @pure
     def forward(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor:

@@ -56,6 +56,8 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
 class ReplaceGrad(Function):
     """The operator of :func:`replace_grad`."""
 
+    elementwise = True
+
     @staticmethod
     @passes_on
     def forward(value: Tensor, surrogate: Tensor) -> Tensor:

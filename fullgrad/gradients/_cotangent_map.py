@@ -15,6 +15,8 @@ class CotangentMap(Function):
     linear overrides it with the adjoint. Differentiating again differentiates :math:`c` as it is.
     """
 
+    elementwise = True
+
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
         return t

@@ -120,6 +120,8 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
 class Scale(Function):
     """The operator of :func:`scale`."""
 
+    elementwise = True
+
     @staticmethod
     @pure
     def forward(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:

@@ -55,6 +55,8 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
 class AffineKBitQuantize(Function):
     """The operator of :func:`affine_k_bit_quantize`."""
 
+    elementwise = True
+
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
         return w * KBitQuantize.forward(x, k) + b

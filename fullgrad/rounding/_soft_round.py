@@ -50,6 +50,8 @@ def soft_round(x: Tensor) -> Tensor:
 class SoftRound(Function):
     """The operator of :func:`soft_round`."""
 
+    elementwise = True
+
     @staticmethod
     @pure
     def forward(x: Tensor) -> Tensor:
@@ -75,6 +77,8 @@ class SoftRound(Function):
 
 class _Slope(Function):
     """``D`` as an operator of its own: through ``nan_to_num`` torch's derivative would be 0 * infinity where round(x) = 0."""
+
+    elementwise = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

@@ -81,6 +81,8 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
 class StepQuantize(Function):
     """The operator of :func:`step_quantize`."""
 
+    elementwise = True
+
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         # Division, not multiplication by the reciprocal, which is another function.

@@ -25,6 +25,8 @@ class Relaxation(Function):
     it.
     """
 
+    elementwise = True
+
     # Whether `times` reads the output, in smooth mode.
     reads_output = False
 

@@ -11,6 +11,7 @@ All are written without the difference of large numbers, and stay finite, or rig
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,17 +70,17 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.mul(p, (6 if mode == "c1" else 30) / width, out=again(p))
 
 
-def fuses(x: Tensor, s: Softness, mode: str) -> bool:
+def fuses(x: Tensor, s: Any, mode: str) -> bool:
     """Whether `gate` may stand in for steps in float32: in half precision, where nobody looks at the steps."""
     return mode == "smooth" and x.dtype in HALF and s.__class__ is float and 1e-6 < s < 1e6 and overwrites() is _always
 
 
-def gate(v: Tensor, x: Tensor, s: float) -> Tensor:
+def gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
     """v S in smooth mode, of half precision, in one kernel that computes in float32 and rounds once. For -s it is v (1 - S)."""
     return torch.ops.aten.softplus_backward.default(v, x, 1 / s, 60.0)
 
 
-def gate_slope(v: Tensor, x: Tensor, value: Tensor | None, s: float) -> Tensor:
+def gate_slope(v: Tensor, x: Tensor, value: Tensor | None, s: Any) -> Tensor:
     """v S' likewise, from the value of S if it is at hand. Each factor is accurate where it is small, as 1 - value is not."""
     v = gate(v, x, -s)
     if value is None:

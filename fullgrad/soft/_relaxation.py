@@ -1,7 +1,7 @@
 """`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Relaxation(Function):
         return (*gradients, *[None] * (len(needed) - len(parts)))
 
     @classmethod
-    def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None] | None:
+    def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
         """`pull` of half precision by kernels that compute in float32 themselves; None where there are none."""
         return None
 

@@ -1,5 +1,7 @@
 """`sigmoidal` and `heaviside`: a soft step from 0 to 1."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -130,7 +132,7 @@ class Sigmoidal(Relaxation):
     @classmethod
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None
-    ) -> list[Tensor | None] | None:
+    ) -> Sequence[Tensor | None] | None:
         return [curves.gate_slope(g, x, output, s)] if curves.fuses(x, s, mode) else None
 
     @staticmethod

@@ -1,5 +1,7 @@
 """`softrelu` and `relu`: the rectifier, soft."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -130,7 +132,7 @@ class Softrelu(Relaxation):
     @classmethod
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
-    ) -> list[Tensor | None] | None:
+    ) -> Sequence[Tensor | None] | None:
         return [curves.gate(g, x, s)] if not gated and curves.fuses(x, s, mode) else None
 
     @staticmethod

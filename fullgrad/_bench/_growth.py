@@ -48,20 +48,21 @@ def draw(rows: Sequence[Row], file: Path, pyplot: Any) -> None:
     """Time against n, and memory where it was measured, on log-log axes with the fitted exponent in the legend."""
     found, fitted = curves(rows), {(e["operator"], e["what"], e["who"]): e for e in exponents(rows)}
     both = any(peaks for _, _, peaks in found.values())
-    figure, axes = pyplot.subplots(1, 1 + both, figsize=(6.4 * (1 + both), 4.4), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(1, 1 + both, figsize=(5.2 * (1 + both), 5.4), layout="constrained", squeeze=False)
     styles = {"ours": "-", "composite": "--", "plain torch": ":", "floor": "-."}
     colours: dict[tuple[str, str], Any] = {}
+    several = len({what for _, what, _ in found}) > 1
     for (operator, what, who), (sizes, seconds, peaks) in found.items():
         colour = colours.setdefault((operator, what), f"C{len(colours) % 10}")
         fit = fitted[operator, what, who]
         for axis, costs, slope in zip(axes[0], (seconds, peaks), (fit["time"], fit["memory"]), strict=False):
             if len(costs) == len(sizes):
-                power = "" if slope is None else f", n^{slope:.2f}"
-                label = f"{operator} {what} {who}{power}"
+                power = "" if slope is None else f", $n^{{{slope:.2f}}}$"
+                label = f"{operator}{f' {what}' * several}, {who}{power}"
                 axis.plot(sizes, costs, styles.get(who, "--"), color=colour, marker="o", markersize=3, label=label)
     for axis, title in zip(axes[0], ("seconds", "peak bytes"), strict=False):
         axis.set(xscale="log", yscale="log", xlabel="n", title=title)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize="x-small")
-    figure.savefig(file, dpi=120)
+        axis.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    figure.savefig(file, dpi=120, bbox_inches="tight")
     pyplot.close(figure)

@@ -141,8 +141,9 @@ class Scale(Function):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, _, backward = saved_inputs(ctx)
         x_needs, forward_needs, _ = ctx.needs_input_grad
+        one = backward.__class__ is float and backward == 1.0
         return (
-            sum_to(g * backward, ctx.shape) if x_needs else None,
+            sum_to(g if one else g * backward, ctx.shape) if x_needs else None,
             sum_to(g * x, ctx.forward_shape) if forward_needs else None,
             None,
         )

@@ -16,7 +16,6 @@ from fullgrad._bench._comparison import run as measure
 from fullgrad._bench._growth import draw, exponents
 from fullgrad._bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
 from fullgrad._bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
-from fullgrad._bench._targets import facts, targets
 from fullgrad._cases import CASES
 from fullgrad._cli._errors import UsageError, extra
 
@@ -94,6 +93,9 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
 
     plan: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
     if not options.names or TARGETS in options.names:
+        # With torch's compilers, for which the other commands need not wait.
+        from fullgrad._bench._targets import facts, targets
+
         plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
         if not options.quick:
             plan.append((FACTS, FACTS, lambda: list(facts(options.device))))

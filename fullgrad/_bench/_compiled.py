@@ -23,7 +23,6 @@ from torch._inductor.decomposition import select_decomp_table
 
 import fullgrad
 from fullgrad import soft
-from fullgrad._bench._measure import Statement, measure
 from fullgrad._cases._case import straight_through
 from fullgrad._cases.soft import _sign_of, _step
 
@@ -97,22 +96,6 @@ def composite(x: Tensor, clamp: Callable[..., Tensor] = torch.clamp) -> Tensor:
 def old_style(x: Tensor) -> Tensor:
     """The same with a clamp that is a Function of the old style."""
     return composite(x, _Clamp.apply)
-
-
-def chain_times(elements: int = 4_000_000, seconds: float = 2.0, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Milliseconds of forward and backward of a chain of six operators."""
-    x, g = torch.randn(elements).to(dtype).requires_grad_(), torch.randn(elements).to(dtype)
-    roads = {
-        "ours, compiled": torch.compile(quantize, fullgraph=True),
-        "detach trick, compiled": torch.compile(composite, fullgraph=True),
-        "old-style clamp, compiled": torch.compile(old_style, fullgraph=True),
-        "ours": quantize,
-        "detach trick": composite,
-    }
-    shared = {"x": x, "g": g, "torch": torch}
-    statements = [Statement("torch.autograd.grad(f(x), x, g)", {"f": f, **shared}) for f in roads.values()]
-    times = measure(statements, seconds)
-    return {name: 1e3 * times[s].minimum for name, s in zip(roads, statements, strict=True)}
 
 
 def saved(function: Callable[..., Tensor], *inputs: Any) -> dict[str, float]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fullgrad._cases._case import straight_through
+
 
 def _standard(x: Tensor) -> Tensor:
     r = x - x.mean(-1, keepdim=True)
@@ -84,8 +86,7 @@ def straight(
     """The detach trick."""
 
     def twin(x: Tensor, softness: float) -> Tensor:
-        y = relaxation(x, softness)
-        return y + (hard(x) - y).detach()
+        return straight_through(hard(x), relaxation(x, softness))
 
     return twin
 

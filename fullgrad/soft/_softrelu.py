@@ -125,8 +125,8 @@ class Softrelu(Relaxation):
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return fitted(torch.relu(x), softness)
-        if curves.fuses(x, softness, mode):
-            return curves.gate(x, x, softness) if gated else curves.softplus(x, softness, mode)
+        if not gated and curves.fuses(x, softness, mode):
+            return curves.softplus(x, softness, mode)
         return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
 
     @classmethod

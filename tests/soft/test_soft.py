@@ -428,3 +428,17 @@ def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dty
         (found,) = torch.autograd.grad(f(leaf).sum(), leaf)
         torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
         assert (f(x).double() - f(exact)).abs().max() <= 2 * torch.finfo(dtype).eps * max(1.0, float(f(exact).max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_smooth_rectifiers_and_steps_of_infinity_are_the_hard_ones(dtype):
+    """In every precision, by every kernel: no infinity meets a 0."""
+    x = torch.tensor([-math.inf, math.inf], dtype=dtype).requires_grad_()
+    for f, hard in (
+        (soft.relu, torch.relu),
+        (lambda v: soft.relu(v, gated=True), torch.relu),
+        (soft.sigmoidal, lambda v: (v > 0).to(dtype)),
+    ):
+        y = f(x)
+        assert torch.equal(y, hard(x))
+        assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()

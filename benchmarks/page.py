@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fullgrad._bench._report import facts_table, markdown, ratio, seconds, targets_table
+from fullgrad._suite.bench._report import facts_table, markdown, ratio, seconds, targets_table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fullgrad._cases import CASES
-from fullgrad._cli import main
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cli import main
 from fullgrad.testing import GROUPS
 from fullgrad.testing._subject import devices
 

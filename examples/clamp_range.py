@@ -2,7 +2,7 @@ r"""
 A clamp range, learned through the training that uses it
 ========================================================
 
-A quantiser has a range: what lies beyond is clamped, what lies within is rounded to a few levels. A narrow range has fine levels
+A quantizer has a range: what lies beyond is clamped, what lies within is rounded to a few levels. A narrow range has fine levels
 and cuts off much; a wide one is coarse. Which range lets a network *learn* best? Its loss after training is a function of the
 range,
 
@@ -13,7 +13,7 @@ and the gradient of F goes through every inner step: it needs the mixed second d
 the bounds of the clamp. ``fullgrad.clamp`` gives bounds that are tensors a gradient, of every order.
 
 The network learns the handwritten digits that scikit-learn ships in 20 steps, each time from new random weights and other images.
-Three quantisers, one for the weights of each layer and one for the hidden units, have 16 levels and a range of their own. The six
+Three quantizers, one for the weights of each layer and one for the hidden units, have 16 levels and a range of their own. The six
 bounds are learned, and compared with fixed ranges, on images that took no part.
 
 Run ``python examples/clamp_range.py``; with a file name after it, the picture is written there. It takes about twenty seconds,
@@ -40,7 +40,7 @@ order = torch.randperm(len(labels))
 TO_LEARN, TO_JUDGE = order[:1200], order[1200:]
 
 # %%
-# The network and its quantisers
+# The network and its quantizers
 # ------------------------------
 #
 # The bounds are a tensor of shape (3, 2): inner weights, hidden units, outer weights, each with a lower and an upper bound.
@@ -52,15 +52,15 @@ HIDDEN = 16
 Weights = dict[str, Tensor]
 
 
-def quantise(x: Tensor, bounds: Tensor) -> Tensor:
+def quantize(x: Tensor, bounds: Tensor) -> Tensor:
     low, high = bounds.unbind()
     share = (fullgrad.clamp(x, low, high) - low) / (high - low)
     return low + (high - low) * fullgrad.k_bit_quantize(share, BITS)
 
 
 def logits(w: Weights, bounds: Tensor, x: Tensor) -> Tensor:
-    hidden = quantise(x @ quantise(w["inner"], bounds[0]), bounds[1])
-    return hidden @ quantise(w["outer"], bounds[2])
+    hidden = quantize(x @ quantize(w["inner"], bounds[0]), bounds[1])
+    return hidden @ quantize(w["outer"], bounds[2])
 
 
 def loss(w: Weights, bounds: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -221,9 +221,9 @@ left.axhline(results[best].losses.mean(), color="black", linestyle=":", label=f"
 left.set(xlabel="outer step", ylabel="outer loss", title="The loss after 20 inner steps")
 left.set_ylim(top=1.15 * max(losses))
 left.legend(frameon=False)
-for place, (name, colour) in enumerate((("inner weights", "#D55E00"), ("hidden units", "#009E73"), ("outer weights", "#CC79A7"))):
-    right.plot(path[:, place], color=colour)
-    right.fill_between(range(OUTER_STEPS + 1), *path[:, place].T, color=colour, alpha=0.15, linewidth=0, label=name)
+for place, (name, color) in enumerate((("inner weights", "#D55E00"), ("hidden units", "#009E73"), ("outer weights", "#CC79A7"))):
+    right.plot(path[:, place], color=color)
+    right.fill_between(range(OUTER_STEPS + 1), *path[:, place].T, color=color, alpha=0.15, linewidth=0, label=name)
 right.set(xlabel="outer step", ylabel="bounds", ylim=(-2.7, 3.9), title="The ranges")
 right.legend(frameon=False, loc="upper left")
 for panel in (left, right):

@@ -63,11 +63,11 @@ NOISE_MULTIPLIER = 1.0
 
 
 # %%
-# Three ways to quantise
+# Three ways to quantize
 # ----------------------
 
 
-class Quantiser(NamedTuple):
+class Quantizer(NamedTuple):
     """What a layer does to its input and to its weights, which are stored in [0, 1] and used in [-scale, scale]."""
 
     activation: Callable[[Tensor], Tensor]
@@ -98,9 +98,9 @@ def full_precision_weight(w: Tensor, scale: float) -> Tensor:
     return 2 * scale * w - scale
 
 
-FULLGRAD = Quantiser(fullgrad_activation, fullgrad_weight)
-TORCH = Quantiser(torch_activation, torch_weight)
-FULL_PRECISION = Quantiser(full_precision_activation, full_precision_weight)
+FULLGRAD = Quantizer(fullgrad_activation, fullgrad_weight)
+TORCH = Quantizer(torch_activation, torch_weight)
+FULL_PRECISION = Quantizer(full_precision_activation, full_precision_weight)
 
 
 # %%
@@ -108,24 +108,24 @@ FULL_PRECISION = Quantiser(full_precision_activation, full_precision_weight)
 # -----------
 
 
-class QuantisedLinear(nn.Module):
-    """A linear layer that quantises its input and its weights. The clamp of the input is the network's nonlinearity."""
+class QuantizedLinear(nn.Module):
+    """A linear layer that quantizes its input and its weights. The clamp of the input is the network's nonlinearity."""
 
-    def __init__(self, inputs: int, outputs: int, quantiser: Quantiser) -> None:
+    def __init__(self, inputs: int, outputs: int, quantizer: Quantizer) -> None:
         super().__init__()
-        self.quantiser = quantiser
+        self.quantizer = quantizer
         # Wider than usual, since a sum of inputs from [0, 1] has to fill [0, 1] again.
         self.scale = 3.0 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.rand(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(self.quantiser.activation(x), self.quantiser.weight(self.weight, self.scale), self.bias)
+        return linear(self.quantizer.activation(x), self.quantizer.weight(self.weight, self.scale), self.bias)
 
 
-def make_network(quantiser: Quantiser) -> nn.Sequential:
-    """Every layer is quantised, the first and the last too; only the biases are not."""
-    return nn.Sequential(*[QuantisedLinear(i, o, quantiser) for i, o in pairwise(WIDTHS)])
+def make_network(quantizer: Quantizer) -> nn.Sequential:
+    """Every layer is quantized, the first and the last too; only the biases are not."""
+    return nn.Sequential(*[QuantizedLinear(i, o, quantizer) for i, o in pairwise(WIDTHS)])
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -236,9 +236,9 @@ class Variant:
     """A row of the table, a line of the picture."""
 
     name: str
-    quantiser: Quantiser
+    quantizer: Quantizer
     private: bool
-    colour: str  # of the Okabe-Ito palette
+    color: str  # of the Okabe-Ito palette
     dashes: str
 
 
@@ -275,7 +275,7 @@ def load(seed: int) -> Split:
 def train(variant: Variant, seed: int, split: Split, on_epoch: Callable[[], None]) -> Run:
     """Train one variant from one seed. All variants of a seed start from the same weights."""
     torch.manual_seed(seed)
-    run = Run(make_network(variant.quantiser))
+    run = Run(make_network(variant.quantizer))
     optimizer, scheduler = make_optimizer(run.network, variant.private)
     for _ in range(EPOCHS):
         start = time.perf_counter()
@@ -405,8 +405,8 @@ def draw_curves(axes: Axes, runs: dict[str, list[Run]]) -> None:
     epochs = range(1, EPOCHS + 1)
     for variant in VARIANTS:
         errors = 100 * (1 - torch.tensor([run.accuracies for run in runs[variant.name]], dtype=torch.float64))
-        axes.plot(epochs, errors.mean(0), variant.dashes, color=variant.colour, linewidth=2, label=variant.name)
-        axes.fill_between(epochs, errors.amin(0), errors.amax(0), color=variant.colour, alpha=0.15, linewidth=0)
+        axes.plot(epochs, errors.mean(0), variant.dashes, color=variant.color, linewidth=2, label=variant.name)
+        axes.fill_between(epochs, errors.amin(0), errors.amax(0), color=variant.color, alpha=0.15, linewidth=0)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -422,8 +422,8 @@ def draw_norms(axes: Axes, run: Run) -> None:
     first, last = run.sample_norms[0], run.sample_norms[-1]
     both = torch.cat([first, last]).log10()
     bins = torch.logspace(both.min().item(), both.max().item(), 41).tolist()
-    for norms, label, colour in ((first, "first epoch", "#E69F00"), (last, "last epoch", PRIVATE.colour)):
-        axes.hist(norms.tolist(), bins, color=colour, alpha=0.6, label=label)
+    for norms, label, color in ((first, "first epoch", "#E69F00"), (last, "last epoch", PRIVATE.color)):
+        axes.hist(norms.tolist(), bins, color=color, alpha=0.6, label=label)
     axes.axvline(MAX_NORM, color="black", linestyle="--", label=f"clipped to {MAX_NORM:g}")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")

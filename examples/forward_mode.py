@@ -9,7 +9,7 @@ and nothing runs backwards. With a random :math:`v`, that one number makes an un
 .. math::
     g = (\nabla f \cdot v)\, v, \qquad v \sim \mathcal{N}(0, I), \qquad \mathbb{E}\, g = \nabla f
 
-Here it trains a network with quantised weights and activations on the handwritten digits that scikit-learn ships. Rounding needs
+Here it trains a network with quantized weights and activations on the handwritten digits that scikit-learn ships. Rounding needs
 a declared derivative for that, and one that forward mode knows: torch's own has the tangent 0, and a custom function without a
 ``jvp`` has none.
 
@@ -45,12 +45,12 @@ train_labels, test_labels = labels[:1347], labels[1347:]
 # -----------
 #
 # 64 pixels, 16 hidden units, ten digits. Weights are clamped to [-1, 1] and rounded to multiples of 1/8; hidden units are clamped
-# to [0, 1], which is the nonlinearity, and rounded to multiples of 1/16. A quantiser is a parameter, so that torch's can take its
+# to [0, 1], which is the nonlinearity, and rounded to multiples of 1/16. A quantizer is a parameter, so that torch's can take its
 # place.
 
 HIDDEN = 16
 Parameters = dict[str, Tensor]
-Quantiser = Callable[[Tensor, float, float], Tensor]  # of a tensor, the lowest value and the step; the highest value is 1
+Quantizer = Callable[[Tensor, float, float], Tensor]  # of a tensor, the lowest value and the step; the highest value is 1
 
 
 def declared(x: Tensor, lowest: float, step: float) -> Tensor:
@@ -68,13 +68,13 @@ def initial() -> Parameters:
     return {"inner": inner, "thresholds": torch.zeros(HIDDEN), "outer": outer, "bias": torch.zeros(10)}
 
 
-def logits(p: Parameters, x: Tensor, quantise: Quantiser = declared) -> Tensor:
-    hidden = quantise(3 / 8 * x @ quantise(p["inner"], -1.0, 1 / 8) + p["thresholds"], 0.0, 1 / 16)
-    return hidden @ quantise(p["outer"], -1.0, 1 / 8) + p["bias"]
+def logits(p: Parameters, x: Tensor, quantize: Quantizer = declared) -> Tensor:
+    hidden = quantize(3 / 8 * x @ quantize(p["inner"], -1.0, 1 / 8) + p["thresholds"], 0.0, 1 / 16)
+    return hidden @ quantize(p["outer"], -1.0, 1 / 8) + p["bias"]
 
 
-def loss(p: Parameters, x: Tensor, y: Tensor, quantise: Quantiser = declared) -> Tensor:
-    return cross_entropy(logits(p, x, quantise), y)
+def loss(p: Parameters, x: Tensor, y: Tensor, quantize: Quantizer = declared) -> Tensor:
+    return cross_entropy(logits(p, x, quantize), y)
 
 
 # %%
@@ -85,9 +85,9 @@ def loss(p: Parameters, x: Tensor, y: Tensor, quantise: Quantiser = declared) ->
 # The mean over K directions is a better estimate than one.
 
 
-def slopes(p: Parameters, directions: Parameters, *batch: Tensor, quantise: Quantiser = declared) -> Tensor:
+def slopes(p: Parameters, directions: Parameters, *batch: Tensor, quantize: Quantizer = declared) -> Tensor:
     """The derivative along every direction: a direction is the first dimension of each tensor."""
-    return vmap(lambda v: jvp(lambda q: loss(q, *batch, quantise), (p,), (v,))[1])(directions)
+    return vmap(lambda v: jvp(lambda q: loss(q, *batch, quantize), (p,), (v,))[1])(directions)
 
 
 def forward_gradient(p: Parameters, count: int, *batch: Tensor) -> Parameters:
@@ -118,7 +118,7 @@ assert reverse.abs().max() > 1e-3
 # follows. Nothing warns of it.
 
 directions = {name: torch.randn(100, *t.shape) for name, t in start.items()} | {"bias": torch.zeros(100, 10)}
-plain = slopes(start, directions, *batch, quantise=of_torch)
+plain = slopes(start, directions, *batch, quantize=of_torch)
 ours = slopes(start, directions, *batch)
 print(f"slopes along 100 directions: torch {plain.abs().max():g} at most, fullgrad {ours.abs().mean():.2g} on average")
 assert torch.equal(plain, torch.zeros(100))
@@ -129,7 +129,7 @@ assert torch.equal(logits(start, batch[0]), logits(start, batch[0], of_torch))  
 # The price is noise: the more parameters, the more of a random direction is beside the point. The cosine of the angle between the
 # estimate and the gradient is about :math:`\sqrt{K / (K + P + 1)}` for P parameters.
 
-COUNTS = {1: "#D55E00", 8: "#E69F00", 64: "#009E73"}  # directions per step, and a colour of the Okabe-Ito palette
+COUNTS = {1: "#D55E00", 8: "#E69F00", 64: "#009E73"}  # directions per step, and a color of the Okabe-Ito palette
 many = {name: torch.randn(4096, *t.shape) for name, t in start.items()}
 rows = torch.cat([v.flatten(1) for v in many.values()], dim=1)
 contributions = slopes(start, many, *batch)[:, None] * rows
@@ -144,7 +144,7 @@ for count in COUNTS:
 # Training
 # --------
 #
-# The same first weights, the same batches and the same optimiser for all. Only where the gradient comes from differs.
+# The same first weights, the same batches and the same optimizer for all. Only where the gradient comes from differs.
 
 STEPS, BATCH, EVERY = 800, 64, 25
 Gradient = Callable[[Parameters, Tensor, Tensor], Parameters]
@@ -241,17 +241,17 @@ assert single[-1] < reverse_peaks[-1] / 4
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 steps = range(EVERY, STEPS + 1, EVERY)
-for count, colour in COUNTS.items():
+for count, color in COUNTS.items():
     name = f"forward, {count} direction{'s' * (count > 1)}"
-    left.plot(steps, [100 * e for e in runs[count]], color=colour, label=name)
+    left.plot(steps, [100 * e for e in runs[count]], color=color, label=name)
 left.plot(steps, [100 * e for e in backward], color="black", linestyle="--", label="reverse")
-left.set(xlabel="step", ylabel="test error in percent", yscale="log", ylim=(3, 200), title="Learning a quantised network")
+left.set(xlabel="step", ylabel="test error in percent", yscale="log", ylim=(3, 200), title="Learning a quantized network")
 left.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"], minor=False)
 left.minorticks_off()
 left.legend(frameon=False, ncols=2)
 for (name, found), style in zip(peaks.items(), ("k--", "o-", "s-"), strict=True):
-    colour = {} if style == "k--" else {"color": "#D55E00" if style == "o-" else "#E69F00"}
-    right.plot(DEPTHS, found, style, label=name, **colour)
+    color = {} if style == "k--" else {"color": "#D55E00" if style == "o-" else "#E69F00"}
+    right.plot(DEPTHS, found, style, label=name, **color)
 right.set(xlabel="layers", ylabel="peak of memory, in activations", title="Memory for one gradient, or one set of slopes")
 right.legend(frameon=False)
 for panel in (left, right):

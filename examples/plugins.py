@@ -6,7 +6,7 @@ A declared derivative is of use where other packages differentiate. Three of the
 
 * `snntorch <https://github.com/jeshraghian/snntorch>`_ takes it as the surrogate of a spike, and its neurons work under
   ``vmap(grad)``.
-* `Opacus <https://github.com/pytorch/opacus>`_ finds the per-sample gradients of a quantised layer by itself, and trains it
+* `Opacus <https://github.com/pytorch/opacus>`_ finds the per-sample gradients of a quantized layer by itself, and trains it
   privately.
 * `curvlinops <https://github.com/f-dangel/curvlinops>`_ makes linear operators of its Hessian and its Gauss-Newton matrix.
 
@@ -123,20 +123,20 @@ def spiking() -> None:
 run(spiking, "snntorch")
 
 # %%
-# A quantised network for the other two
+# A quantized network for the other two
 # -------------------------------------
 #
 # Its layer rounds its weights to multiples of 1/8 and its input to multiples of 1/16, and neither package has heard of it.
 
 
-class QuantisedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight = fullgrad.step_quantize(fullgrad.clamp(self.weight, -1.0, 1.0), 1 / 8)
         return nn.functional.linear(fullgrad.step_quantize(x, 1 / 16), weight, self.bias)
 
 
-def quantised() -> nn.Sequential:
-    return nn.Sequential(QuantisedLinear(64, 16), nn.Tanh(), QuantisedLinear(16, 10))
+def quantized() -> nn.Sequential:
+    return nn.Sequential(QuantizedLinear(64, 16), nn.Tanh(), QuantizedLinear(16, 10))
 
 
 # %%
@@ -152,7 +152,7 @@ def private() -> None:
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
-    network = quantised()
+    network = quantized()
     plain = copy.deepcopy(network)  # without the hooks of Opacus
     optimizer = torch.optim.SGD(network.parameters(), 1.0, momentum=0.9)
     loader = DataLoader(TensorDataset(train_images, train_labels), batch_size=128)
@@ -194,7 +194,7 @@ run(private, "opacus")
 def curvature() -> None:
     from curvlinops import GGNLinearOperator, HessianLinearOperator
 
-    network = quantised().double()
+    network = quantized().double()
     x, y = train_images[:200].double(), train_labels[:200]
     parameters = dict(network.named_parameters())
     data = [(x[:100], y[:100]), (x[100:], y[100:])]  # batches add up

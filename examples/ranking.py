@@ -80,7 +80,7 @@ class Contestant(NamedTuple):
     softnesses: tuple[float, ...]
     rates: tuple[float, ...]
     last_softness: float  # after the last step, as a multiple of the first
-    colour: str  # of the Okabe-Ito palette
+    color: str  # of the Okabe-Ito palette
 
 
 TORCH = Contestant("torch", keep_torch, (1.0,), MORE_LEARNING_RATES, 1.0, "#000000")
@@ -188,14 +188,14 @@ def lead(results: dict[str, Accuracies], name: str) -> Tensor:
 def draw(results: dict[str, Accuracies], path: Path | None) -> None:
     figure = plt.figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    right.axline((0.9, 0.9), slope=1, color="grey", linewidth=1)
+    right.axline((0.9, 0.9), slope=1, color="gray", linewidth=1)
     for place, c in enumerate(CONTESTANTS):
         _, exact, as_trained = results[c.name].chosen()
         for i, marker in enumerate(KEPT.values()):
-            style = {"marker": marker, "color": c.colour, "alpha": 0.5, "linestyle": "", "markersize": 5}
+            style = {"marker": marker, "color": c.color, "alpha": 0.5, "linestyle": "", "markersize": 5}
             x, label = i + 0.16 * (place - 1.5), None if i else c.name
             left.plot([x] * len(exact), exact[:, i], **style)
-            left.errorbar(x, exact.mean(0)[i], standard_error(exact)[i], fmt="_", color=c.colour, markersize=16, capsize=3)
+            left.errorbar(x, exact.mean(0)[i], standard_error(exact)[i], fmt="_", color=c.color, markersize=16, capsize=3)
             right.plot(as_trained[:, i], exact[:, i], **style, label=label)
     left.set_xticks(range(len(KEPT)), [f"k = {k}" for k in KEPT])
     left.set(ylabel="test accuracy, exactly k units kept", title="Seeds, their mean and its standard error")

@@ -9,9 +9,9 @@ digits that scikit-learn ships. Two operators flatten the gradient of this plain
 * ``scale_bwd``: after the stem and every block a fixed factor for the gradient, chosen from the scales of the plain network.
 * ``scale_grad``: at the same places the gradient is divided by its largest absolute value.
 
-The upper row of the picture has the scales of a batch at initialisation. The lower row has the gradient scale of every sample by
-itself, from ``vmap(grad)``, at initialisation and with the weights of the trained plain network. A fixed factor leaves samples as
-far apart as they were, and fits less well once the weights have changed. ``scale_grad`` under ``vmap`` normalises each sample by
+The upper row of the picture has the scales of a batch at initialization. The lower row has the gradient scale of every sample by
+itself, from ``vmap(grad)``, at initialization and with the weights of the trained plain network. A fixed factor leaves samples as
+far apart as they were, and fits less well once the weights have changed. ``scale_grad`` under ``vmap`` normalizes each sample by
 itself, so that hard and easy ones weigh the same. ``norm`` and ``head`` come after the last place, where nothing differs.
 
 No better training is claimed: on a batch a parameter's gradient keeps its direction, and to plain SGD its length is a learning
@@ -168,14 +168,14 @@ def draw(results: dict[str, tuple[Measured, Measured]], path: Path | None) -> No
     grid = figure.subplots(2, len(results), sharex=True, sharey="row")
     for (name, (initial, trained)), upper, lower in zip(results.items(), *grid, strict=True):
         initial.batch.plot(upper).set(title=name, xlabel="", ylabel="")
-        for stage, label, colour, dashes in ((initial, "at initialisation", "#D55E00", "-"), (trained, "trained", "black", "--")):
+        for stage, label, color, dashes in ((initial, "at initialization", "#D55E00", "-"), (trained, "trained", "black", "--")):
             low, median, high = stacked(stage.samples).quantile(QUANTILES, dim=1)
-            lower.plot(range(len(median)), median, dashes, color=colour, linewidth=2, label=label)
-            lower.fill_between(range(len(median)), low, high, color=colour, alpha=0.2, linewidth=0)
+            lower.plot(range(len(median)), median, dashes, color=color, linewidth=2, label=label)
+            lower.fill_between(range(len(median)), low, high, color=color, alpha=0.2, linewidth=0)
         lower.set(yscale="log", xlabel="module, in the order of execution")
         lower.tick_params("x", rotation=90, labelsize="small")
         lower.grid(alpha=0.3)
-    grid[0, 0].set_ylabel("scale in a batch, at initialisation")
+    grid[0, 0].set_ylabel("scale in a batch, at initialization")
     grid[1, 0].set_ylabel("gradient scale of a sample:\nmedian, and 5% to 95% of samples")
     grid[1, 0].legend(frameon=False)
     if path:
@@ -212,7 +212,7 @@ def main() -> None:
     growth = initial[0].ratio ** (1 / BLOCKS)
     accuracy = (plain(images).argmax(1) == labels).double().mean().item()
     difference = max(stage.difference for stage in initial + trained)
-    print(f"plain: the gradient grows by {growth:.3f} per block at initialisation; test accuracy {accuracy:.3f} after training")
+    print(f"plain: the gradient grows by {growth:.3f} per block at initialization; test accuracy {accuracy:.3f} after training")
     print(f"per-sample scales equal a loop over {LOOPED} samples (largest relative difference {difference:.1e})")
     if output:
         print(f"wrote {output}")
@@ -221,7 +221,7 @@ def main() -> None:
         "per-sample scales equal a loop": all(stage.difference < 1e-9 for stage in initial + trained),
         "plain: the gradient grows by sqrt(2) per block": abs(growth / 2**0.5 - 1) < 0.1,
         "plain: the digits are learnt": accuracy > 0.9,
-        "scale_bwd: equal scales at initialisation": initial[1].ratio < 1.2,
+        "scale_bwd: equal scales at initialization": initial[1].ratio < 1.2,
         "scale_bwd: closer scales with trained weights": trained[1].ratio < trained[0].ratio / 20,
         "scale_bwd: samples as far apart": all(abs(s[1].spread / s[0].spread - 1) < 1e-3 for s in (initial, trained)),
         "scale_grad: scales and samples together": all(s[2].ratio < 5 and s[2].spread < 2 for s in (initial, trained)),

@@ -1,5 +1,5 @@
 r"""
-The Hessian spectrum of a quantised network
+The Hessian spectrum of a quantized network
 ===========================================
 
 The eigenvalues of the Hessian say how sharply a loss bends, and in how many directions. A network with rounded weights and binary
@@ -210,14 +210,14 @@ assert eigenvalues[-1] < -1e-6
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 left.plot(range(1, SIZE + 1), eigenvalues, "o", color="#0072B2", markersize=3)
 left.set(title=f"All {len(train_labels):,} training images")
-for name, style, colour in (("fullgrad", "o", "#0072B2"), ("autograd.Function", "x", "#D55E00")):
+for name, style, color in (("fullgrad", "o", "#0072B2"), ("autograd.Function", "x", "#D55E00")):
     spectrum = torch.linalg.eigvalsh((hessians[name][-1] + hessians[name][-1].T) / 2).flip(0)
-    right.plot(range(1, SIZE + 1), spectrum, style, color=colour, markersize=3, label=name)
+    right.plot(range(1, SIZE + 1), spectrum, style, color=color, markersize=3, label=name)
 right.set(title="64 images, by forward over forward")
 right.legend(frameon=False)
 for panel in (left, right):
     panel.set_yscale("symlog", linthresh=1e-4)
-    panel.axhline(0, color="grey", linewidth=0.8)
+    panel.axhline(0, color="gray", linewidth=0.8)
     panel.set(xlabel="rank of the eigenvalue", ylabel="eigenvalue")
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)

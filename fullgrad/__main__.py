@@ -1,6 +1,6 @@
 """``python -m fullgrad``."""
 
-from fullgrad._cli import main
+from fullgrad._suite.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

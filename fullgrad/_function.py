@@ -3,10 +3,10 @@
 import inspect
 from typing import Any, NoReturn
 
-from fullgrad._machinery import Rules, alias, connect, passes_on, pure, recomputed, reuse, saves_nothing
-from fullgrad._machinery.rules import in_place_message
+from fullgrad._dispatch import Rules, alias, connect, is_identity, out_buffer, pure, recomputed, saves_nothing
+from fullgrad._dispatch.rules import in_place_message
 
-__all__ = ["Function", "alias", "passes_on", "pure", "recomputed", "reuse", "saves_nothing"]
+__all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "out_buffer", "saves_nothing"]
 
 _RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 
@@ -32,8 +32,8 @@ class Function:
     Operators are functions of their inputs: ``ctx.mark_dirty`` is refused. So are tensors inside containers, whose gradient
     torch would lose in silence. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
 
-    A class whose ``vjp`` is made of elementwise operations may set ``elementwise = True``: compiled code on the CPU then computes
-    them in the backward and saves what ``setup_context`` saves, where it would keep masks.
+    A class whose ``vjp`` is made of elementwise operations may set ``recompute_in_backward = True``: compiled code on the CPU
+    then computes them in the backward and saves what ``setup_context`` saves, where it would keep masks.
 
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
@@ -71,7 +71,7 @@ class Function:
         tensor([0., 1., 1., 0.])
     """
 
-    elementwise = False
+    recompute_in_backward = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_watches
+from fullgrad._dispatch import can_reuse_buffers
 
 # A function of inputs that may be tensors or constants, which returns a tensor or a tuple of them.
 Soft = Callable[..., Any]
@@ -14,7 +14,7 @@ Soft = Callable[..., Any]
 
 def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotangents: Any) -> tuple[Tensor, ...]:
     """The gradients of the inputs at ``where``, of any order; cheaper where nobody differentiates them again."""
-    if not nobody_watches():
+    if not can_reuse_buffers():
         return pullback(soft, inputs, where)(cotangents)
     y, some = recorded(soft, inputs, where)
     return gradients(y, some, cotangents)

@@ -44,12 +44,14 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    from fullgrad._machinery import LANE, MISSING
+    from fullgrad._dispatch import DISPATCH, MISSING
 
     part = _slice(config)
     chosen = "none" if part is None else f"slice {part[0]} of {part[1]}"
     missing = f", missing {', '.join(MISSING)}" if MISSING else ""
-    return f"torch {torch.__version__}, lane {LANE!r}{missing}, devices {', '.join(devices())}, exhaustive tests: {chosen}"
+    return (
+        f"torch {torch.__version__}, dispatch {DISPATCH!r}{missing}, devices {', '.join(devices())}, exhaustive tests: {chosen}"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

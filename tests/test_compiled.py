@@ -15,10 +15,10 @@ from torch._inductor import metrics
 
 import fullgrad
 from fullgrad import soft
-from fullgrad._bench._compiled import CHAINS, composite, first_gradient, old_style, quantize, saved
-from fullgrad._cases import clamping, gradients, rounding
-from fullgrad._cases import soft as relaxations
-from fullgrad._machinery import rules
+from fullgrad._dispatch import rules
+from fullgrad._suite.bench._compiled import CHAINS, composite, first_gradient, old_style, quantize, saved
+from fullgrad._suite.cases import clamping, gradients, rounding
+from fullgrad._suite.cases import soft as relaxations
 
 FAMILIES = [*rounding.CASES, *clamping.CASES, *gradients.CASES, *relaxations.RELAXATIONS]
 
@@ -97,7 +97,7 @@ def test_an_operator_of_a_user_keeps_what_it_saves():
     class Window(fullgrad.Function):
         """1 where x > 0, with the derivative 1 where abs(x) < 1."""
 
-        elementwise = True
+        recompute_in_backward = True
 
         @staticmethod
         def forward(x):
@@ -254,7 +254,7 @@ def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
 @pytest.mark.exhaustive
 def test_the_next_process_finds_the_graph():
     """Two processes that share a folder: the second finds what the first has compiled."""
-    from fullgrad._bench._compiled import cached_seconds
+    from fullgrad._suite.bench._compiled import cached_seconds
 
     first, second = cached_seconds()
     assert first.get("autograd_cache_saved") == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._cases import CASES
+from fullgrad._suite.cases import CASES
 
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
 FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name not in ALIASES]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fullgrad._cases import CASES
+from fullgrad._suite.cases import CASES
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
 from fullgrad.testing._subject import devices
 
@@ -14,7 +14,9 @@ def applies(case, name):
     several = name == "unneeded_gradients_cost_nothing"
     if name == "adjoint" and not case.linear:
         return False
-    return not ((numeric and case.forwards is None) or (exact and case.value is None) or (several and len(case.where) < 2))
+    return not (
+        (numeric and case.smooth_forwards is None) or (exact and case.value is None) or (several and len(case.diff_argnums) < 2)
+    )
 
 
 @pytest.mark.parametrize("device", devices())

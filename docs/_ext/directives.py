@@ -21,8 +21,8 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import fullgrad
-from fullgrad import _cli
-from fullgrad.testing import CHECKS, GROUPS, THREADS
+from fullgrad._suite import cli
+from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES
 
 LOGGER = logging.getLogger(__name__)
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example|Source):")
@@ -88,8 +88,12 @@ class ChecksDirective(SphinxDirective):
         for group, members in GROUPS.items():
             for check in members:
                 proves = _marked(" ".join((inspect.getdoc(CHECKS[check]) or "").split("\n\n")[0].split()))
-                thread = f" (`#{THREADS[check].rpartition('/')[2]} <{THREADS[check]}>`__)" if check in THREADS else ""
-                rows.append((group if check == members[0] else "", f"``{check}``", proves + thread))
+                issue = (
+                    f" (`#{UPSTREAM_ISSUES[check].rpartition('/')[2]} <{UPSTREAM_ISSUES[check]}>`__)"
+                    if check in UPSTREAM_ISSUES
+                    else ""
+                )
+                rows.append((group if check == members[0] else "", f"``{check}``", proves + issue))
         return self.parse_text_to_nodes("\n".join(_table(rows, (12, 24, 64), ("group", "check", "what it proves"))))
 
 
@@ -99,8 +103,8 @@ class CommandsDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """A literal block for each."""
         commands = argparse.ArgumentParser(prog="python -m fullgrad").add_subparsers()
-        for found in pkgutil.iter_modules(_cli.__path__):
-            module = importlib.import_module(f"{_cli.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(cli.__path__):
+            module = importlib.import_module(f"{cli.__name__}.{found.name}")
             if hasattr(module, "register"):
                 module.register(commands)
         text = []
@@ -160,7 +164,7 @@ def _table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], header: tup
 
 
 def _summary(path: str) -> str:
-    """The first sentence, whose references to neighbours become absolute."""
+    """The first sentence, whose references to neighbors become absolute."""
     package = path.rpartition(".")[0]
 
     def absolute(found: re.Match[str]) -> str:

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.func import grad, vjp, vmap
 
 import fullgrad
-from fullgrad._cases import CASES
-from fullgrad._cases._case import Case
-from fullgrad._cli._plot import curves
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cases._case import Case
+from fullgrad._suite.cli._plot import curves
 
 # Lines and words of middle tones, legible on white and on black.
-COLOURS = {"smooth": "#3A8FD0", "c0": "#DD6B20", "c1": "#12A37F", "c2": "#C774A8"}
-GREY = "#7D8288"
+COLORS = {"smooth": "#3A8FD0", "c0": "#DD6B20", "c1": "#12A37F", "c2": "#C774A8"}
+GRAY = "#7D8288"
 STYLE = {
     "font.size": 9,
     "lines.linewidth": 1.5,
@@ -32,7 +32,7 @@ STYLE = {
     "axes.titlesize": 9,
     "legend.frameon": False,
     **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color", "axes.titlecolor"), GREY
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color", "axes.titlecolor"), GRAY
     ),
 }
 MODES = ("smooth", "c0", "c1", "c2")
@@ -109,7 +109,7 @@ def draw(path: str, label: str = "") -> None:
     figure.subplots_adjust(left=0.05, right=0.99, bottom=0.11, top=0.88, wspace=0.22)
     for mode, case in picture.cases.items():
         for axes, curve in zip(panels, make[picture.kind](case, x), strict=True):
-            axes.plot(x, curve.detach(), color=COLOURS[mode or "smooth"], label=mode)
+            axes.plot(x, curve.detach(), color=COLORS[mode or "smooth"], label=mode)
     for axes, title in zip(panels, picture.titles, strict=True):
         axes.set_title(title)
         if axes.dataLim.height < 1e-6:  # a constant

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
+from fullgrad._dispatch import forward_mode_is_on
 from fullgrad._function import Function, pure
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad._machinery import forward_mode_is_on
-from fullgrad.clamping._neighbours import DTYPES, flushes_denormals, neighbour
+from fullgrad.clamping._neighbors import DTYPES, flushes_denormals, neighbor
 
 Bound = Tensor | float | None
 
@@ -97,7 +97,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
 class Clamp(Function):
     """The operator of :func:`clamp`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     @pure
@@ -171,16 +171,16 @@ def _fused(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[A
 
     The last two are the infinity in the place of NaN, and the sign of x: an upper bound alone is a lower bound of -x.
     """
-    # A trivial bound is none: infinity has no neighbour beyond it.
+    # A trivial bound is none: infinity has no neighbor beyond it.
     low = None if low == -math.inf else low
     high = None if high == math.inf else high
     if (low is None and high is None) or low != low or high != high:
         return None, (), 0.0, 1
     if low is None:
-        return _THRESHOLD, (-neighbour(high, dtype, True),), -math.inf, -1  # pyright: ignore[reportArgumentType]
+        return _THRESHOLD, (-neighbor(high, dtype, True),), -math.inf, -1  # pyright: ignore[reportArgumentType]
     if high is None:
-        return _THRESHOLD, (neighbour(low, dtype, False),), -math.inf, 1
-    return _HARDTANH, (neighbour(low, dtype, False), neighbour(high, dtype, True)), math.inf, 1
+        return _THRESHOLD, (neighbor(low, dtype, False),), -math.inf, 1
+    return _HARDTANH, (neighbor(low, dtype, False), neighbor(high, dtype, True)), math.inf, 1
 
 
 _HARDTANH = torch.ops.aten.hardtanh_backward.default

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import Function, reuse
+from fullgrad._function import Function, out_buffer
 
 
 def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -55,8 +55,8 @@ class ClampByLinear(Function):
     def forward(x: Tensor, eps: float = 1e-5, batch_dims: int = 0) -> Tensor:
         s = _Sample(x, eps, batch_dims)
         y = s.x * 0.5
-        y = torch.sub(y, s.low, out=reuse(y))
-        y = torch.div(y, s.half_range, out=reuse(y))
+        y = torch.sub(y, s.low, out=out_buffer(y))
+        y = torch.div(y, s.half_range, out=out_buffer(y))
         return y.to(x.dtype) if x.is_floating_point() else y
 
     @staticmethod

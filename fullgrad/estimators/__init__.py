@@ -3,9 +3,9 @@
 The twins of the relaxations lie beside them in `fullgrad.soft`; here are they together, and what makes one's own.
 """
 
-from fullgrad.estimators._factory import straight_through
 from fullgrad.estimators._replace_grad import ReplaceGrad, replace_grad
 from fullgrad.estimators._st import grad_replace, st
+from fullgrad.estimators._straight_through import straight_through
 from fullgrad.soft._abs import abs_st
 from fullgrad.soft._clamp import clamp_st
 from fullgrad.soft._closeness import eq_st, isclose_st, not_equal_st

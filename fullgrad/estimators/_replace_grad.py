@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, alias, passes_on, saves_nothing
+from fullgrad._function import Function, alias, is_identity, saves_nothing
 
 
 def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
@@ -56,10 +56,10 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
 class ReplaceGrad(Function):
     """The operator of :func:`replace_grad`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
-    @passes_on
+    @is_identity
     def forward(value: Tensor, surrogate: Tensor) -> Tensor:
         return alias(value)
 

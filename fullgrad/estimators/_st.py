@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_differentiates, tree_map_pairs
+from fullgrad._dispatch import is_differentiating, tree_map_pairs
 from fullgrad.estimators._replace_grad import replace_grad
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,7 +105,7 @@ def _value_of_first(name: str, fn: Any, first: tuple[Any, Any], second: tuple[An
     # The first call gets no derivative, so none of its graph is kept.
     with torch.no_grad():
         value = fn(*first[0], **first[1])
-    if nobody_differentiates():
+    if not is_differentiating():
         return value
     return tree_map_pairs(functools.partial(_replaced, name), value, fn(*second[0], **second[1]), name)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias, passes_on
+from fullgrad._function import alias, is_identity
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad.gradients._cotangent_map import CotangentMap
 
@@ -51,7 +51,7 @@ class ClipGrad(CotangentMap):
     """The operator of :func:`clip_grad`."""
 
     @staticmethod
-    @passes_on
+    @is_identity
     def forward(x: Tensor, max_value: Tensor | float) -> Tensor:
         return alias(x)
 

@@ -15,7 +15,7 @@ class CotangentMap(Function):
     linear overrides it with the adjoint. Differentiating again differentiates :math:`c` as it is.
     """
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:

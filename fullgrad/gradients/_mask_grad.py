@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias, passes_on
+from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -48,7 +48,7 @@ class MaskGrad(CotangentMap):
     """The operator of :func:`mask_grad`."""
 
     @staticmethod
-    @passes_on
+    @is_identity
     def forward(x: Tensor, mask: Tensor) -> Tensor:
         return alias(x)
 

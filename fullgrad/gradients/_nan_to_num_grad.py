@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import alias, passes_on
+from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -52,7 +52,7 @@ class NanToNumGrad(CotangentMap):
     """The operator of :func:`nan_to_num_grad`."""
 
     @staticmethod
-    @passes_on
+    @is_identity
     def forward(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         return alias(x)
 

@@ -120,7 +120,7 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
 class Scale(Function):
     """The operator of :func:`scale`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     @pure

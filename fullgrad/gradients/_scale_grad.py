@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dims import Dim, behind_batch, dims_of
-from fullgrad._function import alias, passes_on
+from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 from fullgrad.gradients._magnitude import largest
 
@@ -20,7 +20,7 @@ def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
 
     Where the maximum is 0 or NaN the gradient is unchanged; where it is infinite, infinite elements become NaN and finite ones 0.
     Under ``vmap`` each sample has a maximum of its own. The map is not linear, so ``jvp`` is not its adjoint but the identity;
-    double backward differentiates the map as it is, where ties share the derivative, and its own cotangent is normalised in turn.
+    double backward differentiates the map as it is, where ties share the derivative, and its own cotangent is normalized in turn.
     Nothing is saved.
 
     Args:
@@ -58,7 +58,7 @@ class ScaleGrad(CotangentMap):
     """The operator of :func:`scale_grad`."""
 
     @staticmethod
-    @passes_on
+    @is_identity
     def forward(x: Tensor, dim: Dim = None) -> Tensor:
         return alias(x)
 

@@ -1,4 +1,4 @@
-"""Rounding and quantising: piecewise constant values with useful derivatives."""
+"""Rounding and quantizing: piecewise constant values with useful derivatives."""
 
 from fullgrad.rounding._affine_k_bit_quantize import AffineKBitQuantize, affine_k_bit_quantize
 from fullgrad.rounding._ceil import Ceil, ceil

@@ -1,4 +1,4 @@
-"""`affine_k_bit_quantize`: k-bit quantisation with a scale and an offset that learn."""
+"""`affine_k_bit_quantize`: k-bit quantization with a scale and an offset that learn."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
 
 
 def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-    r"""Quantise to ``k`` bits, scale by ``w`` and shift by ``b``.
+    r"""Quantize to ``k`` bits, scale by ``w`` and shift by ``b``.
 
     .. math::
         y = w\, q(x) + b, \quad q(x) = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad
@@ -55,7 +55,7 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
 class AffineKBitQuantize(Function):
     """The operator of :func:`affine_k_bit_quantize`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import reuse
+from fullgrad._function import out_buffer
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -14,7 +14,7 @@ MOST_BITS = 1023
 
 
 def k_bit_quantize(x: Tensor, k: int) -> Tensor:
-    r"""Quantise :math:`[0, 1]` to :math:`2^k` evenly spaced levels, with the straight-through derivative.
+    r"""Quantize :math:`[0, 1]` to :math:`2^k` evenly spaced levels, with the straight-through derivative.
 
     .. math::
         y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad D(x) = 1
@@ -84,9 +84,9 @@ class KBitQuantize(StraightThrough):
     def forward(x: Tensor, k: int) -> Tensor:
         levels = _levels(int(k))
         y = x * levels
-        y = torch.round(y, out=reuse(y))
+        y = torch.round(y, out=out_buffer(y))
         # Division, not multiplication by the reciprocal, which is another function.
-        return torch.div(y, levels, out=reuse(y))
+        return torch.div(y, levels, out=out_buffer(y))
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:

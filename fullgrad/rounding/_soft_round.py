@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, pure, reuse
+from fullgrad._function import Function, out_buffer, pure
 
 
 def soft_round(x: Tensor) -> Tensor:
-    r"""Round to the nearest integer with a derivative that pulls towards integers.
+    r"""Round to the nearest integer with a derivative that pulls toward integers.
 
     .. math::
         y = \operatorname{round}(x), \qquad
@@ -50,7 +50,7 @@ def soft_round(x: Tensor) -> Tensor:
 class SoftRound(Function):
     """The operator of :func:`soft_round`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     @pure
@@ -78,7 +78,7 @@ class SoftRound(Function):
 class _Slope(Function):
     """``D`` as an operator of its own: through ``nan_to_num`` torch's derivative would be 0 * infinity where round(x) = 0."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ class _Slope(Function):
         if torch.compiler.is_compiling():  # which fuses comparisons, and looks for NaN one element after another
             return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
         # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
-        slope = torch.div(x, slope, out=reuse(slope))
-        slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=reuse(slope))
-        return torch.add(slope, x - x, out=reuse(slope))
+        slope = torch.div(x, slope, out=out_buffer(slope))
+        slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=out_buffer(slope))
+        return torch.add(slope, x - x, out=out_buffer(slope))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

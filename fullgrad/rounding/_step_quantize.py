@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
-from fullgrad._function import Function, reuse
+from fullgrad._function import Function, out_buffer
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.rounding._round import Round
 
@@ -81,14 +81,14 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
 class StepQuantize(Function):
     """The operator of :func:`step_quantize`."""
 
-    elementwise = True
+    recompute_in_backward = True
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         # Division, not multiplication by the reciprocal, which is another function.
         y = x / step
-        y = torch.round(y, out=reuse(y))
-        return torch.mul(y, step, out=reuse(y))
+        y = torch.round(y, out=out_buffer(y))
+        return torch.mul(y, step, out=out_buffer(y))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

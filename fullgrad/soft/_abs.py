@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_asks
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -72,7 +72,7 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
     Source: ``softtorch.abs_st``.
     """
     x = check("abs_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
         return torch.abs(x)
     return Abs.apply(x, softness, mode, True)
 
@@ -83,11 +83,11 @@ class Abs(Relaxation):
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(torch.abs(x), softness)
+            return expand_to_softness_shape(torch.abs(x), softness)
         return soft_value(x.dtype, curves.absolute, x, softness, mode)
 
     @staticmethod
-    def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, _: None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, _: None) -> Tensor:
         if i == 1:
-            return curves.times(v, curves.absolute_by_softness(x, s, mode))
+            return curves.mul_into(v, curves.absolute_by_softness(x, s, mode))
         return curves.absolute_slope_times(v, x, s, mode)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._machinery import nobody_asks
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
@@ -96,7 +96,7 @@ def clamp_st(
     """
     x = _checked("clamp_st", x, min_value, max_value, softness, mode)
     numbers = min_value.__class__ is max_value.__class__ is softness.__class__ is float
-    if mode == "hard" or (numbers and nobody_asks(x)):
+    if mode == "hard" or (numbers and can_skip_autograd(x)):
         return HardClamp.forward(x, min_value, max_value)
     return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
 
@@ -107,9 +107,9 @@ class Clamp(Relaxation):
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(HardClamp.forward(x, low, high), softness)
+            return expand_to_softness_shape(HardClamp.forward(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
-        beyond = curves.gated_excess if gated else curves.excess
+        beyond = curves.gated_minus_relu if gated else curves.softplus_minus_relu
 
         def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
             return HardClamp.forward(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
@@ -117,17 +117,17 @@ class Clamp(Relaxation):
         return soft_value(dtype, formula, x, low, high, softness)
 
     @staticmethod
-    def times(
-        v: Tensor, i: int, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
+    def vjp_term(
+        i: int, v: Tensor, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Tensor:
         if i == 0:
-            return curves.times(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
+            return curves.mul_into(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
         if i == 1:
-            return curves.times(v, 1 - _slope(x - low, s, gated, mode))
+            return curves.mul_into(v, 1 - _slope(x - low, s, gated, mode))
         if i == 2:
-            return curves.times(v, _slope(x - high, s, gated, mode))
+            return curves.mul_into(v, _slope(x - high, s, gated, mode))
         by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
-        return curves.times(v, by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+        return curves.mul_into(v, by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
 
 
 def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:

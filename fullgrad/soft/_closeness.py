@@ -15,10 +15,10 @@ from fullgrad.soft._relaxation import (
     check,
     check_other,
     compared,
-    fitted,
-    flat,
-    hard_will_do,
+    expand_to_softness_shape,
+    only_value_needed,
     soft_value,
+    with_zero_derivative,
 )
 
 
@@ -257,14 +257,14 @@ class Closeness(Relaxation):
         x: Tensor, y: Any, softness: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str, hard: bool
     ) -> Tensor:
         if hard:
-            return fitted(_hard(name, x, y, rtol, atol), softness)
+            return expand_to_softness_shape(_hard(name, x, y, rtol, atol), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             again = curves.overwrites()
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
             q = _shifted(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
-                return curves.odd(q, s, mode)
+                return curves.soft_sign(q, s, mode)
             # S(-q), which in smooth mode is one division by a negative softness.
             c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(torch.neg(q, out=again(q)), s, mode)
             return torch.mul(c, 2, out=again(c))
@@ -272,7 +272,7 @@ class Closeness(Relaxation):
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
     @classmethod
-    def times(cls, v: Tensor, i: int, *args: Any) -> Tensor:
+    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor:
         part = cls.pull(tuple([i == k for k in range(3)]), v, *args)[i]
         assert part is not None
         return part
@@ -294,9 +294,9 @@ class Closeness(Relaxation):
         _: None,
     ) -> list[Tensor | None]:
         again, close = curves.overwrites(), name == "isclose"
-        d = curves.finite(x - y)
+        d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
-        tolerance, slope_y = curves.absolute_and_slope(curves.finite(_tensor(y, x)), s, mode) if close else (None, None)
+        tolerance, slope_y = curves.absolute_and_slope(curves.clamp_to_finite(_tensor(y, x)), s, mode) if close else (None, None)
         q = _shifted(distance, tolerance, rtol, atol, epsilon)
         factor = 2 if name == "not_equal" else -2
         if mode == "smooth" and not close:  # S' is even, and q is not negative
@@ -308,13 +308,13 @@ class Closeness(Relaxation):
             g = torch.ops.aten.threshold_backward.default(g, q, 0)  # 0 within epsilon
         to_x = to_y = to_s = None
         if needed[0] or needed[1]:
-            to_x = curves.times(g, slope)
+            to_x = curves.mul_into(g, slope)
         if needed[1] and to_x is not None:
             to_y = -to_x
             if slope_y is not None:
-                to_y = torch.sub(to_y, curves.times(g, slope_y), alpha=rtol, out=again(to_y))
+                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=again(to_y))
         if needed[2]:  # through the distance, and as 2S(-q) directly
-            by_softness = curves.absolute_by_softness(d, s, mode) - curves.near(q, s, mode) / s
+            by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
             if close:
                 by_softness = by_softness - rtol * curves.absolute_by_softness(_tensor(y, x), s, mode)
             to_s = g * by_softness
@@ -333,10 +333,10 @@ class Isclose(Closeness):
             return super().pull(needed, g, x, y, s, *constants)
         again = curves.overwrites()
         g = curves.slope_of(g, output / 2, s / -2)
-        to_x = curves.absolute_slope_times(g, curves.finite(x - y), s, mode)
+        to_x = curves.absolute_slope_times(g, curves.clamp_to_finite(x - y), s, mode)
         to_y = None
         if needed[1]:
-            to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.finite(y), s, mode), alpha=rtol)
+            to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, mode), alpha=rtol)
             to_y = torch.neg(to_y, out=again(to_y))
         return [to_x if needed[0] else None, to_y, None]
 
@@ -372,8 +372,8 @@ def _closeness(
     _checks.non_negative_number(name, "atol", atol)
     name = name.removesuffix("_st")
     if mode == "hard":
-        return flat(_hard(name, x, y, rtol, atol), x, y)
-    if straight_through and hard_will_do(x, softness, y):
+        return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
+    if straight_through and only_value_needed(x, softness, y):
         return _hard(name, x, y, rtol, atol, asked=False)
     operator = Isclose if name == "isclose" else Closeness
     return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)

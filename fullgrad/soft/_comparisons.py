@@ -7,7 +7,17 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, check_other, compared, fitted, flat, hard_will_do, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    check_other,
+    compared,
+    expand_to_softness_shape,
+    only_value_needed,
+    soft_value,
+    with_zero_derivative,
+)
 
 
 def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -42,7 +52,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
     """
     x, y = _checked("greater", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("greater", x, y), x, y)
+        return with_zero_derivative(_hard("greater", x, y), x, y)
     return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, False)
 
 
@@ -78,7 +88,7 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
     """
     x, y = _checked("greater_equal", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("greater_equal", x, y), x, y)
+        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
     return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, False)
 
 
@@ -114,7 +124,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
     """
     x, y = _checked("less", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("less", x, y), x, y)
+        return with_zero_derivative(_hard("less", x, y), x, y)
     return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, False)
 
 
@@ -150,7 +160,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
     """
     x, y = _checked("less_equal", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("less_equal", x, y), x, y)
+        return with_zero_derivative(_hard("less_equal", x, y), x, y)
     return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, False)
 
 
@@ -189,8 +199,8 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
     """
     x, y = _checked("greater_st", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("greater", x, y), x, y)
-    if hard_will_do(x, softness, y):
+        return with_zero_derivative(_hard("greater", x, y), x, y)
+    if only_value_needed(x, softness, y):
         return _hard("greater", x, y, asked=False)
     return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, True)
 
@@ -232,8 +242,8 @@ def greater_equal_st(
     """
     x, y = _checked("greater_equal_st", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("greater_equal", x, y), x, y)
-    if hard_will_do(x, softness, y):
+        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
+    if only_value_needed(x, softness, y):
         return _hard("greater_equal", x, y, asked=False)
     return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, True)
 
@@ -273,8 +283,8 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
     """
     x, y = _checked("less_st", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("less", x, y), x, y)
-    if hard_will_do(x, softness, y):
+        return with_zero_derivative(_hard("less", x, y), x, y)
+    if only_value_needed(x, softness, y):
         return _hard("less", x, y, asked=False)
     return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, True)
 
@@ -314,8 +324,8 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
     """
     x, y = _checked("less_equal_st", x, y, softness, mode, epsilon)
     if mode == "hard":
-        return flat(_hard("less_equal", x, y), x, y)
-    if hard_will_do(x, softness, y):
+        return with_zero_derivative(_hard("less_equal", x, y), x, y)
+    if only_value_needed(x, softness, y):
         return _hard("less_equal", x, y, asked=False)
     return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, True)
 
@@ -330,7 +340,7 @@ class Comparison(Relaxation):
         x: Tensor, y: Tensor | float, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool
     ) -> Tensor:
         if hard:
-            return fitted(_hard(name, x, y), softness)
+            return expand_to_softness_shape(_hard(name, x, y), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
@@ -338,11 +348,11 @@ class Comparison(Relaxation):
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
     @staticmethod
-    def times(
-        v: Tensor, i: int, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
+    def vjp_term(
+        i: int, v: Tensor, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
     ) -> Tensor:
         if i == 2:
-            return curves.times(v, curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode))
+            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode))
         v = v if (i == 0) == (sign == 1) else -v
         if output is None:
             return curves.slope_times(v, _argument(x, y, sign, shift), s, mode)
@@ -350,9 +360,9 @@ class Comparison(Relaxation):
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
-        to_x = cls.times(g, 0, *args) if needed[0] or needed[1] else None
+        to_x = cls.vjp_term(0, g, *args) if needed[0] or needed[1] else None
         to_y = None if to_x is None or not needed[1] else -to_x
-        return [to_x if needed[0] else None, to_y, cls.times(g, 2, *args) if needed[2] else None]
+        return [to_x if needed[0] else None, to_y, cls.vjp_term(2, g, *args) if needed[2] else None]
 
 
 def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:

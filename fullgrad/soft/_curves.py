@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_watches
-from fullgrad.soft._pieces import HALF
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad.soft._half_precision import HALF
 
 Softness = Tensor | float
 
@@ -70,7 +70,7 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.mul(p, (6 if mode == "c1" else 30) / width, out=again(p))
 
 
-def fuses(x: Tensor, s: Any, mode: str) -> bool:
+def has_fused_kernel(x: Tensor, s: Any, mode: str) -> bool:
     """Whether `gate` may stand in for steps in float32: in half precision, where nobody looks at the steps."""
     return mode == "smooth" and x.dtype in HALF and s.__class__ is float and 1e-6 < s < 1e6 and overwrites() is _always
 
@@ -101,7 +101,7 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.add(p, rest, out=again(p))
 
 
-def excess(x: Tensor, s: Softness, mode: str) -> Tensor:
+def softplus_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
     """What the integral of S has beyond max(x, 0): even in x, 0 far away. For values only: its derivative at 0 is not that."""
     again = overwrites()
     a = x.abs()
@@ -114,12 +114,12 @@ def excess(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.mul(z, s, out=again(z))
 
 
-def odd(x: Tensor, s: Softness, mode: str) -> Tensor:
+def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
     """2S - 1, without cancellation near 0 in the polynomial modes."""
     again = overwrites()
     if mode == "smooth":
         return _doubled_less_1(sigmoid(x, s, mode))
-    u = near(x, s, mode) / (5 * s)
+    u = clamp_to_transition(x, s, mode) / (5 * s)
     if mode == "c0":
         return u
     v = u * u
@@ -135,7 +135,7 @@ def odd(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.mul(p, 0.5 if mode == "c1" else 0.125, out=again(p))
 
 
-def near(x: Tensor, s: Softness, mode: str) -> Tensor:
+def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
     """x as far as S changes: finite at infinity, where it multiplies what is 0 there."""
     far = (_FAR if mode == "smooth" else 5.0) * s
     if isinstance(far, Tensor):
@@ -143,7 +143,7 @@ def near(x: Tensor, s: Softness, mode: str) -> Tensor:
     return torch.clamp(x, -far, far)
 
 
-def finite(x: Tensor) -> Tensor:
+def clamp_to_finite(x: Tensor) -> Tensor:
     """x, or where somebody differentiates products with it, in which infinity meets 0, the largest number for infinity."""
     if overwrites() is _always:
         return x
@@ -153,7 +153,7 @@ def finite(x: Tensor) -> Tensor:
 
 def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The soft absolute value x (2S - 1)."""
-    return times(x, odd(x, s, mode))
+    return mul_into(x, soft_sign(x, s, mode))
 
 
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tenso
     if mode != "smooth":
         return absolute(x, s, mode), absolute_slope(x, s, mode)
     t, p = _smooth_gate(x, s)
-    return times(x, _doubled_less_1(t)), _doubled_less_1(p)
+    return mul_into(x, _doubled_less_1(t)), _doubled_less_1(p)
 
 
 def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -169,14 +169,14 @@ def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     again = overwrites()
     if mode == "smooth":
         return _doubled_less_1(gated_slope(x, s, mode))
-    p = times(near(x, s, mode), slope(x, s, mode))
+    p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
     p = torch.mul(p, 2, out=again(p))
-    return torch.add(p, odd(x, s, mode), out=again(p))
+    return torch.add(p, soft_sign(x, s, mode), out=again(p))
 
 
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """Its derivative with respect to the softness."""
-    x = near(x, s, mode)
+    x = clamp_to_transition(x, s, mode)
     return x * x * slope(x, s, mode) * (-2 / s)
 
 
@@ -184,14 +184,14 @@ def gated(x: Tensor, s: Softness, mode: str) -> Tensor:
     """x S. Minus infinity is a finite number here, where S is 0."""
     far = -_FAR * s
     bounded = torch.maximum(x, far) if isinstance(far, Tensor) else torch.clamp(x, min=far)
-    return times(bounded, sigmoid(x, s, mode))
+    return mul_into(bounded, sigmoid(x, s, mode))
 
 
 def gated_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of x S, which is S + x S'."""
     again = overwrites()
     if mode != "smooth":
-        p = times(near(x, s, mode), slope(x, s, mode))
+        p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
         return torch.add(p, sigmoid(x, s, mode), out=again(p))
     return _smooth_gate(x, s)[1]
 
@@ -201,20 +201,20 @@ def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     return absolute_by_softness(x, s, mode) / 2
 
 
-def gated_excess(x: Tensor, s: Softness, mode: str) -> Tensor:
+def gated_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
     """What x S has beyond max(x, 0): even in x, and 0 far away. For values only, as `excess`."""
-    a = -near(x, s, mode).abs()
-    return times(a, sigmoid(a, s, mode))
+    a = -clamp_to_transition(x, s, mode).abs()
+    return mul_into(a, sigmoid(a, s, mode))
 
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of S with respect to the softness. S is a function of x / s, hence -x S' / s."""
-    return near(x, s, mode) * slope(x, s, mode) / -s
+    return clamp_to_transition(x, s, mode) * slope(x, s, mode) / -s
 
 
 def softplus_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of the integral with respect to the softness. It is s times a function of x / s."""
-    x = near(x, s, mode)
+    x = clamp_to_transition(x, s, mode)
     return (softplus(x, s, mode) - x * sigmoid(x, s, mode)) / s
 
 
@@ -226,15 +226,15 @@ def slope_of(v: Tensor, value: Tensor, s: Softness) -> Tensor:
 def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v times the derivative of x S; in smooth mode that of SiLU."""
     if mode != "smooth" or overwrites() is _never:
-        return times(v, gated_slope(x, s, mode))
+        return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
-    return torch.ops.aten.silu_backward.default(v, divided(near(x, s, mode), s))
+    return torch.ops.aten.silu_backward.default(v, divided(clamp_to_transition(x, s, mode), s))
 
 
 def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v times the derivative of the soft absolute value, which is that of 2 x S - x."""
     if mode != "smooth" or overwrites() is _never:
-        return times(v, absolute_slope(x, s, mode))
+        return mul_into(v, absolute_slope(x, s, mode))
     p = gated_slope_times(v, x, s, mode)
     p = torch.mul(p, 2, out=p)
     return p - v
@@ -243,7 +243,7 @@ def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor
 def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v S'."""
     if mode != "smooth" or overwrites() is _never:
-        return times(v, slope(x, s, mode))
+        return mul_into(v, slope(x, s, mode))
     return slope_of(v, _less_than_half(x / s), s)
 
 
@@ -252,7 +252,7 @@ def divided(fresh: Tensor, s: Softness) -> Tensor:
     return torch.div(fresh, s, out=None if isinstance(s, Tensor) else overwrites()(fresh))
 
 
-def times(v: Tensor, fresh: Tensor) -> Tensor:
+def mul_into(v: Tensor, fresh: Tensor) -> Tensor:
     """A product in the place of its second factor, where that is a temporary of its shape."""
     fits = v.shape == fresh.shape and v.dtype == fresh.dtype
     return torch.mul(v, fresh, out=overwrites()(fresh) if fits else None)
@@ -263,7 +263,7 @@ def overwrites() -> Callable[[Tensor], Tensor | None]:
 
     New memory costs more than the arithmetic: a polynomial of ten steps takes a quarter of the time in its own place.
     """
-    return _always if nobody_watches() else _never
+    return _always if can_reuse_buffers() else _never
 
 
 def _always(temporary: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ def _never(temporary: Tensor) -> None:
 
 def _variance(t: Tensor) -> Tensor:
     """t (1 - t)."""
-    return times(t, 1 - t)
+    return mul_into(t, 1 - t)
 
 
 def _doubled_less_1(t: Tensor) -> Tensor:
@@ -289,10 +289,10 @@ def _doubled_less_1(t: Tensor) -> Tensor:
 def _smooth_gate(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:
     """S and S + x S' in smooth mode."""
     again = overwrites()
-    z = divided(near(x, s, "smooth"), s)
+    z = divided(clamp_to_transition(x, s, "smooth"), s)
     t = torch.sigmoid(z)
     p = torch.mul(z, t, out=again(z))
-    p = times(p, 1 - t)
+    p = mul_into(p, 1 - t)
     return t, torch.add(p, t, out=again(p))
 
 

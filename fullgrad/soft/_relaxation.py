@@ -9,29 +9,29 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
+from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
 from fullgrad._function import Function, recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad._machinery import nobody_asks, nobody_traces, nobody_watches
 from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
-from fullgrad.soft._pieces import HALF, in_pieces, widened
+from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
 
 
 class Relaxation(Function):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
     A member gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
-    which it relaxes; and ``times(v, i, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
-    derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``times`` makes use of
+    which it relaxes; and ``vjp_term(i, v, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
+    derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``vjp_term`` makes use of
     it.
     """
 
-    elementwise = True
+    recompute_in_backward = True
 
-    # Whether `times` reads the output, in smooth mode.
+    # Whether `vjp_term` reads the output, in smooth mode.
     reads_output = False
 
     @staticmethod
-    def times(v: Tensor, i: int, *args: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, *args: Any) -> Tensor:
         raise NotImplementedError
 
     @classmethod
@@ -51,10 +51,10 @@ class Relaxation(Function):
                 summed = [None if p is None else sum_to(p, ctx.shapes[i]) for i, p in enumerate(parts)]
                 return (*summed, *[None] * (len(needed) - len(parts)))
             args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
-            parts = in_pieces(functools.partial(cls.pull, needed), [getattr(a, "dtype", None) for a in args], g, *args)
+            parts = chunked_in_float32(functools.partial(cls.pull, needed), [getattr(a, "dtype", None) for a in args], g, *args)
             if parts is not None:
                 return tuple(parts[: len(needed)])
-        parts = cls.pull(needed, *widened(g, *args))
+        parts = cls.pull(needed, *to_opmath(g, *args))
         gradients = [None if p is None else sum_to(p, ctx.shapes[i]).to(args[i].dtype) for i, p in enumerate(parts)]
         return (*gradients, *[None] * (len(needed) - len(parts)))
 
@@ -65,19 +65,19 @@ class Relaxation(Function):
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
-        """``times(g, i)`` of the inputs that need it, None for the rest, of which the last may be missing. A member whose partial
-        derivatives have much in common overrides it.
+        """``vjp_term(i, g)`` of the inputs that need it, None for the rest, of which the last may be missing. A member
+        whose partial derivatives have much in common overrides it.
         """
-        return [cls.times(g, i, *args) if n else None for i, n in enumerate(needed)]
+        return [cls.vjp_term(i, g, *args) if n else None for i, n in enumerate(needed)]
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
         *inputs, output = saved_inputs(ctx)
-        wide = widened(*inputs, None if output is not None and output.dtype in HALF else output)
+        wide = to_opmath(*inputs, None if output is not None and output.dtype in HALF else output)
         total: Any = None
         for i, t in enumerate(tangents):
             if t is not None:
-                part = cls.times(*widened(t), i, *wide)
+                part = cls.vjp_term(i, *to_opmath(t), *wide)
                 total = part if total is None else total + part
         return total.to(ctx.dtype)
 
@@ -89,10 +89,10 @@ class Relaxation(Function):
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
     """A formula in float32 at least, rounded once."""
     if dtype in HALF:
-        parts = in_pieces(lambda *a: (formula(*a),), [dtype], *args)
+        parts = chunked_in_float32(lambda *a: (formula(*a),), [dtype], *args)
         if parts is not None:
             return parts[0]
-    return cast(formula(*widened(*args)), dtype)
+    return cast(formula(*to_opmath(*args)), dtype)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -127,10 +127,10 @@ def check_other(name: str, argument: str, y: Any) -> Any:
     return floating(y) if isinstance(y, Tensor) else y
 
 
-def hard_will_do(x: Tensor, softness: Any, y: Any) -> bool:
+def only_value_needed(x: Tensor, softness: Any, y: Any) -> bool:
     """Whether the hard value is all that a twin has to give: nobody asks for a derivative, and the softness has no shape."""
-    y_wants_none = y.__class__ is float or not isinstance(y, Tensor) or nobody_asks(y)
-    return y_wants_none and softness.__class__ is float and nobody_asks(x)
+    y_wants_none = y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
+    return y_wants_none and softness.__class__ is float and can_skip_autograd(x)
 
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -140,11 +140,13 @@ _INFINITY = float("inf")
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, asked: bool = True) -> Tensor:
     """A comparison as 0 or 1 in the floating dtype of x - y, written as that where nobody watches: torch converts bools slowly.
 
-    ``asked`` is False where `hard_will_do`.
+    ``asked`` is False where `only_value_needed`.
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
-    if (number or y.shape == x.shape or y.ndim == 0) and (nobody_watches() if asked else nobody_traces()):
+    if (number or y.shape == x.shape or y.ndim == 0) and (
+        can_reuse_buffers() if asked else not (is_tracing() or in_legacy_vmap())
+    ):
         return compare(x, y, out=torch.empty_like(x, dtype=dtype))
     return as_number(recomputed(compare, x, y), dtype)
 
@@ -154,7 +156,7 @@ def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return (mask.float() if dtype in HALF and torch.compiler.is_compiling() else mask).to(dtype)
 
 
-def fitted(value: Tensor, softness: Softness) -> Tensor:
+def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
     """A hard value in the shape that the soft one has, when a softness has more dimensions."""
     if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
@@ -162,7 +164,7 @@ def fitted(value: Tensor, softness: Softness) -> Tensor:
     return value if value.shape == shape else value.expand(shape).clone()
 
 
-def flat(value: Tensor, *inputs: Any) -> Tensor:
+def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
     """A step of the inputs, with a derivative: 0."""
     for x in inputs:
         if isinstance(x, Tensor):
@@ -185,9 +187,9 @@ __all__ = [
     "check",
     "check_other",
     "compared",
-    "fitted",
-    "flat",
+    "expand_to_softness_shape",
+    "with_zero_derivative",
     "floating",
-    "hard_will_do",
+    "only_value_needed",
     "soft_value",
 ]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import recomputed
-from fullgrad._machinery import nobody_asks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 _MOST_NEIGHBORS = 1000
 
@@ -86,7 +86,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor
     Source: ``softtorch.round_st``.
     """
     x, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
         return torch.round(x)
     return Round.apply(x, softness, neighbor_radius, mode, True)
 
@@ -97,7 +97,7 @@ class Round(Relaxation):
     @staticmethod
     def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(torch.round(x), softness)
+            return expand_to_softness_shape(torch.round(x), softness)
         steps, below = _steps(softness, neighbor_radius, mode, x.dtype)
 
         def formula(x: Tensor, s: Softness) -> Tensor:
@@ -109,7 +109,7 @@ class Round(Relaxation):
         return soft_value(x.dtype, formula, x, softness)
 
     @staticmethod
-    def times(v: Tensor, i: int, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
         d, total = _fraction(x), 0.0
         curve = curves.sigmoid_by_softness if i == 1 else curves.slope
         for weight, at in _steps(s, neighbor_radius, mode, x.dtype)[0]:
@@ -128,7 +128,7 @@ def _fraction(x: Tensor) -> Tensor:
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
     """The steps with their weights and places, and the sum of the weights of those that are certainly behind.
 
-    By parts, the sum over n is one over the steps between neighbours, of weight 1, and the two ends, of weight -r. A step whose
+    By parts, the sum over n is one over the steps between neighbors, of weight 1, and the two ends, of weight -r. A step whose
     distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
     """
     steps, below = [], 0.0

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._products import matmul
+from fullgrad._autocast import matmul
 from fullgrad.soft._relaxation import cast, floating
 
 # Below so many elements a sum costs more than a product of matrices.

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, compared, fitted, flat, soft_value
+from fullgrad.soft._relaxation import (
+    SOFT_MODES,
+    Relaxation,
+    Softness,
+    check,
+    compared,
+    expand_to_softness_shape,
+    soft_value,
+    with_zero_derivative,
+)
 
 
 def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -75,7 +84,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
     Source: ``softtorch.heaviside``.
     """
     x = check("heaviside", x, softness, mode)
-    return flat(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
+    return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
 def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -124,8 +133,8 @@ class Sigmoidal(Relaxation):
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(step(x), softness)
-        if curves.fuses(x, softness, mode):
+            return expand_to_softness_shape(step(x), softness)
+        if curves.has_fused_kernel(x, softness, mode):
             return curves.gate(x.new_ones(()).expand_as(x), x, softness)
         return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
 
@@ -133,12 +142,12 @@ class Sigmoidal(Relaxation):
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None
     ) -> Sequence[Tensor | None] | None:
-        return [curves.gate_slope(g, x, output, s)] if curves.fuses(x, s, mode) else None
+        return [curves.gate_slope(g, x, output, s)] if curves.has_fused_kernel(x, s, mode) else None
 
     @staticmethod
-    def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
         if i == 1:
-            return curves.times(v, curves.sigmoid_by_softness(x, s, mode))
+            return curves.mul_into(v, curves.sigmoid_by_softness(x, s, mode))
         if output is None:
             return curves.slope_times(v, x, s, mode)
         return curves.slope_of(v, output, s)

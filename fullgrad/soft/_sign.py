@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_asks
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import Relaxation, Softness, check, fitted, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -71,7 +71,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor
     Source: ``softtorch.sign_st``.
     """
     x = check("sign_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
         return torch.sign(x)
     return Sign.apply(x, softness, mode, True)
 
@@ -84,11 +84,11 @@ class Sign(Relaxation):
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(torch.sign(x), softness)
-        return soft_value(x.dtype, curves.odd, x, softness, mode)
+            return expand_to_softness_shape(torch.sign(x), softness)
+        return soft_value(x.dtype, curves.soft_sign, x, softness, mode)
 
     @staticmethod
-    def times(v: Tensor, i: int, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
         if i == 1:
             return v * (2 * curves.sigmoid_by_softness(x, s, mode))
         if output is None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import nobody_asks
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, fitted, soft_value
+from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
@@ -113,7 +113,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bo
     Source: ``softtorch.relu_st``.
     """
     x = check("relu_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and nobody_asks(x)):
+    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
         return torch.relu(x)
     return Softrelu.apply(x, softness, gated, mode, True)
 
@@ -124,8 +124,8 @@ class Softrelu(Relaxation):
     @staticmethod
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
-            return fitted(torch.relu(x), softness)
-        if not gated and curves.fuses(x, softness, mode):
+            return expand_to_softness_shape(torch.relu(x), softness)
+        if not gated and curves.has_fused_kernel(x, softness, mode):
             return curves.softplus(x, softness, mode)
         return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
 
@@ -133,10 +133,10 @@ class Softrelu(Relaxation):
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Sequence[Tensor | None] | None:
-        return [curves.gate(g, x, s)] if not gated and curves.fuses(x, s, mode) else None
+        return [curves.gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
 
     @staticmethod
-    def times(v: Tensor, i: int, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
         if i == 1:
-            return curves.times(v, (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode))
-        return curves.gated_slope_times(v, x, s, mode) if gated else curves.times(v, Sigmoidal.apply(x, s, mode, False))
+            return curves.mul_into(v, (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode))
+        return curves.gated_slope_times(v, x, s, mode) if gated else curves.mul_into(v, Sigmoidal.apply(x, s, mode, False))

@@ -1,15 +1,15 @@
 """The proof kit: checks that an operator's derivative is right by every road that torch offers."""
 
-from fullgrad.testing import _derivatives, _machinery, _tracing, _value  # noqa: F401  # registers the checks
+from fullgrad.testing import _derivatives, _hooks_and_checkpoints, _tracing, _value  # noqa: F401  # registers the checks
 from fullgrad.testing._check_operator import check_operator
-from fullgrad.testing._registry import CHECKS, GROUPS, THREADS
+from fullgrad.testing._registry import CHECKS, GROUPS, UPSTREAM_ISSUES
 from fullgrad.testing._report import OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit
 
 __all__ = [
     "CHECKS",
     "GROUPS",
-    "THREADS",
+    "UPSTREAM_ISSUES",
     "NotApplicable",
     "OperatorError",
     "Report",

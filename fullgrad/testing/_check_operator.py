@@ -19,8 +19,8 @@ def check_operator(
     surrogate: Callable[..., Any] | None = None,
     cotangent_map: Callable[..., Any] | None = None,
     value: Callable[..., Any] | None = None,
-    forwards: Mapping[type, Callable[..., Any]] | None = None,
-    saved: int | None = None,
+    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
+    max_saved_bytes: int | None = None,
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
     raise_exception: bool = True,
@@ -41,9 +41,9 @@ def check_operator(
         cotangent_map: For an operator that acts on the gradient: called with the cotangent and the inputs, it returns the
             gradient of the first input. The value is then that of ``value``, or the input itself, and the ``jvp`` the identity.
         value: Plain torch code whose value the operator has to the last bit.
-        forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a smooth
-            function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
-        saved: Bytes per element of output that may be saved beyond inputs and output; None does not ask.
+        smooth_forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a
+            smooth function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
+        max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None does not ask.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.
@@ -80,12 +80,12 @@ def check_operator(
         inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
         surrogate=surrogate,
         value=value,
-        forwards=forwards,
-        saved=saved,
+        smooth_forwards=smooth_forwards,
+        max_saved_bytes=max_saved_bytes,
         linear=cotangent_map is None,
         options={"backend": backend},
     )
-    if not subject.where:
+    if not subject.diff_argnums:
         raise ValueError("check_operator needs a floating tensor among the inputs to differentiate with respect to, got none.")
     if isinstance(operator, torch.nn.Module):
         operator.double()

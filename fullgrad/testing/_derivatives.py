@@ -40,7 +40,7 @@ def each_input_alone(s: Subject) -> None:
 @check("reverse")
 def func_grad(s: Subject) -> None:
     """``torch.func.grad``."""
-    s.compare(lambda f: grad(scalar(f), s.argnums), road=lambda f: lambda *x: s.gradients(f))
+    s.compare(lambda f: grad(scalar(f), s.argnums), reference_transform=lambda f: lambda *x: s.gradients(f))
 
 
 @check("reverse")
@@ -62,13 +62,13 @@ def func_vjp(s: Subject) -> None:
 
         return run
 
-    s.compare(pull, road=eagerly)
+    s.compare(pull, reference_transform=eagerly)
 
 
 @check("reverse")
 def func_jacrev(s: Subject) -> None:
     """``torch.func.jacrev``."""
-    s.compare(lambda f: jacrev(f, s.argnums), road=_jacobian)
+    s.compare(lambda f: jacrev(f, s.argnums), reference_transform=_jacobian)
 
 
 @check("reverse")
@@ -100,7 +100,9 @@ def dual_numbers(s: Subject) -> None:
 
             return run
 
-        s.compare(tangent, road=lambda f, directions=directions: lambda *x: functional.jvp(f, x, tuple(directions)))
+        s.compare(
+            tangent, reference_transform=lambda f, directions=directions: lambda *x: functional.jvp(f, x, tuple(directions))
+        )
 
 
 @check("forward")
@@ -120,13 +122,13 @@ def tangents_are_not_shared(s: Subject) -> None:
 def func_jvp(s: Subject) -> None:
     """``torch.func.jvp``."""
     tangents = s.tangents()
-    s.compare(lambda f: lambda *x: jvp(f, x, tangents), road=lambda f: lambda *x: functional.jvp(f, x, tangents))
+    s.compare(lambda f: lambda *x: jvp(f, x, tangents), reference_transform=lambda f: lambda *x: functional.jvp(f, x, tangents))
 
 
 @check("forward")
 def func_jacfwd(s: Subject) -> None:
     """``torch.func.jacfwd``."""
-    s.compare(lambda f: jacfwd(f, s.argnums), road=_jacobian)
+    s.compare(lambda f: jacfwd(f, s.argnums), reference_transform=_jacobian)
 
 
 @check("forward")
@@ -143,7 +145,7 @@ def func_linearize(s: Subject) -> None:
     def eagerly(f):
         return lambda *x: (f(*x), *(functional.jvp(f, x, s.tangents(seed))[1] for seed in (1, 5)))
 
-    s.compare(run, road=eagerly)
+    s.compare(run, reference_transform=eagerly)
 
 
 @check("forward")
@@ -176,33 +178,33 @@ def create_graph(s: Subject) -> None:
     def through_jacobian(f):
         return lambda *x: grad(lambda *y: torch.stack(_wave(grad(scalar(f), s.argnums)(*y))).sum(), s.argnums)(*x)
 
-    s.compare(twice, road=through_jacobian)
+    s.compare(twice, reference_transform=through_jacobian)
 
 
 @check("second order")
 def func_hessian(s: Subject) -> None:
     """``torch.func.hessian``: forward over reverse."""
-    s.compare(lambda f: hessian(scalar(f), s.argnums), road=_hessian)
+    s.compare(lambda f: hessian(scalar(f), s.argnums), reference_transform=_hessian)
 
 
 @check("second order")
 def reverse_over_reverse(s: Subject) -> None:
     """``jacrev(jacrev(f))``."""
-    s.compare(lambda f: jacrev(jacrev(scalar(f), s.argnums), s.argnums), road=_hessian)
+    s.compare(lambda f: jacrev(jacrev(scalar(f), s.argnums), s.argnums), reference_transform=_hessian)
 
 
 @check("second order")
 def reverse_over_forward(s: Subject) -> None:
     """``jacrev(jacfwd(f))``."""
     _forward_inside(s)
-    s.compare(lambda f: jacrev(jacfwd(scalar(f), s.argnums), s.argnums), road=_hessian)
+    s.compare(lambda f: jacrev(jacfwd(scalar(f), s.argnums), s.argnums), reference_transform=_hessian)
 
 
-@check("second order", thread=197867)
+@check("second order", issue=197867)
 def forward_over_forward(s: Subject) -> None:
     """``jacfwd(jacfwd(f))``."""
     _forward_inside(s)
-    s.compare(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums), road=_hessian)
+    s.compare(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums), reference_transform=_hessian)
 
 
 @check("second order")
@@ -211,7 +213,7 @@ def jvp_of_grad(s: Subject) -> None:
     tangents = s.tangents()
     s.compare(
         lambda f: lambda *x: jvp(grad(scalar(f), s.argnums), x, tangents)[1],
-        road=lambda f: lambda *x: functional.hvp(scalar(f), x, tangents)[1],
+        reference_transform=lambda f: lambda *x: functional.hvp(scalar(f), x, tangents)[1],
     )
 
 
@@ -222,7 +224,7 @@ def grad_of_jvp(s: Subject) -> None:
     tangents = s.tangents()
     s.compare(
         lambda f: grad(lambda *x: jvp(scalar(f), x, tangents)[1], s.argnums),
-        road=lambda f: lambda *x: functional.vhp(scalar(f), x, tangents)[1],
+        reference_transform=lambda f: lambda *x: functional.vhp(scalar(f), x, tangents)[1],
     )
 
 
@@ -275,7 +277,7 @@ def _directional(f, directions, mode: str):
 
 
 def _third(s: Subject, *modes: str) -> None:
-    s.compare(_nested(s, *modes), road=lambda f: lambda *x: _nested(s, "eager", "eager", "eager")(f)(*x).detach())
+    s.compare(_nested(s, *modes), reference_transform=lambda f: lambda *x: _nested(s, "eager", "eager", "eager")(f)(*x).detach())
 
 
 @check("third order")
@@ -284,14 +286,14 @@ def three_of_reverse(s: Subject) -> None:
     _third(s, "reverse", "reverse", "reverse")
 
 
-@check("third order", thread=197867)
+@check("third order", issue=197867)
 def three_of_forward(s: Subject) -> None:
     """Forward over forward over forward."""
     _forward_inside(s)
     _third(s, "forward", "forward", "forward")
 
 
-@check("third order", thread=197867)
+@check("third order", issue=197867)
 def three_mixed(s: Subject) -> None:
     """The six mixed nestings of three."""
     _forward_inside(s)
@@ -316,10 +318,10 @@ def gradgradcheck(s: Subject) -> None:
 
 
 def _numerically(s: Subject, function, **options) -> None:
-    if s.forwards is None and (s.linear or function is torch.autograd.gradcheck):
+    if s.smooth_forwards is None and (s.linear or function is torch.autograd.gradcheck):
         raise NotApplicable("no smooth function with this derivative was given to take numerical differences of")
     leaves = iter(s.leaves())
-    inputs = tuple(next(leaves) if i in s.where else v for i, v in enumerate(s.inputs))
+    inputs = tuple(next(leaves) if i in s.diff_argnums else v for i, v in enumerate(s.inputs))
 
     def operator(*arguments: Any) -> Any:
         y: Any = s.operator(*arguments)
@@ -349,7 +351,7 @@ def _looped(f):
 
 
 def _against_loop(s: Subject, transform, dims_list=None) -> None:
-    n = len(s.where)
+    n = len(s.diff_argnums)
     for dims in dims_list or [(0,) * n]:
         batch = tuple(t if d is None else t.movedim(0, d) for t, d in zip(s.batch(), dims, strict=True))
         batch = tuple(s.tensors[i] if d is None else t for i, (t, d) in enumerate(zip(batch, dims, strict=True)))
@@ -370,7 +372,7 @@ def _mixed_dims(n: int):
 @check("batching")
 def vmap_equals_loop(s: Subject) -> None:
     """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any: parameters per sample or shared."""
-    _against_loop(s, lambda f: f, _mixed_dims(len(s.where)))
+    _against_loop(s, lambda f: f, _mixed_dims(len(s.diff_argnums)))
 
 
 @check("batching")
@@ -394,7 +396,7 @@ def nested_vmap(s: Subject) -> None:
 @check("batching")
 def vmap_of_grad(s: Subject) -> None:
     """Per-sample gradients, ``vmap(grad(f))``, with shared and with per-sample parameters."""
-    _against_loop(s, lambda f: grad(scalar(f), s.argnums), _mixed_dims(len(s.where)))
+    _against_loop(s, lambda f: grad(scalar(f), s.argnums), _mixed_dims(len(s.diff_argnums)))
 
 
 @check("batching")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fullgrad.testing._registry import GROUPS, THREADS
+from fullgrad.testing._registry import GROUPS, UPSTREAM_ISSUES
 
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
@@ -70,7 +70,7 @@ class Report(Mapping[str, Result]):
 
     def explain(self, name: str) -> str:
         """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
-        thread = f" (torch's own autograd.Function fails here: {THREADS[name]})" if name in THREADS else ""
+        thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
         return f"failed {name}: {self[name].message}{thread}"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fullgrad._machinery.names import is_forward_mode, set_forward_mode
+from fullgrad._dispatch.torch_private import is_forward_mode, set_forward_mode
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,9 +34,9 @@ class Subject:
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
             one the roads are compared with each other: eager reverse mode is then the reference.
         value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
-        forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared one, to
-            run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
-        saved: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
+        smooth_forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared
+            one, to run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
+        max_saved_bytes: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
         options: What single checks ask for, by name, such as ``backend`` for compilation.
     """
@@ -45,27 +45,27 @@ class Subject:
     inputs: tuple[Any, ...]
     surrogate: Callable[..., Tensor] | None = None
     value: Callable[..., Tensor] | None = None
-    forwards: Mapping[type, Callable[..., Any]] | None = None
-    saved: int | None = 0
+    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None
+    max_saved_bytes: int | None = 0
     linear: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def where(self) -> tuple[int, ...]:
+    def diff_argnums(self) -> tuple[int, ...]:
         """The positions of the differentiable inputs."""
         return tuple(i for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.is_floating_point())
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The differentiable inputs, outside any graph."""
-        return tuple(self.inputs[i].detach() for i in self.where)
+        return tuple(self.inputs[i].detach() for i in self.diff_argnums)
 
     @property
     def argnums(self) -> tuple[int, ...]:
         """Every differentiable input, for torch.func."""
-        return tuple(range(len(self.where)))
+        return tuple(range(len(self.diff_argnums)))
 
     def leaves(self) -> tuple[Tensor, ...]:
         """The differentiable inputs as new leaves of a graph."""
@@ -77,7 +77,7 @@ class Subject:
 
     def batch(self, dim: int = 0, size: int = 3, which: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
         """The differentiable inputs, stacked with permutations of themselves along ``dim`` where ``which`` says so."""
-        which = which or [True] * len(self.where)
+        which = which or [True] * len(self.diff_argnums)
         return tuple(stack(t, size, dim) if w else t for t, w in zip(self.tensors, which, strict=True))
 
     def to(self, device: str) -> "Subject":
@@ -91,7 +91,7 @@ class Subject:
 
         def bound(*tensors: Tensor) -> Any:
             arguments = list(self.inputs)
-            for i, t in zip(self.where, tensors, strict=True):
+            for i, t in zip(self.diff_argnums, tensors, strict=True):
                 arguments[i] = t
             y = function(*arguments)
             if isinstance(y, Tensor):
@@ -113,7 +113,7 @@ class Subject:
 
     # --- Comparisons --------------------------------------------------------------------------------------------------
 
-    def compare(self, transform: Transform, *arguments: Any, road: Transform | None = None) -> None:
+    def compare(self, transform: Transform, *arguments: Any, reference_transform: Transform | None = None) -> None:
         """The transform of the operator gives what the transform of the surrogate gives.
 
         Without a surrogate ``road``, another way to the same numbers, is taken with the operator.
@@ -121,8 +121,8 @@ class Subject:
         arguments = arguments or self.tensors
         if self.surrogate is not None:
             expected = transform(self.reference)(*arguments)
-        elif road is not None:
-            expected = road(self.op)(*arguments)
+        elif reference_transform is not None:
+            expected = reference_transform(self.op)(*arguments)
         else:
             raise NotApplicable("no surrogate was given")
         close(transform(self.op)(*arguments), expected)
@@ -162,7 +162,7 @@ class Subject:
     def smooth(self) -> Iterator[None]:
         """The operator with smooth forwards under its own rules."""
         with contextlib.ExitStack() as patches:
-            for operator, forward in (self.forwards or {}).items():
+            for operator, forward in (self.smooth_forwards or {}).items():
                 patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
             yield
 

@@ -12,7 +12,7 @@ from fullgrad.testing._registry import check
 from fullgrad.testing._subject import Subject, close, equal, scalar
 
 
-@check("tracing", thread=180284)
+@check("tracing", issue=180284)
 def compile_forward_and_backward(s: Subject) -> None:
     """``torch.compile(fullgraph=True)`` of the operator: value and gradient."""
 
@@ -48,20 +48,20 @@ def compile_dynamic_shapes(s: Subject) -> None:
         close(compiled(*batch), grad(scalar(s.reference), s.argnums)(*batch))
 
 
-@check("tracing", thread=193279)
+@check("tracing", issue=193279)
 def compile_grad(s: Subject) -> None:
     """``grad`` inside compiled code."""
     s.compare_compiled(lambda f: grad(scalar(f), s.argnums))
 
 
-@check("tracing", thread=192985)
+@check("tracing", issue=192985)
 def compile_jvp(s: Subject) -> None:
     """``jvp`` inside compiled code."""
     tangents = s.tangents()
     s.compare_compiled(lambda f: lambda *x: jvp(f, x, tangents))
 
 
-@check("tracing", thread=193279)
+@check("tracing", issue=193279)
 def compile_vmap_of_grad(s: Subject) -> None:
     """Per-sample gradients inside compiled code."""
     s.compare_compiled(lambda f: vmap(grad(scalar(f), s.argnums)), *s.batch())
@@ -74,13 +74,13 @@ def compile_vmap(s: Subject) -> None:
     s.compare_compiled(lambda f: vmap(f, in_dims=-1), *batch)
 
 
-@check("tracing", thread=192985)
+@check("tracing", issue=192985)
 def compile_hessian(s: Subject) -> None:
     """``hessian`` inside compiled code."""
     s.compare_compiled(lambda f: hessian(scalar(f), s.argnums))
 
 
-@check("tracing", thread=192985)
+@check("tracing", issue=192985)
 def compile_forward_over_forward(s: Subject) -> None:
     """``jacfwd(jacfwd(f))`` inside compiled code."""
     s.compare_compiled(lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import has_data
+from fullgrad._dispatch import has_data
 
 Scale = float | Tensor | None
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import effect, is_tracing, unwrap_legacy_batched
 from fullgrad._function import Function, alias, saves_nothing
-from fullgrad._machinery import effect, in_front, tracing
 from fullgrad.tracking._scale_pair import ScalePair, pair_of
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
@@ -134,11 +134,11 @@ class Observer(Function):
 
 def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
     """Below all transforms: the statistic of a plain tensor, into the pair or, while torch traces, into the graph."""
-    x, batch = in_front(x, batch)
+    x, batch = unwrap_legacy_batched(x, batch)
     value = statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch)
     if isinstance(target, ScalePair):
         target.put(field, value)
-        if not tracing():
+        if not is_tracing():
             return
         target = target.key  # pyright: ignore[reportAssignmentType]  # made outside of compiled code
     _put(value, target, field)

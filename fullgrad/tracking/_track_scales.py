@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._machinery import tree_map_with_path
+from fullgrad._dispatch import tree_map_with_path
 from fullgrad.tracking._scale_pair import ScalePair, text
 from fullgrad.tracking._scale_tracker import track
 from fullgrad.tracking._statistics import Statistic, check_statistic
@@ -151,15 +151,15 @@ class ModuleScales(Mapping[str, ScalePair]):
                 raise ImportError('ModuleScales.plot needs matplotlib: pip install "fullgrad[plot]"') from error
             axes = Figure(figsize=(max(5.0, 0.35 * len(pairs)), 4), layout="constrained").subplots()
         depth = range(len(pairs))
-        for field, colour in (("forward", "#0072B2"), ("backward", "#D55E00"), ("tangent", "#009E73")):
+        for field, color in (("forward", "#0072B2"), ("backward", "#D55E00"), ("tangent", "#009E73")):
             scales = [getattr(pair, field) for pair in pairs.values()]
             if all(scale is None for scale in scales):
                 continue
             samples = [torch.tensor([torch.nan]) if s is None else torch.as_tensor(s).flatten().float().cpu() for s in scales]
-            axes.plot(depth, [s.median().item() for s in samples], "o-", color=colour, markersize=4, label=field)
+            axes.plot(depth, [s.median().item() for s in samples], "o-", color=color, markersize=4, label=field)
             if any(s.numel() > 1 for s in samples):
                 low, high = [s.amin().item() for s in samples], [s.amax().item() for s in samples]
-                axes.fill_between(depth, low, high, color=colour, alpha=0.2, linewidth=0)
+                axes.fill_between(depth, low, high, color=color, alpha=0.2, linewidth=0)
         axes.set_yscale("log")
         axes.set_xticks(depth, list(pairs), rotation=90, fontsize="small")
         axes.set(xlabel="module, in the order of execution", ylabel="scale")

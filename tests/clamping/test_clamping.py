@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 import fullgrad
-from fullgrad.clamping._neighbours import DTYPES, neighbour
+from fullgrad.clamping._neighbors import DTYPES, neighbor
 
 INF, NAN = math.inf, math.nan
 
@@ -82,7 +82,7 @@ def test_a_number_is_compared_in_the_dtype_of_x(dtype):
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str))
-def test_neighbours_are_those_of_nextafter(dtype):
+def test_neighbors_are_those_of_nextafter(dtype):
     """Bit arithmetic agrees with torch.nextafter, subnormals, zeros, extremes and infinities included."""
     limits = torch.finfo(dtype)
     values = [0.0, -0.0, 1.0, -1.0, 0.1, 0.3, 255.0, 1e-40, -1e-45, 65504.0, limits.max, limits.min, limits.tiny, INF, -INF]
@@ -91,8 +91,8 @@ def test_neighbours_are_those_of_nextafter(dtype):
         exact = torch.tensor(value, dtype=dtype)
         for up in (True, False):
             expected = torch.nextafter(exact, torch.tensor(INF if up else -INF, dtype=dtype))
-            assert neighbour(value, dtype, up) == expected.item(), (value, up)
-    assert math.isnan(neighbour(NAN, dtype, True))
+            assert neighbor(value, dtype, up) == expected.item(), (value, up)
+    assert math.isnan(neighbor(NAN, dtype, True))
 
 
 def test_flushed_denormals():

@@ -68,7 +68,7 @@ def test_batch_normalised_by_dim_equals_vmap():
 
 
 def test_double_backward_differentiates_the_normalisation():
-    """The derivative of x / max(x), which is not symmetric; reverse mode normalises the cotangent of the second pass again."""
+    """The derivative of x / max(x), which is not symmetric; reverse mode normalizes the cotangent of the second pass again."""
     loss = lambda x: (fullgrad.scale_grad(x) ** 2).sum()  # noqa: E731
     expected = torch.tensor([[1 / 1.4, -0.75 / 1.4**2], [0, 0]], dtype=torch.float64)
     close(hessian(loss)(X), expected)
@@ -145,7 +145,7 @@ def test_norm_neither_overflows_nor_underflows(dtype, size, p):
 
 
 def test_norm_of_special_gradients():
-    """Zero stays zero, with a second derivative; NaN spreads; infinity becomes NaN and its neighbours 0."""
+    """Zero stays zero, with a second derivative; NaN spreads; infinity becomes NaN and its neighbors 0."""
     assert pulled(fullgrad.clip_grad_norm, torch.zeros(3), 1.0).tolist() == [0, 0, 0]
     assert pulled(fullgrad.clip_grad_norm, torch.tensor([NAN, 1.0]), 1.0).isnan().all()
     infinite = pulled(fullgrad.clip_grad_norm, torch.tensor([INF, 1.0]), 1.0)

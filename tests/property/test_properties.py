@@ -190,7 +190,7 @@ def test_clamp_passes_every_half_precision_number_inside(pair, dtype):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("block", range(16))
 def test_clamp_at_every_bound(block, dtype):
-    """Bounds from all over the number line: each bound and its neighbours fall on the right side."""
+    """Bounds from all over the number line: each bound and its neighbors fall on the right side."""
     generator = torch.Generator().manual_seed(block)
     values = torch.randn(400, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(
         -30, 30, (400,), generator=generator

@@ -10,9 +10,9 @@ from torch.func import grad, hessian, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
-from fullgrad._bench._operators import bound, enlarged, tensors
-from fullgrad._cases.soft import RELAXATIONS
-from fullgrad.soft import _pieces, _relaxation
+from fullgrad._suite.bench._operators import bound, enlarged, tensors
+from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad.soft import _half_precision, _relaxation
 from fullgrad.testing._subject import close, equal, like
 
 INF, NAN = math.inf, math.nan
@@ -405,9 +405,9 @@ def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, 
         return y.detach(), torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).to(dtype).reshape(y.shape))
 
     value, gradients = run()
-    used, in_pieces = [], _pieces.in_pieces
-    monkeypatch.setattr(_pieces, "PIECE", 8)
-    monkeypatch.setattr(_relaxation, "in_pieces", lambda *a: used.append(in_pieces(*a)) or used[-1])
+    used, chunked_in_float32 = [], _half_precision.chunked_in_float32
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+    monkeypatch.setattr(_relaxation, "chunked_in_float32", lambda *a: used.append(chunked_in_float32(*a)) or used[-1])
     again, slopes = run()
     equal(again, value)
     for a, b in zip(slopes, gradients, strict=True):

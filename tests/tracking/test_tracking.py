@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fullgrad
 from fullgrad import ScalePair, ScaleTracker, track_scales
-from fullgrad._machinery.names import FakeTensorMode
+from fullgrad._dispatch.torch_private import FakeTensorMode
 from fullgrad.testing._subject import close, like
 
 X = like(torch.empty(3, 4, dtype=torch.float64), 0)
@@ -366,7 +366,7 @@ def test_agrees_with_unit_scaling():
 
 
 class Block(nn.Module):
-    """Quantised, with an in-place module, a submodule that is called twice, and a dict of tensors and numbers."""
+    """Quantized, with an in-place module, a submodule that is called twice, and a dict of tensors and numbers."""
 
     def __init__(self):
         super().__init__()

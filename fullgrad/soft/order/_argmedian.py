@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._place import called, places
-from fullgrad.soft.order._rows import WEIGHTING
+from fullgrad.soft.order._rows import PERMUTATION_METHODS
 
 
 def argmedian(
@@ -49,7 +49,7 @@ def argmedian(
 
     Source: ``softtorch.argmedian``.
     """
-    call = called("argmedian", x, 0.5, dim, softness, mode, method, "median", WEIGHTING)
+    call = called("argmedian", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
     return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
 
 
@@ -94,5 +94,5 @@ def argmedian_st(
 
     Source: ``softtorch.argmedian_st``.
     """
-    call = called("argmedian_st", x, 0.5, dim, softness, mode, method, "median", WEIGHTING)
+    call = called("argmedian_st", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
     return places(call, keepdim, (mode, method, standardize, True), True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._place import called, places
-from fullgrad.soft.order._rows import WEIGHTING
+from fullgrad.soft.order._rows import PERMUTATION_METHODS
 
 
 def argquantile(
@@ -36,7 +36,7 @@ def argquantile(
         softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
@@ -55,7 +55,7 @@ def argquantile(
 
     Source: ``softtorch.argquantile``.
     """
-    call = called("argquantile", x, q, dim, softness, mode, method, interpolation, WEIGHTING)
+    call = called("argquantile", x, q, dim, softness, mode, method, interpolation, PERMUTATION_METHODS)
     return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
 
 
@@ -86,7 +86,7 @@ def argquantile_st(
         softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
@@ -105,5 +105,5 @@ def argquantile_st(
 
     Source: ``softtorch.argquantile_st``.
     """
-    call = called("argquantile_st", x, q, dim, softness, mode, method, interpolation, WEIGHTING)
+    call = called("argquantile_st", x, q, dim, softness, mode, method, interpolation, PERMUTATION_METHODS)
     return places(call, keepdim, (mode, method, standardize, True), True)

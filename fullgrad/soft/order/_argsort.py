@@ -20,7 +20,7 @@ def argsort(
     .. math::
         P, \qquad D_x = \frac{\partial P}{\partial x}
 
-    P is n by n, and each of its rows sums to 1. With z the row, standardised to (0, 1), and :math:`\Pi` the projection onto the
+    P is n by n, and each of its rows sums to 1. With z the row, standardized to (0, 1), and :math:`\Pi` the projection onto the
     simplex, :func:`proj_simplex`, in the mode and with the softness:
 
     * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with the i-th element in order.
@@ -33,7 +33,7 @@ def argsort(
 
     * ``sorting_network``: the exchanges of a bitonic network, each as far as :func:`sigmoidal` says.
 
-    Standardising is :math:`z = 1 / (1 + e^{-(x - \mu) / \sigma})`, with the variance of the row plus 1e-6 for :math:`\sigma^2`.
+    Standardizing is :math:`z = 1 / (1 + e^{-(x - \mu) / \sigma})`, with the variance of the row plus 1e-6 for :math:`\sigma^2`.
     Infinities become 0 and 1. At ties the derivative of the distance is 0. The derivatives are the true ones, of every order.
     Saved: ``x``.
 

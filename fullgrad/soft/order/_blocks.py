@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import has_data, is_tracing, unwrap_legacy_batched
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._machinery import has_data, in_front, tracing
 
 Tensors = tuple[Tensor, ...]
 
@@ -98,9 +98,9 @@ class Blocked(Function):
 
     @staticmethod
     def forward(name: str, *args: Tensor) -> Tensors:
-        if any(in_front(a, 0)[1] for a in args):
+        if any(unwrap_legacy_batched(a, 0)[1] for a in args):
             return _steps(name, args)
-        if has_data(args[0]) and not tracing():
+        if has_data(args[0]) and not is_tracing():
             return tuple(_numbers(name, args))
         return tuple(torch.ops.fullgrad.by_blocks(name, args)) if _order(name) < 2 else _steps(name, args, TRACED_BLOCKS)
 

@@ -36,7 +36,7 @@ def sums(a: Tensor, b: Tensor) -> Tensor:
 
 
 def solve(system: Tensor, right: Tensor) -> Tensor:
-    """A system for each batch item, or one for many: then it is factorised once. NaN raises no error."""
+    """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
     size = system.shape[-1]
     if system.shape[:-2].numel() == 1 and right.ndim > 1:
         columns = right.reshape(-1, size).mT
@@ -100,7 +100,7 @@ def _ascend(
 
     With f eliminated exactly, row by row, the dual is a concave function of g alone, of gradient nu less the sums of the columns
     and Hessian minus the Laplacian. Newton's method ascends it, damped by a ridge that vanishes with the gradient, along each
-    step back to where the slope is not much below 0. A cost that is large against the regulariser is reached by a path: it
+    step back to where the slope is not much below 0. A cost that is large against the regularizer is reached by a path: it
     grows from a small multiple to its size, and the potentials with it.
     """
     eps, (growth, enough, rounds) = torch.finfo(cost.dtype).eps, path

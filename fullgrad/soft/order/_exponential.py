@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import can_reuse_buffers, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._machinery import nobody_watches, tracing
 
 __all__ = ["TwoSided", "averages", "tie_bounds", "tie_sums"]
 
@@ -33,7 +33,7 @@ class TwoSided(Function):
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        return (_decayed_sums if tracing() else decayed_sums)(a, first, last, p, q)
+        return (_decayed_sums if is_tracing() else decayed_sums)(a, first, last, p, q)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -89,11 +89,11 @@ def tie_sums(f: Tensor, first: Tensor) -> Tensor:
 
 
 def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The value of `TwoSided`. Only gaps between neighbours are exponentiated, so nothing overflows."""
+    """The value of `TwoSided`. Only gaps between neighbors are exponentiated, so nothing overflows."""
     shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
     decay = torch.exp(a[..., :-1] - a[..., 1:])
     decay = decay.reshape(*(1,) * (len(shape) - decay.ndim), *decay.shape)
-    # What reaches element i from its neighbour, and with the scan from those behind it: without element i itself.
+    # What reaches element i from its neighbor, and with the scan from those behind it: without element i itself.
     p, q = p[..., :-1] * decay, q[..., 1:] * decay
     inner = (*shape[:-1], max(shape[-1] - 1, 0))
     sums = _scan(torch.stack((decay, decay.flip(-1))), torch.stack((p.expand(inner), q.flip(-1).expand(inner))))
@@ -126,7 +126,7 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     v0, v1 = values[..., 0::2], values[..., 1::2]
     odd = _scan(d0[..., :half] * d1, torch.addcmul(v1, d1, v0[..., :half]))
     before = odd[..., : v0.shape[-1] - 1]
-    if nobody_watches():
+    if can_reuse_buffers():
         result = torch.empty_like(values)
         result[..., 0] = values[..., 0]
         result[..., 1::2] = odd

@@ -1,6 +1,6 @@
 r"""Isotonic regression: the nonincreasing :math:`v` of a projection onto the permutahedron.
 
-For rows :math:`u, w`, both nonincreasing, the solution is constant on blocks of neighbours, and its value :math:`\gamma` on a
+For rows :math:`u, w`, both nonincreasing, the solution is constant on blocks of neighbors, and its value :math:`\gamma` on a
 block :math:`B` has excess 0, where the excess of any range :math:`B` is
 
 .. math::
@@ -12,7 +12,7 @@ are not merged.
 
 The solver works on one flat list of the blocks of all rows, and nothing but the list grows with the number of rows. A round of
 the first kind merges every run of such violating pairs at once, and shrinks the list fast where data are noisy. It leaves
-nonincreasing runs, which may be long. A round of the second kind joins every other two neighbouring runs of a row: their union
+nonincreasing runs, which may be long. A round of the second kind joins every other two neighboring runs of a row: their union
 becomes nonincreasing by one more block around the junction, and a bisection on both runs at once finds how far that reaches. So
 the junctions of a row are halved per round: n elements take at most :math:`\log_2 n` such rounds, each with a logarithmic number
 of steps, whatever the data. There is no loop over rows or elements.
@@ -175,7 +175,7 @@ def _reach(
     four orders these two pairs of numbers have, one of the two blocks is seen to be in, or to be out. Once a side is settled, its
     sum is that over its blocks at any value.
 
-    Steps away from the junction are doubled, and halved towards its far end, as most blocks take a few others.
+    Steps away from the junction are doubled, and halved toward its far end, as most blocks take a few others.
     """
     # What is sure to be in, from left to right, and what is not sure to be out, from far_left to far_right.
     left, right = _at(head, at - 1), _at(tail, at)

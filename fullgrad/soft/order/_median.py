@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._place import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, SUMMING
-from fullgrad.soft.order._statistic import check_gate, named
+from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order._statistic import check_gate, make_return_type
 
 
 def median(
@@ -59,15 +59,15 @@ def median(
     call = called("median", x, 0.5, dim, softness, mode, method, "median", METHODS)
     check_gate("median", gated_grad, mode, method)
     how = (mode, method, standardize, gated_grad)
-    if dim is None or method not in SUMMING:
+    if dim is None or method not in WEIGHTED_SUM_METHODS:
         y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
         y = call.values(y, keepdim)
-        return y if dim is None else named(torch.return_types.median, y, None)
+        return y if dim is None else make_return_type(torch.return_types.median, y, None)
     if mode == "hard":
         values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
     else:
         values, weights = Quantile.apply(*call.soft, how, "both", False)
-    return named(torch.return_types.median, call.values(values, keepdim), call.weights(weights, keepdim))
+    return make_return_type(torch.return_types.median, call.values(values, keepdim), call.weights(weights, keepdim))
 
 
 def median_st(

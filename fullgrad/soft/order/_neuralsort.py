@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fullgrad._products import matmul
+from fullgrad._autocast import matmul
 from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._pairwise import distances
@@ -26,7 +26,7 @@ ROWS = 32
 
 def weights(u: Tensor, mode: str, positions: Tensor | Sequence[int]) -> Tensor:
     """The rows of P at the given positions, counted from 0 in ascending order: (..., k, n)."""
-    u = _centred(u)
+    u = _centered(u)
     if not isinstance(positions, Tensor):
         positions = torch.tensor(positions, dtype=torch.int64, device=u.device)
     return project(_scores_at(positions, u.shape[-1], u, distances(u, mode)), mode)
@@ -34,7 +34,7 @@ def weights(u: Tensor, mode: str, positions: Tensor | Sequence[int]) -> Tensor:
 
 def values(u: Tensor, x: Tensor, mode: str) -> Tensor:
     """All n values in ascending order, P x."""
-    u = _centred(u)
+    u = _centered(u)
     if not one_block(u, x):
         u, order = u.sort(-1)
         x = x.gather(-1, order)
@@ -46,7 +46,7 @@ def ranks(u: Tensor, mode: str) -> Tensor:
 
     An element that has no weight anywhere has rank 0.
     """
-    u, order = _centred(u).sort(-1)
+    u, order = _centered(u).sort(-1)
     # Positions are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
     rank = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
     moment, mass = blocked(Moments, mode, u, distances(u, mode), rank)
@@ -54,7 +54,7 @@ def ranks(u: Tensor, mode: str) -> Tensor:
     return (moment / least + rank * (mass / least)).gather(-1, order.argsort(-1))
 
 
-def _centred(u: Tensor) -> Tensor:
+def _centered(u: Tensor) -> Tensor:
     """A constant added to a row changes no weight; far from 0 it would cost digits."""
     return u - u.detach().mean(-1, keepdim=True)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._products import matmul
+from fullgrad._autocast import matmul
 
 # In these modes the weights are powers of how far a number lies above a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}

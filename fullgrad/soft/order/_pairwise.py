@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad._products import matmul
+from fullgrad._autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._sigmoidal import Sigmoidal

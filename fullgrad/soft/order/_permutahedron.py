@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
+from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._machinery import has_data, tracing
 from fullgrad.soft._curves import SOFT_MODES, Softness
-from fullgrad.soft._relaxation import check, floating, widened
+from fullgrad.soft._relaxation import check, floating, to_opmath
 from fullgrad.soft.order._isotonic import isotonic
 from fullgrad.soft.order._numbers import POWERS, power
 
@@ -58,7 +58,7 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
             f"proj_permutahedron: `z` and `w` must have rows of one length, got shapes {tuple(z.shape)} and {tuple(w.shape)}."
         )
     z, w = floating(z), floating(w)
-    u, wide = widened(z, w)
+    u, wide = to_opmath(z, w)
     return project(u / softness, wide, mode).to(torch.promote_types(z.dtype, w.dtype))
 
 
@@ -115,7 +115,7 @@ class Isotonic(Function):
     def forward(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
         if u.shape != w.shape:
             u, w = torch.broadcast_tensors(u, w)
-        if tracing() or not has_data(u) or not has_data(w):
+        if is_tracing() or not has_data(u) or not has_data(w):
             return _isotonic(u, w, mode)
         return isotonic(u, w, mode)
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._machinery import owned, tracing
-from fullgrad.soft._relaxation import Softness, widened
+from fullgrad._dispatch import clone_if_view, is_tracing
+from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._rows import (
-    SUMMING,
+    WEIGHTED_SUM_METHODS,
     Rows,
     bounded,
     rows_of,
@@ -19,7 +19,7 @@ from fullgrad.soft.order._rows import (
     unweighted,
     weights_in,
 )
-from fullgrad.soft.order._statistic import OrderStatistic, kept, named, one_hot, prepared
+from fullgrad.soft.order._statistic import OrderStatistic, canonicalize_args, make_return_type, one_hot, restore_keepdim
 
 # torch.quantile takes no more.
 _LARGEST = 16_000_000
@@ -48,17 +48,17 @@ class Call:
         """(…, Q) as torch has it."""
         if not self._vector:
             y = y.squeeze(-1)
-            return kept(y, self._x, self._dim, self._d) if keepdim else y
+            return restore_keepdim(y, self._x, self._dim, self._d) if keepdim else y
         y = y.movedim(-1, 0)
-        return kept(y, self._x, self._dim, self._d, 1) if keepdim else y
+        return restore_keepdim(y, self._x, self._dim, self._d, 1) if keepdim else y
 
     def weights(self, y: Tensor, keepdim: bool) -> Tensor:
         """(…, Q, n) likewise."""
         if not self._vector:
             y = y.squeeze(-2)
-            return kept(y, self._x, self._dim, self._d - 1) if keepdim else y
+            return restore_keepdim(y, self._x, self._dim, self._d - 1) if keepdim else y
         y = y.movedim(-2, 0)
-        return kept(y, self._x, self._dim, self._d - 1, 1) if keepdim else y
+        return restore_keepdim(y, self._x, self._dim, self._d - 1, 1) if keepdim else y
 
 
 def places(call: "Call", keepdim: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
@@ -68,7 +68,7 @@ def places(call: "Call", keepdim: bool, how: tuple[Any, ...], hard: bool) -> Ten
 
 
 def called(name: str, x: Any, q: Any, dim: Any, softness: Any, mode: Any, method: Any, by: Any, methods: tuple[str, ...]) -> Call:
-    rows, d = prepared(name, x, dim, softness, mode, method, methods, some=True)
+    rows, d = canonicalize_args(name, x, dim, softness, mode, method, methods, some=True)
     if by == "median":
         return Call(x, rows, (0.5,), False, dim, d, softness, by)
     _checks.choice(name, "interpolation", by, INTERPOLATIONS)
@@ -76,7 +76,7 @@ def called(name: str, x: Any, q: Any, dim: Any, softness: Any, mode: Any, method
         _checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
-        return Call(x, rows, q.to(widened(rows)[0].dtype).reshape(-1), q.ndim == 1, dim, d, softness, by)
+        return Call(x, rows, q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1, dim, d, softness, by)
     several = isinstance(q, (tuple, list))
     for number in q if several else (q,):
         _checks.real_number(name, "q", number)
@@ -86,7 +86,7 @@ def called(name: str, x: Any, q: Any, dim: Any, softness: Any, mode: Any, method
 
 
 def _tensor(q: Tensor | tuple[float, ...], x: Tensor) -> Tensor:
-    return q if isinstance(q, Tensor) else torch.tensor(q, dtype=widened(x)[0].dtype, device=x.device)
+    return q if isinstance(q, Tensor) else torch.tensor(q, dtype=to_opmath(x)[0].dtype, device=x.device)
 
 
 class Quantile(OrderStatistic):
@@ -107,7 +107,7 @@ class Quantile(OrderStatistic):
     ) -> Any:
         if hard:
             y = hard_quantile(x, q, dim, by, wants)
-            return owned(y) if isinstance(y, Tensor) else named(type(y), *map(owned, y))
+            return clone_if_view(y) if isinstance(y, Tensor) else make_return_type(type(y), *map(clone_if_view, y))
         return Quantile.soft_forward(x, q, softness, dim, by, how, wants, hard)
 
     @staticmethod
@@ -128,7 +128,7 @@ class Quantile(OrderStatistic):
         r = r if gated else unweighted(r)
         low, high, a = _places(_tensor(q, x), r.n, by)
         second = by in ("linear", "midpoint")
-        if wants == "values" and method not in SUMMING:
+        if wants == "values" and method not in WEIGHTED_SUM_METHODS:
             ordered = sorted_values(r)
             first, last = (ordered.gather(-1, p.expand(*ordered.shape[:-1], p.shape[-1])) for p in (low, high))
             return torch.lerp(first, last, a.to(r.x.dtype).expand(first.shape)).to(x.dtype)
@@ -153,7 +153,7 @@ def _transported(r: Rows, low: Tensor, high: Tensor, second: bool) -> list[Tenso
 
 
 def _places(q: Tensor, n: int, by: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Two neighbouring places and how far the quantile lies from the first to the second."""
+    """Two neighboring places and how far the quantile lies from the first to the second."""
     if by == "median":
         middle = torch.full(q.shape, (n - 1) // 2, device=q.device)
         return middle, middle, torch.zeros_like(q)
@@ -177,10 +177,10 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
         both = torch.median(x, dim)
         if wants == "weights":
             return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
-        return both.values.unsqueeze(-1) if wants == "values" else named(type(both), *[v.unsqueeze(-1) for v in both])
+        return both.values.unsqueeze(-1) if wants == "values" else make_return_type(type(both), *[v.unsqueeze(-1) for v in both])
     q = _tensor(q, x)
-    if wants == "values" and q.ndim == 1 and x.numel() <= _LARGEST and not tracing():
-        return torch.quantile(widened(x)[0], q, dim, interpolation=by).movedim(0, -1).to(x.dtype)
+    if wants == "values" and q.ndim == 1 and x.numel() <= _LARGEST and not is_tracing():
+        return torch.quantile(to_opmath(x)[0], q, dim, interpolation=by).movedim(0, -1).to(x.dtype)
     # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
     # place. These are the same.
     low, high, a = _places(q, x.shape[dim], by)
@@ -190,7 +190,7 @@ def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, by: str, w
     if wants == "weights":
         first, last = (one_hot(order.gather(-1, p), values.shape[-1], a.dtype) for p in (low, high))
         return torch.lerp(first, last, a.unsqueeze(-1).expand(first.shape)).to(x.dtype)
-    wide = widened(values)[0]
+    wide = to_opmath(values)[0]
     y = wide.gather(-1, low)
     if by in ("linear", "midpoint"):
         above = wide.gather(-1, torch.where(a > 0, high, low))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 
-# Newton's method on a radius needs about 4 rounds from a neighbour's radius and 15 from nothing.
+# Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 from nothing.
 _ROUNDS = 80
 # The radii of every eighth row are found first, and are where those between them start.
 _COARSER = 8

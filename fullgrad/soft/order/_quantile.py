@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._place import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, SUMMING
+from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.soft.order._statistic import check_gate
 
 
@@ -40,7 +40,7 @@ def quantile(
         softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
         return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
         gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
@@ -68,7 +68,7 @@ def quantile(
     call = called("quantile", x, q, dim, softness, mode, method, interpolation, METHODS)
     check_gate("quantile", gated_grad, mode, method)
     how = (mode, method, standardize, gated_grad)
-    if return_argquantile and method in SUMMING:
+    if return_argquantile and method in WEIGHTED_SUM_METHODS:
         if mode == "hard":
             values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
         else:
@@ -108,7 +108,7 @@ def quantile_st(
         softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighbouring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.soft._relaxation import Softness, flat
-from fullgrad.soft.order._rows import RANKING, ranks, rows_of
-from fullgrad.soft.order._statistic import OrderStatistic, prepared
+from fullgrad.soft._relaxation import Softness, with_zero_derivative
+from fullgrad.soft.order._rows import RANK_METHODS, ranks, rows_of
+from fullgrad.soft.order._statistic import OrderStatistic, canonicalize_args
 
 
 def rank(
@@ -57,9 +57,9 @@ def rank(
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
     """
-    rows, d = prepared("rank", x, dim, softness, mode, method, RANKING)
+    rows, d = canonicalize_args("rank", x, dim, softness, mode, method, RANK_METHODS)
     if mode == "hard":
-        return flat(hard_rank(rows, d, descending), rows).reshape(x.shape)
+        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, (mode, method, standardize), False).reshape(x.shape)
 
 
@@ -108,9 +108,9 @@ def rank_st(
 
     Source: ``softtorch.rank_st``.
     """
-    rows, d = prepared("rank_st", x, dim, softness, mode, method, RANKING)
+    rows, d = canonicalize_args("rank_st", x, dim, softness, mode, method, RANK_METHODS)
     if mode == "hard":
-        return flat(hard_rank(rows, d, descending), rows).reshape(x.shape)
+        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, (mode, method, standardize), True).reshape(x.shape)
 
 
@@ -136,5 +136,5 @@ def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    # In place, which keeps the strides of the input; done again, as a linearised graph does it, it changes nothing.
+    # In place, which keeps the strides of the input; done again, as a linearized graph does it, it changes nothing.
     return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)

@@ -6,22 +6,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad.soft._relaxation import Softness, widened
+from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order import _network, _neuralsort, _pairwise, _permutahedron, _simplex, _softsort, _transport
 from fullgrad.soft.order._numbers import weighted, wide
 from fullgrad.soft.order._standardize import restored, standardized
 
 # Methods whose values are sums with weights; those that have weights; and all.
-SUMMING = ("softsort", "neuralsort", "ot")
-WEIGHTING = (*SUMMING, "sorting_network")
-METHODS = (*WEIGHTING, "fast_soft_sort")
-RANKING = (*METHODS, "sigmoid")
+WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
+PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
+METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
+RANK_METHODS = (*METHODS, "sigmoid")
 
 
 class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least, and how they are relaxed.
 
-    ``z`` is the row as indices see it, standardised or not, and ``u`` the same over the softness: all methods depend on it alone.
+    ``z`` is the row as indices see it, standardized or not, and ``u`` the same over the softness: all methods depend on it alone.
     """
 
     x: Tensor
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 def rows_of(x: Tensor, softness: Softness, dim: int, mode: str, method: str, standardize: bool) -> Rows:
     """The rows of a tensor along a dimension."""
-    x, softness = widened(x, softness)
+    x, softness = to_opmath(x, softness)
     x = x.movedim(dim, -1)
     z, restore = x, _same
     if standardize:
@@ -139,7 +139,7 @@ def sorted_values(r: Rows) -> Tensor:
 
 def largest_value(r: Rows) -> Tensor:
     """The value (…) in the last place."""
-    return (largest_weights(r) * r.x).sum(-1) if r.method in SUMMING else sorted_values(r)[..., -1]
+    return (largest_weights(r) * r.x).sum(-1) if r.method in WEIGHTED_SUM_METHODS else sorted_values(r)[..., -1]
 
 
 # --- Ranks ------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
-from fullgrad._machinery import has_data, tracing
-from fullgrad.soft._relaxation import SOFT_MODES, Softness, check, floating, widened
+from fullgrad.soft._relaxation import SOFT_MODES, Softness, check, floating, to_opmath
 from fullgrad.soft.order._numbers import POWERS, power
 
 
@@ -53,7 +53,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     check("proj_simplex", x, softness, mode, SOFT_MODES)
     _checks.dim("proj_simplex", dim, x.ndim)
     x = floating(x)
-    (wide,) = widened(x)
+    (wide,) = to_opmath(x)
     return project((wide / softness).movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype) if x.ndim else torch.ones_like(x)
 
 
@@ -77,7 +77,7 @@ class Excess(Function):
 
     @staticmethod
     def forward(v: Tensor, power: int) -> Tensor:
-        if tracing() or not has_data(v):
+        if is_tracing() or not has_data(v):
             return torch.ops.fullgrad.simplex_excess(v, power)
         return _excess(v, power)
 

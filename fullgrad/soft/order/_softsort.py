@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._machinery.names import transforms_active
+from fullgrad._dispatch.torch_private import transforms_active
 from fullgrad.soft.order import _exponential, _window
 from fullgrad.soft.order._numbers import POWERS, weighted, wide
 from fullgrad.soft.order._simplex import project

@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._rows import METHODS
 from fullgrad.soft.order._sorted import soft, straight
-from fullgrad.soft.order._statistic import check_gate, prepared
+from fullgrad.soft.order._statistic import canonicalize_args, check_gate
 
 
 def sort(
@@ -63,7 +63,7 @@ def sort(
     Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
     """
-    rows, d = prepared("sort", x, dim, softness, mode, method, METHODS)
+    rows, d = canonicalize_args("sort", x, dim, softness, mode, method, METHODS)
     check_gate("sort", gated_grad, mode, method)
     return soft(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad), return_indices)
 
@@ -116,6 +116,6 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
-    rows, d = prepared("sort_st", x, dim, softness, mode, method, METHODS)
+    rows, d = canonicalize_args("sort_st", x, dim, softness, mode, method, METHODS)
     check_gate("sort_st", gated_grad, mode, method)
     return straight(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad))

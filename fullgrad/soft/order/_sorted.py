@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._machinery import owned
+from fullgrad._dispatch import clone_if_view
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._rows import (
-    SUMMING,
-    WEIGHTING,
+    PERMUTATION_METHODS,
+    WEIGHTED_SUM_METHODS,
     Rows,
     all_weights,
     bounded,
@@ -20,13 +20,13 @@ from fullgrad.soft.order._rows import (
     unweighted,
     weights_in,
 )
-from fullgrad.soft.order._statistic import OrderStatistic, named, one_hot, prepared
+from fullgrad.soft.order._statistic import OrderStatistic, canonicalize_args, make_return_type, one_hot
 
 
 def places(
     name: str, x: Tensor, dim: int | None, descending: bool, softness: Softness, how: tuple[Any, ...], hard: bool
 ) -> Tensor:
-    rows, d = prepared(name, x, dim, softness, how[0], how[1], WEIGHTING)
+    rows, d = canonicalize_args(name, x, dim, softness, how[0], how[1], PERMUTATION_METHODS)
     if how[0] == "hard":
         y = hard_sorted(rows, d, descending, 0, "weights")
     else:
@@ -40,13 +40,13 @@ def soft(
     if how[0] == "hard":
         values, index = hard_sorted(rows, d, descending, k, "both")
         weights = one_hot(index.movedim(d, -1), rows.shape[d], rows.dtype).movedim(-2, d - 1) if indices else None
-    elif indices and how[1] in SUMMING:
+    elif indices and how[1] in WEIGHTED_SUM_METHODS:
         values, weights = Sorted.apply(rows, softness, d, descending, k, how, "both", False)
     else:
         values, weights = Sorted.apply(rows, softness, d, descending, k, how, "values", False), None
     if x.ndim == 0:
         values, weights = values.reshape(()), None if weights is None else weights.reshape(1)
-    return named(torch.return_types.topk if k else torch.return_types.sort, values, weights)
+    return make_return_type(torch.return_types.topk if k else torch.return_types.sort, values, weights)
 
 
 def straight(x: Tensor, rows: Tensor, d: int, softness: Softness, descending: bool, k: int, how: tuple[Any, ...]) -> Any:
@@ -96,7 +96,7 @@ class Sorted(OrderStatistic):
 
 
 def _first_values(r: Rows, k: int) -> Tensor:
-    if r.method in SUMMING:
+    if r.method in WEIGHTED_SUM_METHODS:
         return weighted(_first_weights(r, k), r.x)
     return sorted_values(r)[..., -k:].flip(-1)
 
@@ -114,4 +114,4 @@ def hard_sorted(x: Tensor, dim: int, descending: bool, k: int, wants: str) -> An
     both = torch.topk(x, k, dim) if k else torch.sort(x, dim, descending)
     if wants != "weights":
         return both
-    return owned(one_hot(both.indices.movedim(dim, -1), x.shape[dim], x.dtype).movedim(-2, dim - 1))
+    return clone_if_view(one_hot(both.indices.movedim(dim, -1), x.shape[dim], x.dtype).movedim(-2, dim - 1))

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import clone_if_view
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._machinery import owned
 from fullgrad._recompute import pulled_back, pushed_forward
 from fullgrad.soft._relaxation import MODES, check, floating
-from fullgrad.soft.order._rows import SUMMING
+from fullgrad.soft.order._rows import WEIGHTED_SUM_METHODS
 
 
 class OrderStatistic(Function):
@@ -32,7 +32,7 @@ class OrderStatistic(Function):
     def soft_forward(cls, *args: Any) -> Any:
         """The relaxation as a value."""
         y = cls.relaxed(*args)
-        return owned(y) if isinstance(y, Tensor) else tuple([owned(v) for v in y])
+        return clone_if_view(y) if isinstance(y, Tensor) else tuple([clone_if_view(v) for v in y])
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -83,7 +83,7 @@ class OrderStatistic(Function):
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
 
 
-def prepared(
+def canonicalize_args(
     name: str, x: Any, dim: Any, softness: Any, mode: Any, method: Any, methods: tuple[str, ...], some: bool = False
 ) -> tuple[Tensor, int]:
     """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
@@ -123,7 +123,7 @@ def prepared(
 _INFINITY = float("inf")
 
 
-def kept(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> Tensor:
+def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> Tensor:
     """The result of a reduction with the dimensions that ``x`` has: one at a place, or all, behind so many others."""
     if x.ndim == 0:
         return y
@@ -134,13 +134,13 @@ def kept(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> 
 
 def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
     """Weights that can be held constant are needed to hold them constant."""
-    if not gated_grad and mode != "hard" and method not in SUMMING:
+    if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         raise ValueError(
             f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
         )
 
 
-def named(kind: Any, *items: Any) -> Any:
+def make_return_type(kind: Any, *items: Any) -> Any:
     """One of torch's return types; its fields may be None."""
     return kind(items)
 

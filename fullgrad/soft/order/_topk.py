@@ -7,7 +7,7 @@ from fullgrad import _checks
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._rows import METHODS
 from fullgrad.soft.order._sorted import soft, straight
-from fullgrad.soft.order._statistic import check_gate, prepared
+from fullgrad.soft.order._statistic import canonicalize_args, check_gate
 
 
 def topk(
@@ -60,7 +60,7 @@ def topk(
 
     Source: ``softtorch.topk``.
     """
-    rows, d = prepared("topk", x, -1 if dim is None else dim, softness, mode, method, METHODS)
+    rows, d = canonicalize_args("topk", x, -1 if dim is None else dim, softness, mode, method, METHODS)
     check_gate("topk", gated_grad, mode, method)
     k = _checks.positive_integer("topk", "k", k, at_most=rows.shape[d])
     return soft(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad), return_indices)
@@ -115,7 +115,7 @@ def topk_st(
 
     Source: ``softtorch.topk_st``.
     """
-    rows, d = prepared("topk_st", x, -1 if dim is None else dim, softness, mode, method, METHODS)
+    rows, d = canonicalize_args("topk_st", x, -1 if dim is None else dim, softness, mode, method, METHODS)
     check_gate("topk_st", gated_grad, mode, method)
     k = _checks.positive_integer("topk_st", "k", k, at_most=rows.shape[d])
     return straight(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._machinery import has_data, tracing
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating
 from fullgrad.soft.order._dual import laplacian, link, potentials, slack, slope, solve, sums, without_zeros
@@ -84,7 +84,7 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
 
 
 def plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
-    r"""The transport plan of a cost that is already divided by the weight of the regulariser.
+    r"""The transport plan of a cost that is already divided by the weight of the regularizer.
 
     .. math::
         \Gamma = \operatorname{argmin} \langle C, \Gamma \rangle + R(\Gamma), \qquad
@@ -130,7 +130,7 @@ class Potentials(Function):
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        solve = potentials if has_data(cost) and not tracing() else torch.ops.fullgrad.transport_potentials
+        solve = potentials if has_data(cost) and not is_tracing() else torch.ops.fullgrad.transport_potentials
         return solve(cost, mu, nu, mode)
 
     @staticmethod
@@ -164,7 +164,7 @@ class Potentials(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Potentials.apply(*_in_front(in_dims, args[:3]), args[3]), (0, 0)
+        return Potentials.apply(*_batch_first(in_dims, args[:3]), args[3]), (0, 0)
 
 
 class Balance(Function):
@@ -222,10 +222,10 @@ class Balance(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Balance.apply(*_in_front(in_dims, args)), (0, 0)
+        return Balance.apply(*_batch_first(in_dims, args)), (0, 0)
 
 
-def _in_front(in_dims: tuple[int | None, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
+def _batch_first(in_dims: tuple[int | None, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
     """A matrix and two vectors with the batch in front, where samples broadcast as they would alone."""
     ranks = [t.ndim - (d is not None) - k for t, d, k in zip(args, in_dims, (2, 1, 1), strict=False)]
     result: list[Tensor] = []

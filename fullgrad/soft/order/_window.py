@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._machinery import has_data, tracing
 from fullgrad.soft.order._exponential import tie_bounds, tie_sums
 from fullgrad.soft.order._prefix import power_sums, power_sums_node, radii, radii_node, signed
 
@@ -45,7 +45,7 @@ class PowerSums(Function):
     def forward(
         x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, column_start: Tensor, column_stop: Tensor, beta: int
     ) -> Tensor:
-        return (power_sums_node if tracing() else power_sums)(x, y, f, start, stop, beta)
+        return (power_sums_node if is_tracing() else power_sums)(x, y, f, start, stop, beta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -99,7 +99,7 @@ class Radius(Function):
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
-        if tracing() or not has_data(a):
+        if is_tracing() or not has_data(a):
             return radii_node(a, first, last, alpha)
         return radii(a, first, last, alpha)
 

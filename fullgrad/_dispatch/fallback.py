@@ -1,0 +1,64 @@
+"""The fallback: an operator through the public ``torch.autograd.Function.apply``.
+
+It is the fallback when a private name of the functorch dispatch is missing. Slower, and right in the same places but for
+``torch.func.functionalize``, which torch refuses for every custom Function.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.rules import Apply, Rules, VmapInfo, through_transforms
+
+_SOURCE = """
+def apply({parameters}):
+    return __in_graph({arguments}) if __compiling() else __call(({arguments},))
+"""
+
+
+def connect(rules: Rules) -> Apply:
+    """The operator's ``apply``."""
+    # torch's own dispatcher compares structures of outputs, in which a namedtuple is no tuple: it sees plain ones.
+
+    def forward(*args: Any) -> Any:
+        return _plain(rules.forward(*args))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rules.setup_context(ctx, inputs, rules.restore(output))
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        output, dims = rules.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
+        return _plain(output), dims
+
+    body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
+    twin: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
+
+    def call(args: tuple[Any, ...]) -> Any:
+        for a in args:
+            if not isinstance(a, Tensor):
+                rules.check_argument(a)
+        if torch.compiler.is_exporting():
+            return rules.export(args)
+        if not torch_private.transforms_active():
+            output = rules.restore(twin.apply(*args))
+            # A view of a tensor that requires a gradient says that it requires one too, though without grad mode it has none.
+            spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
+            return output.detach() if spurious else output
+        if not torch.is_grad_enabled():
+            # torch switches grad mode on again for the levels below the first. Views made without it need no
+            # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.
+            # (In inference mode torch cannot make a view at a level; a copy does.)
+            same = Tensor.clone if torch.is_inference_mode_enabled() else lambda a: a.view_as(a)
+            args = tuple(same(a) if isinstance(a, Tensor) else a for a in args)
+        return rules.restore(transform(args))
+
+    transform = through_transforms(lambda args: twin.apply(*args))
+    namespace = {"__call": call, "__compiling": torch.compiler.is_dynamo_compiling, "__in_graph": rules.as_graph_node(call)}
+    rules.write_out(_SOURCE, namespace)
+    return namespace["apply"]
+
+
+def _plain(output: Any) -> Any:
+    return tuple(output) if isinstance(output, tuple) else output

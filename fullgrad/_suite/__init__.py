@@ -1,0 +1,1 @@
+"""What proves, measures and shows the operators: their cases, the benchmark, the command line."""

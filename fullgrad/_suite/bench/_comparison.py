@@ -1,0 +1,87 @@
+"""`Comparison`: a statement of ours next to those of its rivals, and what was measured of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fullgrad._suite.bench._measure import Ratio, Statement, Times, measure, peak_bytes, ratio
+
+# The rivals of an operator, in the order of the table.
+PLAIN, COMPOSITE, PEER, FLOOR = "plain torch", "composite", "peer", "floor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Statements that do the same, timed in turns.
+
+    Args:
+        operator: Whose statement it is.
+        what: What the statement does: forward, forward+backward, ….
+        n: Elements in all.
+        dtype: Of the numbers.
+        ours: The statement.
+        rivals: Other statements by the name of who wrote them.
+        targets: The most that our time may be of a rival's.
+        saved: Bytes per element that autograd keeps beyond inputs and value, by ours and by the rivals, where that was looked at.
+        memory: Whether the peak of memory is measured, too.
+        turns: What takes turns: statements of one group. A large call empties the caches that a small one lives in.
+    """
+
+    operator: str
+    what: str
+    n: int
+    dtype: str
+    ours: Statement
+    rivals: Mapping[str, Statement]
+    targets: Mapping[str, float] = field(default_factory=dict)
+    saved: Mapping[str, float] = field(default_factory=dict)
+    memory: bool = False
+    turns: str = ""
+
+    @property
+    def name(self) -> str:
+        """For progress and verdicts."""
+        return f"{self.operator}, {self.what}, n = {self.n:,}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured: seconds, ratios of ours to each rival's, and peaks in bytes per element."""
+
+    comparison: Comparison
+    ours: Times
+    rivals: Mapping[str, Times]
+    peaks: Mapping[str, float]
+
+    def ratio(self, rival: str) -> Ratio:
+        """Our time over the rival's."""
+        return ratio(self.ours, self.rivals[rival])
+
+    def verdicts(self) -> dict[str, bool | None]:
+        """Whether each target holds; None where these times cannot tell."""
+        return {rival: self.ratio(rival).at_most(target) for rival, target in self.comparison.targets.items()}
+
+
+def run(
+    comparisons: Sequence[Comparison], seconds: float, device: str = "cpu", report: Callable[[str], None] = lambda name: None
+) -> list[Result]:
+    """Measure them, those of a group in turns, for about so many seconds each beyond what a single round takes."""
+    groups: dict[str, list[Comparison]] = {}
+    for c in comparisons:
+        groups.setdefault(c.turns or c.name, []).append(c)
+    results: dict[int, Result] = {}
+    for group in groups.values():
+        report(group[0].name)
+        cases = list(dict.fromkeys(case for c in group for case in (c.ours, *c.rivals.values())))
+        times = measure(cases, seconds, device)
+        for c in group:
+            if c.ours not in times:
+                raise RuntimeError(f"{c.name} raises: {c.ours.code}")
+            peaks = {}
+            if c.memory:
+                peaks = {
+                    who: peak_bytes(case, device) / c.n for who, case in {"ours": c.ours, **c.rivals}.items() if case in times
+                }
+            rivals = {name: times[case] for name, case in c.rivals.items() if case in times}
+            results[id(c)] = Result(c, times[c.ours], rivals, peaks)
+            report("")
+    return [results[id(c)] for c in comparisons]

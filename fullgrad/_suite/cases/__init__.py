@@ -1,0 +1,16 @@
+"""The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
+
+from fullgrad._suite.cases import clamping, estimators, gradients, order, rounding, soft, tracking
+from fullgrad._suite.cases._case import Case
+
+CASES: list[Case] = [
+    *rounding.CASES,
+    *clamping.CASES,
+    *gradients.CASES,
+    *tracking.CASES,
+    *soft.CASES,
+    *order.CASES,
+    *estimators.CASES,
+]
+
+__all__ = ["CASES", "Case"]

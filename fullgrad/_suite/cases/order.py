@@ -1,0 +1,401 @@
+"""Cases of the order statistics: each by every method in every mode, against n by n formulas in plain torch code.
+
+What solves an equation is written as Newton's method: a solution that is a constant, and two steps from it, which leave the
+value and give derivatives of up to the third order.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullgrad
+from fullgrad import soft
+from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad._suite.cases.soft import _abs_of, _step
+from fullgrad.soft.order import _extreme, _permutahedron, _place, _rank, _simplex, _sorted, _transport
+
+X = numbers(2, 4, seed=3)
+SOFT = 0.4
+MODES = ("smooth", "c0", "c1", "c2")
+POWERS = {"c0": 1, "c1": 2, "c2": 3}
+
+
+# --- The projections --------------------------------------------------------------------------------------------------
+
+
+def _newton(solution: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
+    """Two steps from the library's solution, a constant; they would leave one that is wrong."""
+    theta = solution.detach()
+    for _ in range(2):
+        theta = theta + step(theta)
+    return theta
+
+
+def _project(v: Tensor, mode: str) -> Tensor:
+    """Rows onto the simplex."""
+    if mode == "smooth":
+        return torch.exp(v - torch.logsumexp(v, -1, keepdim=True))
+    alpha = POWERS[mode]
+
+    def step(theta):
+        t = torch.clamp(v - theta, min=0)
+        return ((t**alpha).sum(-1, keepdim=True) - 1) / (alpha * (t ** (alpha - 1) * (t > 0)).sum(-1, keepdim=True))
+
+    theta = _newton((v.detach() - _simplex.Excess.apply(v.detach(), alpha)).amax(-1, keepdim=True), step)
+    return torch.clamp(v - theta, min=0) ** alpha
+
+
+def _permuted(u: Tensor, w: Tensor, mode: str) -> Tensor:
+    """Rows onto the permutahedron of w, of which the blocks are constants."""
+    u, order = torch.sort(u, descending=True)
+    w = torch.sort(w, descending=True).values
+    t, first = _permutahedron.Isotonic.apply(u.detach(), w.detach(), mode)
+    same = (first.unsqueeze(-1) == first.unsqueeze(-2)).to(u.dtype)
+
+    def total(values):
+        return (same * values.unsqueeze(-2)).sum(-1)
+
+    if mode == "c0":
+        level = (total(u) - total(w)) / same.sum(-1)
+    elif mode == "smooth":
+        level = torch.log(total(torch.exp(u))) - torch.log(total(torch.exp(w)))
+    else:
+        alpha = POWERS[mode]
+        # On a block of one the level, of which w is a power, is what makes t^alpha equal to w.
+        t = torch.where(same.sum(-1) == 1, w.detach().sign() * w.detach().abs() ** (1 / alpha), t.detach())
+
+        def step(level):
+            t = u.unsqueeze(-2) - level.unsqueeze(-1)
+            excess = (same * t * t.abs() ** (alpha - 1)).sum(-1) - total(w)
+            return excess / (alpha * (same * t.abs() ** (alpha - 1)).sum(-1))
+
+        level = _newton(u.detach() - t, step)
+    t = u - level
+    y = t if mode in ("smooth", "c0") else t * t.abs() ** (POWERS[mode] - 1)
+    return y.gather(-1, torch.argsort(order))
+
+
+def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
+    """The transport plan: potentials that are constants, and two steps of Newton's method."""
+    n, m = cost.shape[-2:]
+    f, g = _transport.Potentials.apply(cost.detach(), mu.detach(), nu.detach(), mode)
+    potentials = torch.cat((f, g), -1).detach()
+    for _ in range(2):
+        t = potentials[..., :n, None] + potentials[..., None, n:] - cost
+        if mode == "smooth":
+            plan = slope = torch.exp(t)
+        else:
+            t = torch.clamp(t, min=0)
+            plan, slope = t ** POWERS[mode], POWERS[mode] * t ** (POWERS[mode] - 1) * (t > 0)
+        rows, columns = slope.sum(-1), slope.sum(-2)
+        matrix = torch.cat(
+            (torch.cat((torch.diag_embed(rows), slope), -1), torch.cat((slope.mT, torch.diag_embed(columns)), -1)), -2
+        )
+        # The potentials may move against each other: that their difference stays makes the system regular.
+        gauge = torch.cat((cost.new_ones(n), -cost.new_ones(m)))
+        lack = torch.cat((mu - plan.sum(-1), nu - plan.sum(-2)), -1)
+        # torch.linalg.solve loses terms where forward mode is nested: https://github.com/pytorch/pytorch/issues/192540.
+        potentials = potentials + (torch.linalg.inv(matrix + gauge[:, None] * gauge) @ lack.unsqueeze(-1)).squeeze(-1)
+    t = potentials[..., :n, None] + potentials[..., None, n:] - cost
+    return torch.exp(t) if mode == "smooth" else torch.clamp(t, min=0) ** POWERS[mode]
+
+
+# --- The methods ------------------------------------------------------------------------------------------------------
+
+
+def _standard(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(-1, keepdim=True)
+    deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return torch.sigmoid((x - mean) / deviation), mean, deviation
+
+
+def _network(v: Tensor, s: Any, mode: str) -> tuple[Tensor, Tensor]:
+    """Values and weights of a bitonic network for rows of four."""
+    p = torch.eye(4, dtype=v.dtype, device=v.device).expand(*v.shape[:-1], 4, 4)
+    for pairs in ([(0, 1), (3, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]):
+        values, rows = list(v.unbind(-1)), list(p.unbind(-2))
+        for i, j in pairs:
+            c = _step(values[i] - values[j], s, mode)
+            values[i], values[j] = values[i] * (1 - c) + values[j] * c, values[j] * (1 - c) + values[i] * c
+            c = c.unsqueeze(-1)
+            rows[i], rows[j] = rows[i] * (1 - c) + rows[j] * c, rows[j] * (1 - c) + rows[i] * c
+        v, p = torch.stack(values, -1), torch.stack(rows, -2)
+    return v, p
+
+
+def _weights(x: Tensor, s: Any, mode: str, method: str, groups: tuple[list[float], list[float]] | None = None) -> Tensor:
+    """The weights in all places, ascending, or those of transport to anchors with so many elements."""
+    z, n = _standard(x)[0], x.shape[-1]
+    if method == "softsort":
+        return _project(-(torch.sort(z).values.unsqueeze(-1) - z.unsqueeze(-2)).abs() / s, mode)
+    if method == "neuralsort":
+        a = _abs_of(z.unsqueeze(-1) - z.unsqueeze(-2), s, mode).sum(-1)
+        coefficients = torch.arange(1 - n, n, 2, dtype=x.dtype, device=x.device)
+        return _project((coefficients[:, None] * z.unsqueeze(-2) - a.unsqueeze(-2)) / s, mode)
+    if method == "sorting_network":
+        return _network(z, s, mode)[1]
+    anchors, counts = groups or ([i / (n - 1) for i in range(n)], [1.0] * n)
+    batch = x.shape[:-1]
+    shares = (x.new_tensor(counts) / n).clamp(min=1e-12)
+    cost = (z.unsqueeze(-1) - x.new_tensor(anchors)).square() / s
+    return n * _plan(cost, x.new_full((*batch, n), 1 / n), (shares / shares.sum()).expand(*batch, -1), mode).mT
+
+
+def _direct(x: Tensor, s: Any, mode: str, method: str) -> Tensor:
+    """The values in all places of a method without weights."""
+    z, mean, deviation = _standard(x)
+    n = x.shape[-1]
+    if method == "sorting_network":
+        y = _network(z, s, mode)[0]
+    else:
+        y = _permuted(torch.arange(n, dtype=x.dtype, device=x.device).expand(x.shape) / (n - 1) / s, z, mode)
+    return torch.log(y / (1 - y)) * deviation + mean
+
+
+def _apply(p: Tensor, x: Tensor) -> Tensor:
+    return (p * x.unsqueeze(-2)).sum(-1)
+
+
+def _values(x, s, mode, method, groups=None):
+    return _apply(_weights(x, s, mode, method, groups), x) if method in WEIGHTED_SUM_METHODS else _direct(x, s, mode, method)
+
+
+def _ranks(x, s, mode, method, descending=True):
+    z, n = _standard(x)[0], x.shape[-1]
+    i = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
+    if method == "sigmoid":
+        y = 0.5 + _step(z.unsqueeze(-1) - z.unsqueeze(-2), s, mode).sum(-1)
+    elif method == "fast_soft_sort":
+        return (n - 1) * _permuted((-z if descending else z) / s, (i / (n - 1)).expand(x.shape), mode)
+    elif method == "softsort":
+        y = _apply(_project(-(z.unsqueeze(-1) - torch.sort(z).values.unsqueeze(-2)).abs() / s, mode), i.expand(x.shape))
+    else:
+        p = _weights(x, s, mode, method)
+        y = _apply(p.mT, i.expand(x.shape)) / p.sum(-2)
+    return n + 1 - y if descending else y
+
+
+# --- The cases --------------------------------------------------------------------------------------------------------
+
+WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
+PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
+METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
+LARGEST = ([0.0, 1.0], [3.0, 1.0])
+TWO = ([1.0, 0.5, 0.0], [1.0, 1.0, 2.0])
+QUARTILE = ([0.0, 1 / 3, 2 / 3, 1.0], [0.0, 1.0, 1.0, 2.0])
+MIDDLE = ([0.0, 0.5, 1.0], [1.0, 1.0, 2.0])
+
+
+def _at(place: int, anchor: int, groups: Any, sign: int = 1) -> Callable[..., Tensor]:
+    """The weights in a place, or of an anchor of transport; of the negated row if the sign is -1."""
+
+    def formula(x, s, mode, method):
+        if method == "ot":
+            return _weights(sign * x, s, mode, method, groups)[..., anchor, :]
+        return _weights(sign * x, s, mode, method)[..., place, :]
+
+    return formula
+
+
+def _value_at(place: int, weights: Callable[..., Tensor], sign: int = 1) -> Callable[..., Tensor]:
+    def formula(x, s, mode, method):
+        if method in WEIGHTED_SUM_METHODS:
+            return (weights(x, s, mode, method) * x).sum(-1)
+        return sign * _direct(sign * x, s, mode, method)[..., place]
+
+    return formula
+
+
+def _first_two(x, s, mode, method):
+    p = _weights(x, s, mode, method, TWO if method == "ot" else None)
+    return p[..., :2, :] if method == "ot" else p[..., -2:, :].flip(-2)
+
+
+def _first_values(x, s, mode, method):
+    return (
+        _apply(_first_two(x, s, mode, method), x)
+        if method in WEIGHTED_SUM_METHODS
+        else _direct(x, s, mode, method)[..., -2:].flip(-1)
+    )
+
+
+def _quarter(x, s, mode, method):
+    """q = 0.25 of four elements: three quarters of the way from the first place to the second."""
+    p = _weights(x, s, mode, method, QUARTILE if method == "ot" else None)
+    low, high = (p[..., 1, :], p[..., 2, :]) if method == "ot" else (p[..., 0, :], p[..., 1, :])
+    return torch.lerp(low, high, low.new_tensor(0.75))
+
+
+def _quarter_value(x, s, mode, method):
+    if method in WEIGHTED_SUM_METHODS:
+        return (_quarter(x, s, mode, method) * x).sum(-1)
+    y = _direct(x, s, mode, method)
+    return torch.lerp(y[..., 0], y[..., 1], y.new_tensor(0.75))
+
+
+def _one_hot(index, x):
+    return torch.zeros(*index.shape, x.shape[-1], dtype=x.dtype, device=x.device).scatter(-1, index.unsqueeze(-1), 1)
+
+
+def _hard_quartile(x):
+    order, place = torch.argsort(x, dim=-1, stable=True), 0.25 * (x.shape[-1] - 1)
+    low, high = (_one_hot(order[..., i], x) for i in (math.floor(place), math.ceil(place)))
+    return torch.lerp(low, high, x.new_tensor(place % 1))
+
+
+def _hard_rank(x):
+    return (torch.argsort(torch.argsort(x, dim=-1, descending=True, stable=True), dim=-1) + 1).to(x.dtype)
+
+
+def _quantile_of(x):
+    return torch.quantile(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, 0.25, -1).to(x.dtype)
+
+
+_argmax, _argmin, _median = _at(3, 1, LARGEST), _at(3, 1, LARGEST, -1), _at(1, 1, MIDDLE)
+# Of each statistic its options, formula(x, s, mode, method), hard value, methods and operator class.
+STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
+    "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), PERMUTATION_METHODS, _extreme.Extreme),
+    "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), PERMUTATION_METHODS, _extreme.Extreme),
+    "max": ({"dim": -1}, _value_at(3, _argmax), lambda x: x.max(-1).values, METHODS, _extreme.Extreme),
+    "min": ({"dim": -1}, _value_at(3, _argmin, -1), lambda x: x.min(-1).values, METHODS, _extreme.Extreme),
+    "argmedian": ({"dim": -1}, _median, lambda x: _one_hot(x.median(-1).indices, x), PERMUTATION_METHODS, _place.Quantile),
+    "median": ({"dim": -1}, _value_at(1, _median), lambda x: x.median(-1).values, METHODS, _place.Quantile),
+    "argquantile": ({"q": 0.25, "dim": -1}, _quarter, _hard_quartile, PERMUTATION_METHODS, _place.Quantile),
+    "quantile": ({"q": 0.25, "dim": -1}, _quarter_value, lambda x: (_hard_quartile(x) * x).sum(-1), METHODS, _place.Quantile),
+    "argsort": ({}, _weights, lambda x: _one_hot(torch.argsort(x, -1), x), PERMUTATION_METHODS, _sorted.Sorted),
+    "sort": ({}, _values, lambda x: torch.sort(x, -1).values, METHODS, _sorted.Sorted),
+    "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, METHODS, _sorted.Sorted),
+    "rank": ({"dim": -1}, _ranks, _hard_rank, (*METHODS, "sigmoid"), _rank.Rank),
+}
+# What torch cannot linearize.
+EXACT = {"quantile": _quantile_of}
+# Soft ones that have weights beside their values unless asked not to.
+PAIRED = ("max", "min", "median", "sort", "topk")
+
+
+def _both(name: str, formula: Any) -> Any:
+    """The formula of values and, by a method that has them, of weights, as one."""
+    weights = {"max": _argmax, "min": _argmin, "median": _median, "sort": _weights, "topk": _first_two}[name]
+
+    def joined(x, s, mode, method):
+        y = formula(x, s, mode, method)
+        return torch.cat((y.flatten(), weights(x, s, mode, method).flatten())) if method in WEIGHTED_SUM_METHODS else y
+
+    return joined
+
+
+def _relaxed(operator_class: Any) -> Callable[..., Any]:
+    """The relaxation as the forward of a twin; integer indices where it has them."""
+
+    def forward(*args: Any) -> Any:
+        y = operator_class.relaxed(*args)
+        several = args[-2] in ("both", "indices")
+        return (y, torch.zeros(y.shape, dtype=torch.int64, device=y.device)) if several else y
+
+    return forward
+
+
+def _soft(name: str, method: str, mode: str) -> Case:
+    options, formula, *_ = STATISTICS[name]
+    call = functools.partial(getattr(soft, name), **options, mode=mode, method=method)
+    formula = _both(name, formula) if name in PAIRED else formula
+    return Case(
+        name=f"soft.{name} {method} {mode}",
+        covers=(f"soft.{name}",),
+        operator=lambda x, s: call(x, softness=s),
+        inputs=(X, _softness(method, mode)),
+        surrogate=functools.partial(formula, mode=mode, method=method),
+        smooth_forwards={},
+        of="rows",
+        exhaustive=f"soft.{name} {method} {mode}" not in EVERYDAY,
+    )
+
+
+def _twin(name: str, method: str, mode: str) -> Case:
+    options, formula, hard, _, operator_class = STATISTICS[name]
+    exact: Any = EXACT.get(name, hard)
+    call = functools.partial(getattr(fullgrad, f"{name}_st"), **options, mode=mode, method=method)
+    return Case(
+        name=f"{name}_st {method} {mode}",
+        covers=(f"{name}_st",),
+        operator=lambda x, s: call(x, softness=s),
+        inputs=(X, _softness(method, mode)),
+        surrogate=lambda x, s: straight_through(hard(x.detach()), formula(x, s, mode, method)),
+        value=lambda x, s: exact(x),
+        smooth_forwards={operator_class: _relaxed(operator_class)},
+        of="rows",
+        exhaustive=f"{name}_st {method} {mode}" not in EVERYDAY,
+    )
+
+
+def _softness(method: str, mode: str) -> float:
+    """In the sparse modes a plan falls apart into many when it is small, and the formula's system is singular."""
+    return SOFT if method != "ot" or mode == "smooth" else 2.0 if mode == "c0" else 1.0
+
+
+# Of each operator class a relaxation and a twin are proved at every run, in all modes and by all methods but transport, which has
+# its projection; the rest by turns.
+EVERYDAY = {
+    "soft.max softsort c1",
+    "argmin_st sorting_network smooth",
+    "soft.argmedian neuralsort c0",
+    "quantile_st softsort smooth",
+    "soft.topk sorting_network c2",
+    "sort_st neuralsort smooth",
+    "soft.rank sigmoid c0",
+    "rank_st fast_soft_sort c1",
+}
+
+
+MU, NU = torch.softmax(numbers(2, 3, scale=0.5, seed=5), -1), torch.softmax(numbers(2, 4, scale=0.5, seed=6), -1)
+WIDTH = torch.tensor(0.7, dtype=torch.float64)
+
+
+def _projection(name: str, formula: Callable[..., Tensor], *inputs: Tensor) -> list[Case]:
+    """A projection in every mode, all of its inputs differentiated."""
+
+    def call(mode: str) -> Callable[..., Tensor]:
+        return lambda *a: getattr(soft, name)(*a[:-1], softness=a[-1], mode=mode)
+
+    return [
+        Case(
+            name=f"soft.{name} {mode}",
+            covers=(f"soft.{name}",),
+            operator=call(mode),
+            inputs=(*inputs, WIDTH),
+            surrogate=functools.partial(formula, mode=mode),
+            smooth_forwards={},
+            max_saved_bytes=None,
+            of="matrices" if name == "proj_transport_polytope" else "rows",
+            exhaustive=mode != {"proj_simplex": "c2", "proj_permutahedron": "smooth"}.get(name, "c1"),
+        )
+        for mode in MODES
+    ]
+
+
+PROJECTIONS = [
+    *_projection("proj_simplex", lambda x, s, mode: _project(x / s, mode), X),
+    *_projection("proj_permutahedron", lambda z, w, s, mode: _permuted(z / s, w, mode), X, numbers(2, 4, seed=4)),
+    *_projection(
+        "proj_transport_polytope",
+        lambda c, mu, nu, s, mode: 3 * _plan(c / s, mu, nu * (mu.sum(-1, keepdim=True) / nu.sum(-1, keepdim=True)), mode),
+        numbers(2, 3, 4, scale=0.3, seed=7).abs(),
+        MU,
+        NU,
+    ),
+]
+
+CASES = [
+    *PROJECTIONS,
+    *[
+        make(name, method, mode)
+        for name, (_, _, _, methods, _) in STATISTICS.items()
+        for method in methods
+        for mode in MODES
+        for make in (_soft, _twin)
+    ],
+]

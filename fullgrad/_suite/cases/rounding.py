@@ -1,0 +1,139 @@
+"""Cases of the family `rounding`."""
+
+import torch
+
+import fullgrad
+from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad.rounding import _soft_round
+
+X = numbers(4, 3)
+UNIT = numbers(4, 3, scale=0.7, seed=1)
+STEP = numbers(3, seed=2).abs() + 0.3
+SCALE, OFFSET = numbers(3, seed=3), numbers(4, 1, seed=4)
+
+
+def _plain_k_bit(x, k):
+    levels = float(2**k - 1)
+    return torch.round(x * levels) / levels
+
+
+def _slope(x):
+    """x / round(x), 1 at 0, 0 elsewhere; differentiable as it stands."""
+    r = torch.round(x)
+    zero = r == 0
+    return torch.where(zero, (x == 0).to(x.dtype), x / torch.where(zero, 1.0, r))
+
+
+def _soft_round_surrogate(x):
+    """x^2 / (2 r) has the derivative x / r for constant r; the value is set back to r."""
+    r = torch.round(x)
+    zero = r == 0
+    smooth = torch.where(zero, torch.zeros_like(x), x * x / (2 * torch.where(zero, 1.0, r)))
+    return straight_through(r, smooth)
+
+
+CASES = [
+    Case(
+        name="round",
+        covers=("round", "Round"),
+        operator=fullgrad.round,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(torch.round(x), x),
+        value=torch.round,
+        smooth_forwards={fullgrad.Round: lambda x: x.clone()},
+    ),
+    Case(
+        name="pass_round",
+        covers=("pass_round", "PassRound"),
+        operator=fullgrad.PassRound.apply,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(torch.round(x), x),
+        value=torch.round,
+        smooth_forwards={fullgrad.PassRound: lambda x: x.clone()},
+    ),
+    Case(
+        name="ceil",
+        covers=("ceil", "Ceil"),
+        operator=fullgrad.ceil,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(torch.ceil(x), x),
+        value=torch.ceil,
+        smooth_forwards={fullgrad.Ceil: lambda x: x.clone()},
+    ),
+    Case(
+        name="floor",
+        covers=("floor", "Floor"),
+        operator=fullgrad.floor,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(torch.floor(x), x),
+        value=torch.floor,
+        smooth_forwards={fullgrad.Floor: lambda x: x.clone()},
+    ),
+    Case(
+        name="soft_round",
+        covers=("soft_round", "SoftRound"),
+        operator=fullgrad.soft_round,
+        inputs=(X,),
+        surrogate=_soft_round_surrogate,
+        value=torch.round,
+        smooth_forwards={
+            fullgrad.SoftRound: lambda x: torch.where(x.round() == 0, 0.0, x * x / (2 * x.round())),
+            _soft_round._Slope: _slope,
+        },
+    ),
+    Case(
+        name="step_quantize",
+        covers=("step_quantize", "StepQuantize"),
+        operator=fullgrad.step_quantize,
+        inputs=(X, 0.3),
+        surrogate=lambda x, step: straight_through(torch.round(x / step) * step, x),
+        value=lambda x, step: torch.round(x / step) * step,
+        smooth_forwards={fullgrad.StepQuantize: lambda x, step: x.clone()},
+    ),
+    Case(
+        name="step_quantize with a tensor step",
+        covers=("step_quantize", "StepQuantize"),
+        operator=fullgrad.step_quantize,
+        inputs=(X, STEP),
+        surrogate=lambda x, step: straight_through(torch.round(x / step), x / step) * step,
+        value=lambda x, step: torch.round(x / step) * step,
+        smooth_forwards={fullgrad.StepQuantize: lambda x, step: x + 0 * step, fullgrad.Round: lambda x: x.clone()},
+    ),
+    Case(
+        name="step_quantize_forward",
+        covers=("step_quantize_forward",),
+        operator=fullgrad.step_quantize_forward,
+        inputs=(X, 0.3),
+        surrogate=lambda x, step: torch.round(x / step) * step,
+        value=lambda x, step: torch.round(x / step) * step,
+    ),
+    Case(
+        name="k_bit_quantize",
+        covers=("k_bit_quantize", "KBitQuantize"),
+        operator=fullgrad.k_bit_quantize,
+        inputs=(UNIT, 3),
+        surrogate=lambda x, k: straight_through(_plain_k_bit(x, k), x),
+        value=_plain_k_bit,
+        smooth_forwards={fullgrad.KBitQuantize: lambda x, k: x.clone()},
+    ),
+    Case(
+        name="k_bit_quantize_forward",
+        covers=("k_bit_quantize_forward",),
+        operator=fullgrad.k_bit_quantize_forward,
+        inputs=(UNIT, 3),
+        surrogate=_plain_k_bit,
+        value=_plain_k_bit,
+    ),
+    Case(
+        name="affine_k_bit_quantize",
+        covers=("affine_k_bit_quantize", "AffineKBitQuantize"),
+        operator=fullgrad.affine_k_bit_quantize,
+        inputs=(UNIT, 2, SCALE, OFFSET),
+        surrogate=lambda x, k, w, b: w * straight_through(_plain_k_bit(x, k), x) + b,
+        value=lambda x, k, w, b: w * _plain_k_bit(x, k) + b,
+        smooth_forwards={
+            fullgrad.AffineKBitQuantize: lambda x, k, w, b: w * x + b,
+            fullgrad.KBitQuantize: lambda x, k: x.clone(),
+        },
+    ),
+]

@@ -1,0 +1,25 @@
+"""The command line: ``python -m fullgrad check | list | plot | bench``."""
+
+import argparse
+import sys
+
+from fullgrad import __version__
+from fullgrad._suite.cli import _bench, _check, _list, _plot
+from fullgrad._suite.cli._errors import UsageError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit status is 1 when a check fails and 2 when the command makes no sense."""
+    parser = argparse.ArgumentParser(prog="python -m fullgrad", description="Declared gradients, proved on this machine.")
+    parser.add_argument("--version", action="version", version=f"fullgrad {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (_bench, _check, _list, _plot):
+        module.register(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except UsageError as error:
+        print(f"python -m fullgrad: {error}", file=sys.stderr)
+        return 2

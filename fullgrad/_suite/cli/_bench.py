@@ -1,0 +1,140 @@
+"""``python -m fullgrad bench``: operators next to their rivals, side by side, on this machine."""
+
+import argparse
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullgrad._suite.bench._comparison import Comparison
+from fullgrad._suite.bench._comparison import run as measure
+from fullgrad._suite.bench._growth import draw, exponents
+from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
+from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cli._errors import UsageError, extra
+
+TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
+SIZES = (16, 16_384, 4_000_000)
+QUICK_SIZES, QUICK_WAYS = (16, 65_536), (NO_GRADIENT, "forward+backward")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("bench", help="time and memory next to torch, composites and other packages")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators or {TARGETS!r}; by default all of them")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements (default: {' '.join(map(str, SIZES))})")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="of the numbers (default: float32)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="what to ask of an operator (default: all)")
+    parser.add_argument("--variants", action="store_true", help="every mode and method of an operator, not only the first")
+    parser.add_argument("--one-row", action="store_true", help="order statistics of one row; else rows are short beyond 4,096")
+    parser.add_argument("--memory", action="store_true", help="peaks of memory, too")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="for each statement, beyond five calls (default: 0.2)")
+    parser.add_argument("--quick", action="store_true", help="under two minutes: small sizes, few calls, nothing compiled")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and memory against n, with the fitted exponents")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure with a progress bar, print tables. The exit status is 0 whatever the times are: they do not gate."""
+    progress_module, console_module = extra("rich.progress", "cli"), extra("rich.console", "cli")
+    pyplot = None
+    if options.plot:
+        extra("matplotlib", "plot").use("Agg")
+        pyplot = extra("matplotlib.pyplot", "plot")
+    known = {name for case in CASES for name in (*case.covers, case.name)}
+    for name in options.names:
+        if name not in known and name != TARGETS:
+            raise UsageError(f"{name} is neither a public operator nor {TARGETS!r}; `python -m fullgrad list` has the names.")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"the device {options.device} cannot be used: torch finds no GPU.")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], OPERATORS: []}
+    failures: list[str] = []
+    bar = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), progress_module.TimeElapsedColumn(), "{task.description}")
+    console = console_module.Console(stderr=True)
+    plan = _plan(options)
+    with progress_module.Progress(*bar, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(plan))
+        for name, kind, make in plan:
+            progress.update(task, description=name)
+            try:
+                rows[kind] += make()
+            except Exception as error:  # what cannot run is told, and the rest is measured
+                failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            progress.advance(task)
+    _print(rows, failures, console_module)
+    if options.json:
+        where = environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]]))
+        report = {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot:
+        draw(rows[OPERATORS], options.plot, pyplot)
+        print(f"wrote {options.plot}")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list[dict[str, Any]]]]]:
+    """The small pieces that the progress bar counts: a name, the table that the rows belong to, and what makes them."""
+    seconds = options.seconds or (0.01 if options.quick else 0.2)
+
+    def measured(make: Callable[[], Iterator[Comparison]]) -> Callable[[], list[dict[str, Any]]]:
+        # Rows hold numbers alone: the tensors of a comparison go when it is measured.
+        return lambda: [as_dict(result) for result in measure(list(make()), seconds, options.device)]
+
+    plan: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
+    if not options.names or TARGETS in options.names:
+        # With torch's compilers, for which the other commands need not wait.
+        from fullgrad._suite.bench._targets import facts, targets
+
+        plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
+        if not options.quick:
+            plan.append((FACTS, FACTS, lambda: list(facts(options.device))))
+    names = [name for name in options.names if name != TARGETS]
+    if options.names and not names:
+        return plan
+    sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
+    ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
+    for case in chosen(names, options.variants):
+        for n, dtype in [(n, dtype) for n in sizes for dtype in options.dtypes]:
+            # What is compiled takes seconds to make; at the largest size it says most.
+            asked = [w for w in ways if w != COMPILED or n == max(sizes)]
+            how = options.device, asked, options.memory, options.one_row
+            make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)
+            plan.append((f"{case.name}, n = {n:,}, {dtype}", OPERATORS, measured(make)))
+    return plan
+
+
+def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_module: Any) -> None:
+    table_module, box = extra("rich.table", "cli"), extra("rich.box", "cli").SIMPLE
+    console = console_module.Console(width=None if sys.stdout.isatty() else 160)
+    for kind, title, make in (
+        (TARGETS, "targets", targets_table),
+        (FACTS, "what is no time", facts_table),
+        (OPERATORS, "operators: our time, and its ratio to each rival's (least times / medians)", operators_table),
+    ):
+        if not rows[kind]:
+            continue
+        head, *lines = make(rows[kind])
+        table = table_module.Table(*head, title=title, box=box)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table, highlight=False)
+        for warning in noise(rows[kind]):
+            console.print(f"[yellow]{warning}[/]", highlight=False)
+    verdicts = [rival["holds"] for r in rows[TARGETS] for rival in r["rivals"].values() if "holds" in rival]
+    verdicts += [r["holds"] for r in rows[FACTS]]
+    if verdicts:
+        words = ((True, "hold"), (False, "do not hold"), (None, "unclear"))
+        console.print(f"targets: {', '.join(f'{verdicts.count(v)} {word}' for v, word in words)}.", highlight=False)
+    for failure in failures:
+        console.print(f"[red]could not be measured[/] {failure}", highlight=False)

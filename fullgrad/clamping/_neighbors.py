@@ -1,0 +1,65 @@
+"""The floating-point neighbors of a number in a dtype, by bit arithmetic: without tensors, so it is safe while torch traces."""
+
+import functools
+import math
+import struct
+
+import torch
+
+# The struct codes of a number and of its bits. bfloat16 is the upper half of a float32.
+_LAYOUT = {
+    torch.float64: ("<d", "<Q"),
+    torch.float32: ("<f", "<I"),
+    torch.float16: ("<e", "<H"),
+    torch.bfloat16: ("<f", "<I"),
+}
+
+# The dtypes whose neighbors are known.
+DTYPES = frozenset(_LAYOUT)
+
+# Read through a name, so that Python does not fold the product away.
+_SMALLEST = 5e-324
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread treats subnormal numbers as 0 (``torch.set_flush_denormal``)."""
+    return _SMALLEST * 1.0 == 0.0
+
+
+@functools.lru_cache(maxsize=1024)
+def neighbor(value: float, dtype: torch.dtype, up: bool) -> float:
+    """The next number of ``dtype`` above or below ``value``, which is first rounded to ``dtype`` as torch rounds a scalar."""
+    bits, width = _bits(value, dtype)
+    sign = 1 << (width - 1)
+    if bits in (0, sign):
+        return _value(1 if up else sign | 1, dtype)
+    number = _value(bits, dtype)
+    if math.isnan(number) or (math.isinf(number) and (number > 0) == up):
+        return number
+    return _value(bits + 1 if (number > 0) == up else bits - 1, dtype)
+
+
+def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
+    """The bits of ``value`` rounded to ``dtype``, as torch does it: by way of float32 for the dtypes of 16 bits."""
+    if dtype is torch.float64:
+        return struct.unpack("<Q", struct.pack("<d", value))[0], 64
+    try:
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    except OverflowError:
+        bits = struct.unpack("<I", struct.pack("<f", math.copysign(math.inf, value)))[0]
+    if dtype is torch.float32:
+        return bits, 32
+    if dtype is torch.bfloat16:
+        return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF, 16
+    single = struct.unpack("<f", struct.pack("<I", bits))[0]
+    try:
+        return struct.unpack("<H", struct.pack("<e", single))[0], 16
+    except OverflowError:
+        return struct.unpack("<H", struct.pack("<e", math.copysign(math.inf, single)))[0], 16
+
+
+def _value(bits: int, dtype: torch.dtype) -> float:
+    number, integer = _LAYOUT[dtype]
+    if dtype is torch.bfloat16:
+        bits <<= 16
+    return struct.unpack(number, struct.pack(integer, bits))[0]

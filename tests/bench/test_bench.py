@@ -1,0 +1,212 @@
+"""The benchmark suite: it measures what it says, for every operator; and the costs that do not depend on the machine are kept."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import fullgrad
+from fullgrad._suite.bench import _growth, _report
+from fullgrad._suite.bench._comparison import Comparison, Result, run
+from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
+from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
+from fullgrad._suite.bench._targets import targets
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cli import main
+
+ROOT = Path(__file__).parents[2]
+EVERYDAY = [pytest.param(case, id=case.name) for case in chosen((), variants=False)]
+
+
+def statement(function, n, **names) -> Statement:
+    """Forward and backward of one row."""
+    x = torch.linspace(-2, 2, n).sin().requires_grad_()
+    return Statement("grad(f(x), x, g)", {"f": function, "x": x, "g": torch.ones(n), "grad": torch.autograd.grad, **names})
+
+
+@pytest.mark.parametrize("case", EVERYDAY)
+def test_every_operator_can_be_measured_in_every_way(case):
+    """At two sizes, on inputs that stay in the range of the case's own; ours never fails."""
+    for n in (16, 4096 if case.of == "elements" else 64):
+        inputs = enlarged(case, n, n, torch.float32, "cpu")
+        assert tensors(inputs)[0].numel() == n
+        for drawn, own in zip(inputs, case.inputs, strict=True):
+            if isinstance(own, torch.Tensor):
+                assert own.min() - 1e-6 <= drawn.min() <= drawn.max() <= own.max() + 1e-6
+        for comparison in comparisons(case, n, torch.float32, "cpu", [w for w in WAYS if w != COMPILED]):
+            exec(comparison.ours.code, dict(comparison.ours.names))
+
+
+COMPOSITES = [
+    pytest.param(case, id=case.name)
+    for case in CASES
+    if case.of == "rows" and case.name.endswith("smooth") and any(m in case.name for m in ("softsort", "neuralsort", "sigmoid"))
+]
+
+
+@pytest.mark.parametrize("case", COMPOSITES)
+def test_a_composite_with_matrices_computes_the_same(case):
+    """A rival that did less would be no rival: values and gradients agree."""
+    (comparison,) = comparisons(case, 12, torch.float64, "cpu", ["forward+backward"], one_row=True)
+    ours, rival = comparison.ours, comparison.rivals["composite"]
+    torch.testing.assert_close(rival.names["f"](rival.names["x0"]), ours.names["f"](ours.names["x0"]))
+    (expected,), (gradient,) = (eval(c.code, {**c.names, "g": ours.names["g"]}) for c in (ours, rival))
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_times_of_something_twice_as_long_are_twice_as_long():
+    """The ratio that is measured is the ratio that there is, within a wide margin."""
+    once, twice = (Statement("for _ in range(k): sin(x)", {"x": torch.randn(20_000), "sin": torch.sin, "k": k}) for k in (5, 10))
+    times = measure([once, twice], seconds=0.05)
+    assert 1.5 < times[twice].minimum / times[once].minimum < 2.7
+
+
+def test_a_rival_that_raises_is_left_out_and_ours_is_not():
+    """What torch cannot do in plain code is no reason to measure nothing; what we cannot do is a failure."""
+    good, bad = Statement("x + 1", {"x": torch.ones(3)}), Statement("1 / 0", {})
+    made = {"operator": "add", "what": "forward", "n": 3, "dtype": "float32"}
+    (result,) = run([Comparison(**made, ours=good, rivals={"bad": bad, "same": good})], 0.001)
+    assert list(result.rivals) == ["same"]
+    with pytest.raises(RuntimeError, match="add, forward, n = 3, float32 raises"):
+        run([Comparison(**made, ours=bad, rivals={})], 0.001)
+
+
+@pytest.mark.parametrize(
+    ("minima", "medians", "doubt", "target", "verdict"),
+    [
+        (0.9, 0.92, 0.01, 1.0, True),
+        (0.9, 0.99, 0.05, 1.0, None),
+        (1.1, 1.2, 0.05, 1.0, False),
+        (1.02, 1.2, 0.05, 1.0, None),
+        (0.1, 0.5, 0.01, 1.0, None),
+    ],
+)
+def test_verdicts_allow_for_noise(minima, medians, doubt, target, verdict):
+    """A target holds or not only where both ratios say so beyond their doubt; contradictory ones say nothing."""
+    assert Ratio(minima, medians, 0.05, doubt).at_most(target) is verdict
+
+
+def test_reports_mark_what_is_noisy_and_contradictory():
+    """The tables carry the marks, the warnings count them, and the file can be read back."""
+    times = Times(1e-3, 1e-3, 0.5, 0.1), Times(1e-3, 4e-3, 0.5, 0.1)
+    case = Statement("pass", {})
+    comparison = Comparison(
+        operator="f", what="forward", n=8, dtype="float32", ours=case, rivals={"composite": case}, targets={"composite": 0.5}
+    )
+    row = json.loads(json.dumps(_report.as_dict(Result(comparison, times[0], {"composite": times[1]}, {}))))
+    assert row["rivals"]["composite"]["holds"] is None
+    _, line = _report.targets_table([row])
+    assert line == ["f", "forward", "8", "1 ms", "composite", "1 ms", "1.00 / 0.25?", "0.5", "unclear"]
+    noisy, contradictory = _report.noise([row])
+    assert "1 of 1 ratios" in noisy
+    assert "1 ratios (?)" in contradictory
+
+
+def test_the_page_of_the_benchmarks_shows_the_committed_runs():
+    """Its tables are those that the files in benchmarks/ give; ``python benchmarks/page.py`` writes them."""
+    spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    text = page.PAGE.read_text()
+    assert text.count("<!-- end -->") == len(page.TABLES)
+    assert page.page(text, page.runs()) == text
+
+
+def test_exponents_are_fitted_over_the_larger_sizes():
+    """A constant cost of small calls does not hide the growth."""
+    sizes = [10, 100, 1000, 10_000]
+    results = [
+        {
+            "operator": "f",
+            "what": "forward",
+            "n": n,
+            "dtype": "float32",
+            "ours": {"minimum": 1e-3 + 1e-6 * n**2},
+            "rivals": {},
+            "peaks": {"ours": 4.0},
+        }
+        for n in sizes
+    ]
+    (fit,) = _growth.exponents(results)
+    assert fit["time"] == pytest.approx(2, abs=0.01)
+    assert fit["memory"] == pytest.approx(1)
+
+
+def test_the_command(tmp_path, capsys):
+    """Names, sizes and dtypes are taken, a table printed, numbers and a picture written; a wrong name is told."""
+    numbers, picture = tmp_path / "n.json", tmp_path / "p.png"
+    command = ["bench", "round", "sort_st", "--sizes", "16", "64", "--ways", "forward+backward", "--seconds", "0.001", "--memory"]
+    assert main([*command, "--json", str(numbers), "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "round" in printed
+    assert "could not" not in printed
+    report = json.loads(numbers.read_text())
+    assert {r["operator"] for r in report["operators"]} >= {"round", "sort_st softsort smooth"}
+    assert report["environment"]["torch"] == torch.__version__
+    assert report["failures"] == []
+    assert picture.stat().st_size > 10_000
+    assert main(["bench", "nothing"]) == 2
+    assert "neither a public operator" in capsys.readouterr().err
+
+
+def test_targets_can_be_measured():
+    """Every statement that has a number to keep runs, the large ones aside."""
+    small = [c for c in targets() if c.n < 100_000]
+    assert sum(len(c.targets) for c in small) > 10
+    for comparison in small:
+        for case in (comparison.ours, *comparison.rivals.values()):
+            exec(case.code, dict(case.names))
+
+
+# --- What is kept, whatever the machine -------------------------------------------------------------------------------
+
+
+def test_bytes_are_counted():
+    """The instruments themselves: a composite that saves a float and a mask is caught, and so is one that holds a matrix."""
+    x = torch.randn(1000, requires_grad=True)
+    assert saved_bytes(lambda x: x.sin().sigmoid().cos(), (x,)) == 4 * 1000  # x and the value are not counted
+    assert saved_bytes(fullgrad.round, (x,)) == 0
+    square = statement(lambda x: (x[:, None] * x).sum(0), 500)
+    assert 4 * 500**2 <= peak_bytes(square) < 3 * 4 * 500**2
+
+
+LINEAR = {
+    **{f"sort_st softsort {mode}": {"method": "softsort", "mode": mode} for mode in ("smooth", "c0", "c1", "c2")},
+    "sort_st fast_soft_sort": {"method": "fast_soft_sort"},
+    "sort_st neuralsort": {"method": "neuralsort"},
+}
+
+
+@pytest.mark.parametrize("name", [*LINEAR, "rank_st neuralsort", "rank_st sigmoid"])
+def test_memory_grows_with_n_and_not_with_its_square(name):
+    """The exponent of the peak of memory of a sort or rank, there and back, is about 1; that of a matrix would be 2."""
+    if name in LINEAR:
+        operator = lambda x: fullgrad.sort_st(x, **LINEAR[name]).values  # noqa: E731
+    else:
+        operator = lambda x: fullgrad.rank_st(x, method=name.split()[1])  # noqa: E731
+    sizes = [2048, 4096, 8192]
+    assert _growth.exponent(sizes, [peak_bytes(statement(operator, n)) for n in sizes]) < 1.3
+
+
+def test_memory_that_grows_with_the_square_is_seen():
+    """The same check, on n by n weights."""
+    sizes = [256, 512, 1024]
+    peaks = [peak_bytes(statement(lambda x: torch.softmax(-(x[:, None] - x).abs(), -1) @ x, n)) for n in sizes]
+    assert _growth.exponent(sizes, peaks) > 1.8
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
+def test_work_of_a_sort_grows_like_n_log_n(mode):
+    """What is allocated in all, whose growth is that of the numbers computed, has an exponent of little more than 1."""
+    sizes = [4096, 16_384, 65_536]
+    operator = lambda x: fullgrad.sort_st(x, method="softsort", mode=mode).values  # noqa: E731
+    work = [sum(change for change in allocations(statement(operator, n)) if change > 0) for n in sizes]
+    assert _growth.exponent(sizes, work) < 1.25
+
+
+def test_no_case_is_forgotten():
+    """Every public operator is measured by default."""
+    measured = {name for case in chosen((), variants=False) for name in case.covers}
+    assert measured == {name for case in CASES for name in case.covers}

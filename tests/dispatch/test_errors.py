@@ -1,0 +1,204 @@
+"""What a failing rule leaves behind, what a wrong one is told, and what a call keeps alive."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
+from torch.testing import assert_close
+
+from fullgrad import Function
+from tests.dispatch.operators import Cube, MatMul, SinCos, sample
+
+
+class Failure(Exception):
+    """Raised by a rule."""
+
+
+class Failing(Cube):
+    """`Cube`, one of whose rules fails."""
+
+    rule = None
+
+    @staticmethod
+    def forward(x):
+        return _unless("forward") or x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        return _unless("setup_context") or Cube.setup_context(ctx, inputs, output)
+
+    @staticmethod
+    def vjp(ctx, g):
+        return _unless("vjp") or Cube.vjp(ctx, g)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return _unless("jvp") or Cube.jvp(ctx, t)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return _unless("vmap") or (Failing.apply(x), in_dims[0])
+
+
+def _unless(rule):
+    if Failing.rule == rule:
+        raise Failure(rule)
+
+
+def _state():
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._is_fwd_grad_enabled(),
+        forward_ad._current_level,
+        torch._C._functorch.peek_interpreter_stack() is None,
+        torch._C._functorch.get_single_level_autograd_function_allowed(),
+    )
+
+
+FAILURES = {
+    "eager": ("forward", lambda f, x: f(x)),
+    "requires_grad": ("forward", lambda f, x: f(x.requires_grad_())),
+    "setup_context": ("setup_context", lambda f, x: f(x.requires_grad_())),
+    "backward": ("vjp", lambda f, x: f(x.requires_grad_()).sum().backward()),
+    "grad": ("forward", lambda f, x: grad(lambda x: f(x).sum())(x)),
+    "grad_setup": ("setup_context", lambda f, x: jacrev(jacrev(f))(x)),
+    "grad_vjp": ("vjp", lambda f, x: jacfwd(jacrev(f))(x)),
+    "jvp": ("jvp", lambda f, x: jvp(f, (x,), (x,))),
+    "nested": ("forward", lambda f, x: jacrev(jacfwd(jacrev(f)))(x)),
+    "nested_jvp": ("jvp", lambda f, x: jacfwd(jacfwd(f))(x)),
+    "nested_no_grad": ("forward", lambda f, x: jacrev(jacfwd(torch.no_grad()(f)))(x)),
+    "vmap": ("vmap", lambda f, x: vmap(vmap(grad(f)))(x[None])),
+    "vmap_forward": ("forward", lambda f, x: vmap(jacfwd(f))(x[None])),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_state_after_a_rule_that_fails(name, monkeypatch):
+    """The author's exception comes through, and every mode and the stack of transforms are as before."""
+    rule, call = FAILURES[name]
+    before = _state()
+    monkeypatch.setattr(Failing, "rule", rule)
+    with pytest.raises(Failure, match=rule):
+        call(Failing.apply, sample())
+    assert _state() == before
+    monkeypatch.undo()
+    x = sample()
+    assert_close(jacfwd(jacrev(lambda x: Failing.apply(x).sum()))(x), torch.diag(6 * x))
+
+
+class WrongShape(Cube):
+    @staticmethod
+    def vjp(ctx, g):
+        return torch.ones(7, dtype=g.dtype)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return torch.ones(7, dtype=t.dtype)
+
+
+def test_gradient_of_another_shape_is_refused():
+    """By torch, in each mode."""
+    x = sample()
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        WrongShape.apply(x.clone().requires_grad_()).sum().backward()
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        grad(lambda x: WrongShape.apply(x).sum())(x)
+    with pytest.raises(RuntimeError):
+        jvp(WrongShape.apply, (x,), (x,))
+
+
+SCALE = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+
+class Capturing(Function):
+    """Multiplies by a tensor from outside, which is no input."""
+
+    @staticmethod
+    def forward(x):
+        return x * SCALE
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Capturing.apply(x), in_dims[0]
+
+
+def test_captured_tensor_has_no_gradient():
+    """What forward does is not differentiated, whether an input requires a gradient or not, as in torch's own Function."""
+    assert not Capturing.apply(sample()).requires_grad
+    y = Capturing.apply(sample().requires_grad_())
+    assert torch.autograd.grad(y.sum(), SCALE, allow_unused=True) == (None,)
+
+
+class Mutating(Function):
+    """Works in place on a temporary of its own."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone().mul_(2).add_(1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g.clone().mul_(2)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.clone().mul_(2)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Mutating.apply(x), in_dims[0]
+
+
+def test_in_place_on_a_temporary():
+    """Rules may work in place on what they made themselves."""
+    x = sample()
+    assert torch.equal(Mutating.apply(x), 2 * x + 1)
+    for transform in (jacrev, jacfwd, lambda f: jacrev(jacfwd(lambda x: f(x) ** 2))):
+        assert_close(transform(Mutating.apply)(x), transform(lambda x: 2 * x + 1)(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: Cube.apply(x),
+        lambda x: SinCos.apply(x),
+        lambda x: MatMul.apply(x[:, None], x[None]),
+        lambda x: grad(lambda x: Cube.apply(x).sum())(x),
+        lambda x: vjp(Cube.apply, x)[1](x),
+        lambda x: jvp(Cube.apply, (x,), (x,)),
+        lambda x: vmap(SinCos.apply)(x),
+    ],
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_nothing_is_kept_alive(call, requires_grad):
+    """When the results are gone so are the inputs, without the garbage collector."""
+    x = sample() * 1
+    x.requires_grad_(requires_grad)
+    gone = weakref.ref(x)
+    gc.disable()
+    try:
+        result = call(x)
+        del result, x
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,164 @@
+"""Grad modes inside and around transforms mean for an operator what they mean for torch's own operators."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from torch.func import grad, jacfwd, jacrev, jvp, vjp
+from torch.testing import assert_close
+
+from fullgrad._dispatch import DISPATCH
+from tests.dispatch.operators import CASES, sample
+from tests.dispatch.test_transforms import WORDS, spell
+
+# Where a function of x meets the mode: around a part of it, or around the whole.
+PLACES = {
+    "part": lambda f, mode: lambda x: x.sin() * _under(mode, f, x) + f(x),
+    "whole": lambda f, mode: lambda x: _under(mode, f, x) + x**3,
+    "twice": lambda f, mode: lambda x: f(_under(mode, f, x) * x),
+    "on_again": lambda f, mode: lambda x: _under(mode, _under, torch.enable_grad, f, x) * x,
+}
+NAMES = ("cubic_round", "nested", "sin_cos", "exp")
+
+
+def _inference_mode_is_for_transforms():
+    """torch 2.11 gives zeros in inference_mode, or an error, for its own operators too."""
+    with torch.inference_mode():
+        return bool(jacrev(torch.sin)(torch.zeros(())) == 1)
+
+
+MODES_AROUND = [torch.no_grad, torch.inference_mode] if _inference_mode_is_for_transforms() else [torch.no_grad]
+
+
+def _under(mode, function, *args):
+    with mode():
+        return function(*args)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("word", [word for word in WORDS if set(word) != {"vmap"}], ids="-".join)
+def test_no_grad_inside(word, place):
+    """no_grad inside any nesting of jacrev, jacfwd and vmap."""
+    x = sample(*(2,) * word.count("vmap"))
+    for name in NAMES[:3]:
+        function, oracle = (spell(word, PLACES[place](f, torch.no_grad)) for f in CASES[name])
+        assert_close(function(x), oracle(x))
+
+
+@pytest.mark.parametrize("place", ["part", "whole"])
+@pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
+def test_inference_mode_inside(word, place):
+    """inference_mode inside transforms: what torch makes of it for its own operators, an error included."""
+    x = sample(*(2,) * word.count("vmap"))
+    for name in NAMES:
+        function, oracle = (spell(word, PLACES[place](f, torch.inference_mode)) for f in CASES[name])
+        result, expected = _result_or_error(function, x), _result_or_error(oracle, x)
+        if isinstance(expected, RuntimeError):
+            assert isinstance(result, RuntimeError)
+        elif isinstance(result, RuntimeError):
+            # torch's own Function, on which the fallback stands, refuses forward mode over another transform there.
+            assert DISPATCH == "torch"
+            assert word in (("fwd", "fwd"), ("fwd", "rev"))
+        else:
+            assert_close(result, expected)
+
+
+def _result_or_error(function, x):
+    try:
+        return function(x)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if set(word) != {"vmap"} and len(word) < 3], ids="-".join)
+@pytest.mark.parametrize("name", CASES)
+def test_no_grad_inside_for_every_operator(name, word):
+    """Several outputs, several inputs, plain arguments."""
+    x = sample(*(2,) * word.count("vmap"))
+    function, oracle = (spell(word, PLACES["part"](f, torch.no_grad)) for f in CASES[name])
+    assert_close(function(x), oracle(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_grad_inside_grad_of_grad(name):
+    """The two nestings that torch's own Function gets wrong."""
+    x = sample()
+    for transform in (
+        lambda f: jacrev(grad(lambda x: PLACES["part"](f, torch.no_grad)(x).sum())),
+        lambda f: jacrev(jacfwd(PLACES["part"](f, torch.no_grad))),
+    ):
+        function, oracle = (transform(f) for f in CASES[name])
+        assert_close(function(x), oracle(x))
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
+@pytest.mark.parametrize("mode", MODES_AROUND)
+def test_mode_around(word, mode):
+    """A transform called in no_grad or inference_mode."""
+    x = sample(*(2,) * word.count("vmap"))
+    for name in NAMES:
+        results = []
+        for f in CASES[name]:
+            with mode():
+                results.append(spell(word, f)(x))
+        assert_close(*results)
+        assert not results[0].requires_grad
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if len(word) == 2 and "vmap" not in word], ids="-".join)
+def test_mode_between_levels(word):
+    """no_grad in the outer function, around the inner transform."""
+    inner, outer = word
+    x = sample()
+    for name in NAMES:
+        results = []
+        for f in CASES[name]:
+
+            def middle(x, f=f):
+                with torch.no_grad():
+                    return spell((inner,), f)(x).sum(-1) * x
+
+            results.append(spell((outer,), middle)(x))
+        assert_close(*results)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_set_grad_enabled(name):
+    """The other spelling of both modes."""
+    x = sample()
+    for enabled in (True, False):
+        results = []
+        for f in CASES[name]:
+
+            def function(x, f=f, enabled=enabled):
+                with torch.set_grad_enabled(enabled):
+                    y = f(x)
+                return y * x
+
+            results.append((jacrev(function)(x), jacfwd(function)(x), vjp(function, x)[1](x), jvp(function, (x,), (x,))))
+        assert_close(*results)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("modes", list(itertools.product([torch.no_grad, torch.enable_grad, contextlib.nullcontext], repeat=2)))
+def test_leaf_outside(name, modes):
+    """A leaf that eager autograd watches, with a mode outside and another inside a transform."""
+    outside, inside = modes
+    results = []
+    for f in CASES[name]:
+        x = sample().requires_grad_()
+        with outside():
+            y = grad(lambda x, f=f: PLACES["part"](f, inside)(x).sum())(x)
+        results.append((y.detach(), torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else None))
+        assert y.requires_grad == (outside is not torch.no_grad)
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_detach_inside(name):
+    """A detached result has no derivative at its own level, and keeps it at none below."""
+    x = sample()
+    for transform in (jacrev, jacfwd, lambda f: jacrev(jacfwd(f)), lambda f: jacfwd(jacrev(f)), lambda f: jacfwd(jacfwd(f))):
+        function, oracle = (transform(lambda x, f=f: f(x).detach() * x + f(x)) for f in CASES[name])
+        assert_close(function(x), oracle(x))

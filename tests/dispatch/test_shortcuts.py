@@ -1,0 +1,261 @@
+"""Where nobody asks for a derivative a call is short: what each shortcut must still see, and that its value is the long way's."""
+
+import builtins
+import dis
+import math
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad._dispatch import can_skip_autograd
+from fullgrad._function import Function, alias, pure
+
+X = torch.tensor([-math.inf, -2.5, -1.0, -0.0, 0.0, 0.4, 1.0, 3.0, math.inf, math.nan])
+
+
+def _operators(base=Function):
+    """Every operator of fullgrad itself: tests define more."""
+    for operator in base.__subclasses__():
+        if operator.__module__.startswith("fullgrad."):
+            yield operator
+            yield from _operators(operator)
+
+
+PURE = {operator.__name__: operator for operator in _operators() if hasattr(getattr(operator, "forward", None), "is_pure")}
+# What a pure forward may name: torch and what it does element by element, and types.
+GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "isinstance": isinstance, "float": float}
+ATTRIBUTES = {"__class__", "ceil", "clamp", "floor", "round"}
+
+
+def _unproved(forward):
+    """What of the code of a forward is not known to be a function of its arguments alone, the same in both grad modes."""
+    if forward.__closure__:
+        yield "a closure"
+    for step in dis.get_instructions(forward):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found = forward.__globals__.get(step.argval, getattr(builtins, step.argval, None))
+            if found is not GLOBALS.get(step.argval, _unproved):
+                yield step.argval
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and step.argval not in ATTRIBUTES:
+            yield step.argval
+        elif (
+            step.opname.startswith(("IMPORT", "MAKE_FUNCTION", "STORE_GLOBAL", "BINARY_SUBSCR", "BINARY_SLICE"))
+            or "[" in step.argrepr
+        ):
+            yield step.opname
+
+
+@pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
+def test_what_is_marked_pure_is_pure(operator):
+    """Its code computes with its arguments alone."""
+    assert list(_unproved(operator.forward)) == []
+
+
+def test_what_is_not_pure_is_seen():
+    """The check before this one can fail, in each of its ways."""
+    table = torch.ones(3)
+    for forward, found in (
+        (lambda x: x + table, "a closure"),
+        (lambda x: x + X, "X"),
+        (lambda x: x.view_as(x), "view_as"),
+        (lambda x: torch.is_grad_enabled(), "is_grad_enabled"),
+    ):
+        assert found in list(_unproved(forward))
+    assert list(_unproved(lambda x: x[0]))
+    assert list(_unproved(lambda x: lambda: x))
+
+
+@pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
+def test_a_forward_in_the_place_of_a_pure_one_is_called(operator):
+    """The kit's surrogates are, for one."""
+    x = torch.randn(3)
+    arguments = {"Clamp": (-1.0, 1.0), "ClipGrad": (1.0,), "ClipGradNorm": (1.0,), "MaskGrad": (x > 0,), "ReplaceGrad": (x,)}
+    arguments = (x, *arguments.get(operator.__name__, ()))
+    with mock.patch.object(operator, "forward", staticmethod(lambda x, *_: x * 7)):
+        assert torch.equal(operator.apply(*arguments), x * 7)
+    assert not torch.equal(operator.apply(*arguments), x * 7)
+
+
+class Recorder(Tensor):
+    """A subclass that sees what is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+seen: list[str] = []
+
+
+def test_a_subclass_is_not_taken_for_a_tensor():
+    """Its type is kept, and it sees the operation."""
+    x = torch.randn(3).as_subclass(Recorder)
+    seen.clear()
+    y = fullgrad.round(x)
+    assert type(y) is Recorder
+    assert "round" in seen
+    assert not can_skip_autograd(x)
+
+
+def _of_other_arguments():
+    """Calls whose first argument wants nothing and another one something, with their derivative in it."""
+    x, y = torch.tensor([-2.0, 0.1, 2.0]), torch.tensor([-1.9, 0.0, 1.9])
+    step = lambda d: torch.sigmoid(d / 0.1) * torch.sigmoid(-d / 0.1) / 0.1  # noqa: E731
+    yield "clamp", lambda low: fullgrad.clamp(x, low, 1.0), torch.tensor(-1.0), torch.tensor([1.0, 0.0, 0.0])
+    yield "replace_grad", lambda u: fullgrad.replace_grad(x, u), y, torch.ones(3)
+    yield "scale_fwd", lambda f: fullgrad.scale_fwd(x, f), torch.tensor(2.0), x
+    yield "greater_st", lambda y: fullgrad.greater_st(x, y), y, -step(x - y)
+    yield "less_st", lambda y: fullgrad.less_st(x, y), y, step(y - x)
+    yield "abs_st", lambda s: fullgrad.abs_st(x, s), torch.tensor(0.1), -2 * x * x / 0.1 * step(x)
+    yield "clamp_st", lambda h: fullgrad.clamp_st(x, -1.0, h), torch.tensor(1.0), torch.sigmoid((x - 1) / 0.1)
+
+
+OTHERS = list(_of_other_arguments())
+
+
+@pytest.mark.parametrize(("f", "at", "derivative"), [other[1:] for other in OTHERS], ids=[other[0] for other in OTHERS])
+def test_another_argument_wants_a_derivative(f, at, derivative):
+    """In every way: a leaf, a dual tensor, and inside transforms, where the first argument is a plain tensor from outside."""
+    d = derivative.expand(3)
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    leaf = at.clone().requires_grad_()
+    expected = (weights * d).sum_to_size(at.shape)
+    assert_close(torch.autograd.grad((weights * f(leaf)).sum(), leaf)[0], expected)
+    assert_close(grad(lambda v: (weights * f(v)).sum())(at), expected)
+    assert_close(jvp(f, (at,), (torch.ones_like(at),))[1], d)
+    assert_close(vmap(lambda t: jvp(f, (at,), (t,))[1])(torch.ones(2, *at.shape)), d.expand(2, 3))
+    with forward_ad.dual_level():
+        assert_close(forward_ad.unpack_dual(f(forward_ad.make_dual(at, torch.ones_like(at)))).tangent, d)
+    parameter = nn.Parameter(at.clone())
+    assert_close(torch.autograd.grad((weights * f(parameter)).sum(), parameter)[0], expected)
+    with torch.no_grad():
+        assert not f(parameter).requires_grad
+
+
+TWINS = {
+    "abs_st": (fullgrad.abs_st, torch.abs),
+    "sign_st": (fullgrad.sign_st, torch.sign),
+    "relu_st": (fullgrad.relu_st, torch.relu),
+    "round_st": (fullgrad.round_st, torch.round),
+    "clamp_st": (lambda x: fullgrad.clamp_st(x, -1.0, 1.0), lambda x: torch.clamp(x, -1.0, 1.0)),
+    "greater_st": (lambda x: fullgrad.greater_st(x, 0.4), lambda x: (x > 0.4).to(x.dtype)),
+    "greater_equal_st": (lambda x: fullgrad.greater_equal_st(x, x.flip(0)), lambda x: (x >= x.flip(0)).to(x.dtype)),
+    "less_st": (lambda x: fullgrad.less_st(x, x[:, None]), lambda x: (x < x[:, None]).to(x.dtype)),
+    "less_equal_st": (lambda x: fullgrad.less_equal_st(x, x[5]), lambda x: (x <= x[5]).to(x.dtype)),
+    "eq_st": (lambda x: fullgrad.eq_st(x, 1), lambda x: (x == 1).to(x.dtype)),
+    "not_equal_st": (lambda x: fullgrad.not_equal_st(x, x.double()), lambda x: (x != x.double()).double()),
+    "isclose_st": (lambda x: fullgrad.isclose_st(x, x.flip(0)), lambda x: torch.isclose(x, x.flip(0)).to(x.dtype)),
+}
+
+
+@pytest.mark.parametrize(("twin", "plain"), TWINS.values(), ids=TWINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_the_value_of_a_twin_is_the_same_on_every_road(twin, plain, dtype):
+    """With and without a gradient, in no_grad, in inference mode and under a transform: to the last bit."""
+    x = X.to(dtype)
+    expected = plain(x)
+    for y in (
+        twin(x),
+        twin(x.clone().requires_grad_()),
+        torch.func.grad_and_value(lambda x: (twin(x).sum(), twin(x)), has_aux=True)(x)[1][1],
+    ):
+        y = y.detach()
+        assert y.dtype == expected.dtype
+        assert torch.equal(y.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(y.signbit() & ~y.isnan(), expected.signbit() & ~expected.isnan())
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = twin(x)
+            assert not y.requires_grad
+            assert torch.equal(y.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_a_softness_with_a_shape_gives_the_hard_value_its_shape():
+    """A number has none; a tensor keeps the long way."""
+    assert fullgrad.abs_st(torch.ones(3), torch.full((2, 1), 0.1)).shape == (2, 3)
+
+
+def test_a_closure_is_not_recorded():
+    """A forward that is not marked runs without grad mode, which is then as before, after an error too."""
+    weight = torch.ones(3, requires_grad=True)
+
+    class Closes(Function):
+        @staticmethod
+        def forward(x):
+            assert not torch.is_grad_enabled()
+            return x * weight
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vjp(ctx, g):
+            return g
+
+        @staticmethod
+        def jvp(ctx, t):
+            return t
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Closes.apply(x), in_dims[0]
+
+    assert not Closes.apply(torch.ones(3)).requires_grad
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        assert not Closes.apply(torch.ones(3)).requires_grad
+        assert not torch.is_grad_enabled()
+    with pytest.raises(ZeroDivisionError), mock.patch.object(Closes, "forward", staticmethod(lambda x: 1 / 0)):
+        Closes.apply(torch.ones(3))
+    assert torch.is_grad_enabled()
+
+
+def test_a_pure_forward_meets_every_kind_of_argument():
+    """Names that are those of the written-out code, keywords, defaults, tuples; a variadic forward has no shortcut."""
+
+    class Pure(Function):
+        @staticmethod
+        @pure
+        def forward(x, shift=0.5, sizes=(1, 2)):
+            return x + shift
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vjp(ctx, g):
+            return g, None, None
+
+        @staticmethod
+        def jvp(ctx, t, *_):
+            return t
+
+        @staticmethod
+        def vmap(info, in_dims, x, shift, sizes):
+            return Pure.apply(x, shift, sizes), in_dims[0]
+
+    x = torch.zeros(2)
+    assert torch.equal(Pure.apply(x), x + 0.5)
+    assert torch.equal(Pure.apply(shift=2, x=x), x + 2)
+    assert torch.equal(Pure.apply(x, sizes=(3,)), x + 0.5)
+    with pytest.raises(TypeError, match="holds a tensor"):
+        Pure.apply(x, sizes=(x,))
+    with pytest.raises(TypeError, match="missing"):
+        Pure.apply()
+
+    class Variadic(Pure):
+        @staticmethod
+        @pure
+        def forward(*xs):
+            return xs[0] + xs[1]
+
+    assert torch.equal(Variadic.apply(x, x + 1), x + 1)

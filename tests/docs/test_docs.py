@@ -1,0 +1,80 @@
+"""The site's lists and the package's say the same. That its pages build without a warning is CI's last step."""
+
+import importlib.util
+import inspect
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+from fullgrad._suite.cases import CASES
+from fullgrad.testing import CHECKS, GROUPS
+
+DOCS = Path(__file__).parents[2] / "docs"
+_SPEC = importlib.util.spec_from_file_location("names", DOCS / "_ext" / "names.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+names = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(names)
+FUNCTIONS = [path for path, found in names.PUBLIC.items() if inspect.isfunction(found) and not names.is_alias(path)]
+
+
+def test_every_public_name_is_documented_once():
+    """A name that no page documents, or that two do, is a failure; so is an entry for a name that is not public."""
+    assert {path: pages for path, pages in names.pages().items() if len(pages) != 1} == {}
+    assert {*names.pages()} == {*names.PUBLIC}
+
+
+def test_a_name_is_found_missing_and_found_twice(monkeypatch):
+    """The check above can fail: with a family that lists nothing, and with a name that a page documents by itself."""
+    rounding = next(family for family in names.families() if family.modules == ("fullgrad.rounding",))
+    others = [family for family in names.families() if family != rounding]
+    monkeypatch.setattr(names, "families", lambda: others)
+    assert names.pages()["fullgrad.round"] == []
+    monkeypatch.setattr(names, "families", lambda: [*others, rounding, names.Family("twice", ("fullgrad.rounding",), None)])
+    assert names.pages()["fullgrad.round"] == ["families/rounding", "twice"]
+
+
+def test_every_page_is_in_the_contents():
+    """The index lists every page but itself, and nothing that does not exist; the examples' page is made by the build."""
+    listed = re.findall(r"^((?:families/|guides/)?[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in names.sources()}
+    assert {*listed} == pages - {"index"}
+    assert len(listed) == len({*listed})
+
+
+@pytest.mark.parametrize("path", FUNCTIONS)
+def test_every_parameter_is_described(path):
+    """``Args:`` has the parameters of the signature, in their order."""
+    section = re.search(r"\nArgs:\n((?:    .*\n|\n)*)", (inspect.getdoc(names.PUBLIC[path]) or "") + "\n")
+    described = re.findall(r"^    (\w+): ", section[1], re.MULTILINE) if section else []
+    assert described == [*inspect.signature(names.PUBLIC[path]).parameters]
+
+
+@pytest.mark.parametrize("project", ["torch", "python"])
+def test_names_of_others_exist(project):
+    """A name to which the pages may refer is one."""
+    for line in (DOCS / f"{project}-names.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            assert pkgutil.resolve_name(line.split()[0]) is not None
+
+
+def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():
+    """What was renamed or removed leaves it: ``python docs/prove.py`` makes it again. What is new may be missing until then."""
+    found = json.loads((DOCS / "data" / "check.json").read_text())
+    assert {name.partition(" on ")[0] for name in found["cases"]} <= {case.name for case in CASES}
+    assert {*found["groups"]} <= {*GROUPS}
+    assert {check for checks in found["groups"].values() for check in checks} <= {*CHECKS}
+    failed = [(case, check) for case, rest in found["cases"].items() for check, r in rest.items() if r["status"] == "failed"]
+    assert failed == []
+
+
+def test_every_thread_of_the_tests_is_in_the_proof():
+    """The page on what torch loses names each public thread that `tests/test_upstream_issues.py` holds us to."""
+    held, told = (
+        {*re.findall(r"pytorch/issues/(\d+)", page.read_text())}
+        for page in (DOCS.parent / "tests" / "test_upstream_issues.py", DOCS / "proof.md")
+    )
+    assert held <= told

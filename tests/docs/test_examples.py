@@ -1,0 +1,54 @@
+"""Every example runs as its page says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+# What an example is given besides a file for its picture.
+ARGUMENTS = {
+    "digits": ["--seeds", "1", "--output"],
+    "ranking": ["--seeds", "2", "--output"],
+    "scales": ["--output"],
+}
+# What it says, besides ending without an error.
+OUTPUT = {
+    "clamp_range": "learned is ahead of fixed",
+    "digits": "equal a loop over its samples",
+    "forward_mode": "slopes equal the gradient",
+    "ranking": "straight-through",
+    "scales": "equal a loop over 8 samples",
+    "spectrum": r"autograd\.Function +forward over forward",
+    # Of every package either, in the order of the page: what it found, or that it is not there.
+    "plugins": r"^snntorch: (test accuracy|not installed, skipped)(.|\n)*"
+    r"^opacus: (per-sample gradients|not installed, skipped)(.|\n)*"
+    r"^curvlinops: (Hessian|not installed, skipped)",
+}
+WITHOUT_PICTURE = {"plugins"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path, tmp_path):
+    """It asserts what it promises (and exits with an error otherwise), prints what it found, and writes its picture."""
+    picture = tmp_path / "picture.png"
+    command = [sys.executable, str(path), *ARGUMENTS.get(path.stem, []), str(picture)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(OUTPUT.get(path.stem, ""), done.stdout, re.MULTILINE), done.stdout
+    assert path.stem in WITHOUT_PICTURE or picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_page(path):
+    """It is a page of the gallery: a title, and cells."""
+    title, underline = path.read_text(encoding="utf-8").removeprefix("r").removeprefix('"""\n').splitlines()[:2]
+    assert title
+    assert underline == "=" * len(title)
+    assert "\n# %%\n" in path.read_text(encoding="utf-8")

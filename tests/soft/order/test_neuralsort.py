@@ -1,0 +1,403 @@
+"""NeuralSort and the pairwise ranks: by blocks the same as whole, at every order and on every road, in memory of n numbers."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fullgrad import soft
+from fullgrad.soft.order import _blocks, _neuralsort, _pairwise
+from fullgrad.soft.order._simplex import project
+
+MODES = ("smooth", "c0", "c1", "c2")
+double = torch.float64
+close = torch.testing.assert_close
+
+
+# --- the formulas with whole matrices ---------------------------------------------------------------------------------
+
+
+def dense_weights(u, mode):
+    n = u.shape[-1]
+    a = soft.abs(u.unsqueeze(-1) - u.unsqueeze(-2), 1.0, mode).sum(-1)
+    c = torch.arange(n - 1, -n, -2, dtype=u.dtype)
+    return project(-(c.unsqueeze(-1) * u.unsqueeze(-2) + a.unsqueeze(-2)), mode)
+
+
+def dense_values(u, x, mode):
+    return (dense_weights(u, mode) @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def dense_ranks(u, mode):
+    p = dense_weights(u, mode)
+    i = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype)
+    return (i.unsqueeze(-1) * p).sum(-2) / p.sum(-2).clamp(min=1e-10)
+
+
+def dense_pairwise(u, mode):
+    return 0.5 + soft.sigmoidal(u.unsqueeze(-1) - u.unsqueeze(-2), 1.0, mode).sum(-1)
+
+
+# What is computed by blocks, and whole: functions of u, x and the mode.
+FUNCTIONS = {
+    "values": (_neuralsort.values, dense_values),
+    "ranks": (lambda u, x, mode: _neuralsort.ranks(u, mode), lambda u, x, mode: dense_ranks(u, mode)),
+    "pairwise": (lambda u, x, mode: _pairwise.ranks(u, mode), lambda u, x, mode: dense_pairwise(u, mode)),
+    "weights": (
+        lambda u, x, mode: (_neuralsort.weights(u, mode, [0, -1 + u.shape[-1]]) * x.unsqueeze(-2)).sum(-1),
+        lambda u, x, mode: dense_values(u, x, mode)[..., [0, -1]],
+    ),
+}
+named = pytest.mark.parametrize("name", FUNCTIONS)
+in_modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """A setter of the size of blocks, which are tiny at first."""
+
+    def resize(size, rows):
+        monkeypatch.setattr(_blocks, "BLOCK", size)
+        monkeypatch.setattr(_neuralsort, "ROWS", rows)
+
+    resize(8, 2)
+    return resize
+
+
+def point(*shape, scale=2.0, seed=0, dtype=double):
+    generator = torch.Generator().manual_seed(seed)
+    u, x = torch.randn(2, *shape, generator=generator, dtype=double)
+    return (u * scale).to(dtype), x.to(dtype)
+
+
+def total(f, mode):
+    """A number with a gradient and a second derivative."""
+
+    def of(u, x):
+        y = f(u, x, mode)
+        return (y.sin() * torch.arange(1, y.shape[-1] + 1, dtype=y.dtype)).sum()
+
+    return of
+
+
+# --- equal to whole matrices ------------------------------------------------------------------------------------------
+
+
+@in_modes
+@named
+@pytest.mark.parametrize(("size", "rows", "shape"), [(8, 2, (6,)), (30, 2, (2, 1, 7)), (400, 4, (60,)), (10**6, 32, (6,))])
+def test_dense(blocks, name, mode, size, rows, shape):
+    """Value, gradient and Hessian-vector product."""
+    blocks(size, rows)
+    u, x = point(*shape)
+    found = []
+    for f in FUNCTIONS[name]:
+        a, b = u.clone().requires_grad_(), x.clone().requires_grad_()
+        g = torch.autograd.grad(total(f, mode)(a, b), (a, b), create_graph=True, materialize_grads=True)
+        h = torch.autograd.grad((g[0] * x).sum() + (g[1] * u).sum(), (a, b), materialize_grads=True)
+        found.append((f(u, x, mode), *g, *h))
+    close(*found, rtol=1e-9, atol=1e-9)
+
+
+@named
+def test_windows(blocks, name):
+    """Far from its place an element has no weight: what is left out is 0, also where scores are not concave."""
+    blocks(500, 4)
+    for mode in MODES:
+        for scale in (0.5, 8.0, 60.0):
+            u, x = point(90, scale=scale, seed=1)
+            u[:20] = u[0]
+            f, dense = FUNCTIONS[name]
+            close(f(u, x, mode), dense(u, x, mode), rtol=1e-9, atol=1e-9)
+            close(grad(total(f, mode))(u, x), grad(total(dense, mode))(u, x), rtol=1e-7, atol=1e-8)
+
+
+def test_windows_are_narrow(monkeypatch):
+    """Of n columns a block has far fewer, and each row is in one block."""
+    monkeypatch.setattr(_blocks, "BLOCK", 2**16)
+    u = torch.linspace(0, 10, 4096)
+    for mode in MODES:
+        args = u, _neuralsort.distances(u, mode), u
+        found = list(_neuralsort.Values.blocks(mode, 2**16, *args))
+        assert [i for b in found for i in range(b.top, b.bottom)] == list(range(4096))
+        assert sum((b.bottom - b.top) * (b.right - b.left) for b in found) < 4096**2 / 4
+        assert all((b.bottom - b.top) * (b.right - b.left) <= 2**16 for b in found)
+
+
+# --- golden values ----------------------------------------------------------------------------------------------------
+
+GOLDEN = [
+    (
+        *("rank", "c0", True, 1.0, [-3.0, -1.5, -2.2, -0.7, -4.1]),
+        [3.948634396601, 1.9474497633, 2.851057517864, 1.606137239808, 4.426337052114],
+        [1.534999415817, 0.999876607787, -4.159083408191, 1.062964592624, 0.5612427919629],
+        [-0.4046516525572, 0.4267248729034, -0.8418522956921, -0.8999932344548, 1.7197723098],
+    ),
+    (
+        *("rank", "c1", True, 0.1, [0.3, -0.8, 1.2, 0.5, -0.1]),
+        [2.90571026046, 5.0, 1.0, 2.020511360771, 4.033603959191],
+        [5.203055018562, 0.2327314336748, 0.01850042948952, -3.237270322456, -2.217016559271],
+        [105.1556016846, -12.26256235093, 12.34150431969, -118.122037321, 12.88749366761],
+    ),
+    (
+        *("rank", "c2", True, 1.0, [0.5, -1.0, 0.5, 2.0, -1.0]),
+        [2.675414875144, 4.282870209289, 2.675414875144, 1.487993184829, 4.282870209289],
+        [0.1428199357863, 1.461096105807, -1.851669036968, 0.8544245182745, -0.6066715228998],
+        [0.3447604601345, 1.792669095021, 0.1754706210944, -0.450680775963, -1.862219400288],
+    ),
+    (
+        *("rank", "smooth", True, 1.0, [0.5, -1.0, 0.5, 2.0, -1.0]),
+        [2.746022823822, 3.789127025765, 2.746022823822, 1.95432756771, 3.789127025765],
+        [1.116029878872, 0.5479928040873, -0.4049071756683, -0.3555612331422, -0.9035542741491],
+        [0.1338599620482, 0.4270027721182, -0.1192216060977, -0.2579553303548, -0.1836857977204],
+    ),
+    (
+        *("sort", "c0", False, 1.0, [0.3, -0.8, 1.2, 0.5, -0.1]),
+        [-0.7052027162374, -0.5333966139775, 0.2331299330878, 0.8952246343414, 1.114060918999],
+        [0.2800696497639, 3.658175257738, 9.150889426945, 0.2185617859103, 1.692303879643],
+        [2.350607273908, 0.6931293491171, 0.6718827913736, -2.214168922288, -1.501450492076],
+    ),
+    (
+        *("sort", "c1", False, 0.1, [-3.0, -1.5, -2.2, -0.7, -4.1]),
+        [-4.01602079858, -3.0, -2.2, -1.522821447765, -0.7590722934463],
+        [2.28981503139, 2.057432640501, 3.723398224159, 5.898457251455, 1.030896852495],
+        [-5.292531975435, 0.1244199704242, 9.550505019572, -3.719904060643, -0.6624889539486],
+    ),
+    (
+        *("sort", "c2", False, 0.1, [0.3, -0.8, 1.2, 0.5, -0.1]),
+        [-0.799743211124, -0.1, 0.3024216459326, 0.4957147575693, 1.2],
+        [2.675539838607, 0.9557818914031, 5.024840247712, 4.094866708026, 2.248971314252],
+        [-1.746588459764, -1.454890188552, 0.9409164548776, -2.571628068207, 4.83219026164],
+    ),
+    (
+        *("sort", "smooth", False, 1.0, [0.5, -1.0, 0.5, 2.0, -1.0]),
+        [-0.5467694345172, -0.2403925419812, 0.1711079534379, 0.6277436818534, 1.044701390646],
+        [2.964852348669, 2.314198379344, 2.964852348669, 4.441898543974, 2.314198379344],
+        [0.9618833013714, 0.02875925395237, -0.8466261463232, -0.05762848169037, -0.08638792730572],
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+@pytest.mark.parametrize(
+    ("op", "mode", "descending", "softness", "x", "out", "gradient", "product"),
+    GOLDEN,
+    ids=lambda v: str(v) if type(v) is str else "",
+)
+def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, product):
+    """Values, gradients and Hessian-vector products of an independent implementation, of standardized rows. Descending is -u."""
+    blocks(size, 2)
+
+    def f(x):
+        h = (x - x.mean()) / (x.var(unbiased=False) + 1e-6).sqrt()
+        u = torch.sigmoid(h) / softness
+        return _neuralsort.values(u, x, mode) if op == "sort" else _neuralsort.ranks(-u if descending else u, mode)
+
+    def weighted(x):
+        return (f(x) * torch.arange(1, 6, dtype=double)).sum()
+
+    x = torch.tensor(x, dtype=double)
+    direction = torch.tensor(
+        [0.5403023058681, -0.4161468365471, -0.9899924966004, -0.6536436208636, 0.2836621854632], dtype=double
+    )
+    close(f(x), torch.tensor(out, dtype=double), rtol=1e-10, atol=1e-9)
+    g, h = jvp(grad(weighted), (x,), (direction,))
+    close(g, torch.tensor(gradient, dtype=double), rtol=1e-8, atol=1e-8)
+    close(h, torch.tensor(product, dtype=double), rtol=1e-5, atol=1e-5)
+
+
+# --- derivatives are right, by every road -----------------------------------------------------------------------------
+
+
+@named
+@pytest.mark.parametrize("mode", ["smooth", "c1"])
+def test_gradcheck(blocks, name, mode):
+    inputs = [v.requires_grad_() for v in point(5)]
+
+    def f(u, x):
+        return FUNCTIONS[name][0](u, x, mode)
+
+    assert gradcheck(f, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(f, inputs, check_batched_grad=True, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("name", ["values", "ranks"])
+@pytest.mark.parametrize("mode", ["c1", "c2"])
+def test_second_derivative(blocks, name, mode):
+    """softtorch 0.1.1 takes the threshold for a constant in the second derivative: off by 0.26 of 4.0, of ranks by 4.9 of 48."""
+    u, x = point(6, seed=3)
+    f = total(FUNCTIONS[name][0], mode)
+    step = 1e-5
+
+    def slope(u):
+        return grad(f)(u, x)
+
+    numeric = torch.stack([(slope(u + step * e) - slope(u - step * e)) / (2 * step) for e in torch.eye(6, dtype=double)])
+    for found in (hessian(f)(u, x), jacrev(grad(f))(u, x), jacfwd(jacfwd(f))(u, x), jacrev(jacrev(f))(u, x)):
+        close(found, numeric, rtol=1e-5, atol=1e-5 * float(numeric.abs().max()))
+
+
+@named
+def test_vmap(blocks, name):
+    """A batch of rows, of rows of u alone, and of x alone; as one call and as a loop over samples."""
+    f = total(FUNCTIONS[name][0], "c1")
+    u, x = point(3, 6)
+    both = grad(f, argnums=(0, 1))
+    loop = [both(a, b) for a, b in zip(u, x, strict=True)]
+    close(vmap(both)(u, x), tuple(torch.stack(g) for g in zip(*loop, strict=True)))
+    loop = [both(a, x[0]) for a in u]
+    close(vmap(both, (1, None))(u.mT, x[0]), tuple(torch.stack(g) for g in zip(*loop, strict=True)))
+    loop = [both(u[0], b) for b in x]
+    close(vmap(both, (None, 0))(u[0], x), tuple(torch.stack(g) for g in zip(*loop, strict=True)))
+    # The gradient of what was not batched is that of the sum.
+    close(grad(lambda a: vmap(f, (None, 0))(a, x).sum())(u[0]), sum(g[0] for g in loop))
+
+
+@named
+def test_batched_cotangents(blocks, name):
+    u, x = point(6)
+    u.requires_grad_()
+    y = FUNCTIONS[name][0](u, x, "smooth")
+    cotangents = torch.randn(4, *y.shape, dtype=double, generator=torch.Generator().manual_seed(0))
+    (batched,) = torch.autograd.grad(y, u, cotangents, is_grads_batched=True, retain_graph=True)
+    close(batched, torch.stack([torch.autograd.grad(y, u, c, retain_graph=True)[0] for c in cotangents]))
+
+
+@named
+def test_forward_mode(blocks, name):
+    """Dual tensors without a transform."""
+    f, dense = FUNCTIONS[name]
+    u, x = point(2, 5)
+    with torch.autograd.forward_ad.dual_level():
+        found = [
+            torch.autograd.forward_ad.unpack_dual(g(torch.autograd.forward_ad.make_dual(u, x), x, "c2"))[1] for g in (f, dense)
+        ]
+    close(*found, rtol=1e-9, atol=1e-9)
+
+
+# --- compiled and traced ----------------------------------------------------------------------------------------------
+
+
+@named
+def test_compile(blocks, name):
+    """Value and gradient are a node each, in which blocks have no steps."""
+    f = FUNCTIONS[name][0]
+    u, x = point(40)
+    blocks(200, 4)
+    compiled = torch.compile(lambda u, x: f(u, x, "c1"), fullgraph=True, backend="aot_eager")
+    a, b = (u.clone().requires_grad_() for _ in range(2))
+    y, z = f(a, x, "c1"), compiled(b, x)
+    close(z, y)
+    w = torch.arange(y.shape[-1], dtype=double)
+    close(torch.autograd.grad(z, b, w), torch.autograd.grad(y, a, w))
+    traced = make_fx(grad(total(f, "c1")))(u, x)
+    close(traced(u + 0.1, x), grad(total(f, "c1"))(u + 0.1, x))
+    assert len(traced.graph.nodes) < 150
+    assert sum("by_blocks" in str(node.target) for node in traced.graph.nodes) == {"pairwise": 2, "weights": 2}.get(name, 4)
+
+
+def test_compiled_hessian(blocks):
+    """Beyond the first derivative a tracer sees a few blocks."""
+    f = total(_neuralsort.values, "smooth")
+    u, x = point(6)
+    traced = make_fx(jacrev(grad(f)))(u, x)
+    close(traced(u + 0.1, x), hessian(f)(u + 0.1, x), rtol=1e-9, atol=1e-9)
+
+
+def test_meta(blocks):
+    """Shapes without numbers."""
+    u = torch.empty(3, 50, device="meta", requires_grad=True)
+    for name, (f, _) in FUNCTIONS.items():
+        y = f(u, u, "c1")
+        assert y.shape == ((3, 2) if name == "weights" else (3, 50))
+        assert torch.autograd.grad(y.sum(), u)[0].shape == (3, 50)
+
+
+# --- edges ------------------------------------------------------------------------------------------------------------
+
+
+@in_modes
+@named
+@pytest.mark.parametrize("size", [0, 100])
+def test_small(blocks, name, mode, size):
+    """One element, and no rows."""
+    blocks(size, 1)
+    f = FUNCTIONS[name][0]
+    for shape in ((1,), (3, 1), (0, 4)):
+        u, x = (v.requires_grad_() for v in point(*shape))
+        y = f(u, x, mode)
+        expected = (2,) if name == "weights" else shape[-1:]
+        assert y.shape == (*shape[:-1], *expected)
+        assert torch.autograd.grad(y.sum(), u)[0].shape == shape
+        if shape[-1] == 1:
+            close(y, torch.ones_like(y) if name in ("ranks", "pairwise") else x.expand(y.shape))
+
+
+@named
+@pytest.mark.parametrize("size", [8, 1000])
+def test_nan(blocks, name, size):
+    """A row that is not a number is none, and leaves the others alone."""
+    blocks(size, 2)
+    u, x = point(2, 6)
+    u[1, 3] = torch.nan
+    for mode in MODES:
+        y = FUNCTIONS[name][0](u, x, mode)
+        assert y[1].isnan().all()
+        close(y[0], FUNCTIONS[name][0](u[0], x[0], mode))
+
+
+@named
+@in_modes
+def test_float32(blocks, name, mode):
+    """Far from 0 as well: a constant is taken off, which moves no weight."""
+    blocks(2000, 4)
+    u, x = point(200, scale=4.0, dtype=torch.float32)
+    f = FUNCTIONS[name][0]
+    for shift in (0, 256):
+        v = u + shift
+        found, exact = f(v, x, mode), f(v.double(), x.double(), mode)
+        assert found.dtype == torch.float32
+        close(found.double(), exact, rtol=2e-3, atol=2e-3)
+        close(grad(total(f, mode))(v, x).double(), grad(total(f, mode))(v.double(), x.double()), rtol=2e-2, atol=2e-2 * 200)
+
+
+@named
+@in_modes
+def test_descending(blocks, name, mode):
+    """Descending order is that of -u."""
+    u, x = point(7)
+    f = FUNCTIONS[name][0]
+    if name in ("ranks", "pairwise"):
+        close(f(-u, x, mode), 8 - f(u, x, mode))
+    else:
+        close(f(-u, x, mode), f(u, x, mode).flip(-1))
+
+
+@pytest.mark.parametrize("positions", [[4, 0], torch.tensor([4, 0])])
+def test_weights(blocks, positions):
+    """Rows in the order asked for, which sum to 1."""
+    u, _ = point(2, 6)
+    for mode in MODES:
+        p = _neuralsort.weights(u, mode, positions)
+        close(p, dense_weights(u, mode)[..., [4, 0], :])
+        close(p.sum(-1), torch.ones(2, 2, dtype=double))
+
+
+@named
+def test_saved(blocks, name):
+    """Of the value and its gradient no more than the arguments is saved; of second derivatives, inside them, a block."""
+    blocks(2**10, 8)
+    u, x = (v.requires_grad_() for v in point(300))
+    saved = []
+
+    def keep(t):
+        saved.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        y = FUNCTIONS[name][0](u, x, "c1")
+        (g,) = torch.autograd.grad(y.sin().sum(), u, create_graph=True)
+        assert max(saved) <= 2 * 300
+        torch.autograd.grad(g.sin().sum(), u, create_graph=True)
+    assert max(saved) <= 2**10

@@ -1,0 +1,419 @@
+"""The order statistics and their twins: golden values, exact hard values, per-sample gradients, the defects of others, errors."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import grad, hessian, jacrev, jvp, vmap
+
+import fullgrad
+from fullgrad import soft
+from fullgrad.testing._subject import close, equal
+
+INF, NAN = math.inf, math.nan
+MODES = ("smooth", "c0", "c1", "c2")
+WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
+PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
+METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- golden values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}")
+def test_golden(case):
+    """Values, gradients and Hessian-vector products of an independent implementation in float64."""
+    name, options = case["op"], dict(case["kwargs"])
+    for marginal in ("mu", "nu"):
+        if marginal in options:
+            options[marginal] = torch.tensor(options[marginal], dtype=torch.float64)
+    inputs = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["inputs"].items()}
+    function = getattr(fullgrad, name) if name.endswith("_st") else getattr(soft, name.removesuffix("_indices"))
+
+    def call(values):
+        y = function(**values, **options)
+        return y.indices if name == "topk_indices" else y if isinstance(y, torch.Tensor) else y[0]
+
+    def total(values):
+        y = call(values).flatten()
+        return (torch.arange(1, len(y) + 1, dtype=torch.float64) * y).sum()
+
+    # A plan is that of a solver there too.
+    solved = options.get("method") == "ot" or name == "proj_transport_polytope"
+    torch.testing.assert_close(
+        call(inputs), torch.tensor(case["out"], dtype=torch.float64), rtol=1e-10, atol=1e-8 if solved else 1e-9
+    )
+    if case.get("kink") or "grad" not in case:
+        return
+    gradients = grad(total)(inputs)
+    for key, expected in case["grad"].items():
+        atol = 1e-4 if solved else 1e-8
+        torch.testing.assert_close(gradients[key], torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=atol)
+    if "hvp" in case:
+        direction = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["hvp_v"].items()}
+        _, products = jvp(grad(total), (inputs,), (direction,))
+        for key, expected in case["hvp"].items():
+            torch.testing.assert_close(products[key], torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+# --- exact values -----------------------------------------------------------------------------------------------------
+
+TIES = torch.tensor([[0.5, -1.0, 0.5, 2.0, -1.0], [NAN, 1.0, INF, -INF, 0.0], [0.0, -0.0, 0.0, 3.0, 3.0]])
+EXACT = {
+    "max": (lambda x: fullgrad.max_st(x, 1), lambda x: torch.max(x, 1)),
+    "max over all": (fullgrad.max_st, torch.max),
+    "max keepdim": (lambda x: fullgrad.max_st(x, 0, True), lambda x: torch.max(x, 0, True)),
+    "min": (lambda x: fullgrad.min_st(x, -2), lambda x: torch.min(x, -2)),
+    "min over all": (fullgrad.min_st, torch.min),
+    "median": (lambda x: fullgrad.median_st(x, 1), lambda x: torch.median(x, 1)),
+    "median over all": (fullgrad.median_st, torch.median),
+    "median keepdim": (lambda x: fullgrad.median_st(x, 0, keepdim=True), lambda x: torch.median(x, 0, keepdim=True)),
+    "sort": (fullgrad.sort_st, torch.sort),
+    "sort descending": (lambda x: fullgrad.sort_st(x, 0, True), lambda x: torch.sort(x, 0, True)),
+    "topk": (lambda x: fullgrad.topk_st(x, 3), lambda x: torch.topk(x, 3)),
+    "topk dim": (lambda x: fullgrad.topk_st(x, 2, 0), lambda x: torch.topk(x, 2, 0)),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", EXACT)
+def test_twin_returns_what_torch_does(name, dtype, requires_grad, device):
+    """Values and integer indices, ties, NaN and infinities, in torch's own type."""
+    twin, plain = EXACT[name]
+    x = TIES.to(device, dtype, copy=True).requires_grad_(requires_grad)
+    actual, expected = twin(x), plain(x.detach())
+    assert type(actual) is type(expected)
+    for a, e in zip(*((v,) if isinstance(v, torch.Tensor) else v for v in (actual, expected)), strict=True):
+        equal(a.detach(), e)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantile_is_that_of_torch(interpolation, dtype, device):
+    """Every interpolation, one and several quantiles, dims and keepdim."""
+    x = torch.cat((TIES.to(dtype), numbers(4, 5).to(dtype))).to(device)
+    for q in (0.0, 0.3, 0.5, 1.0, torch.tensor([0.1, 0.77, 0.25], dtype=dtype, device=device)):
+        for dim in (None, 0, -1):
+            for keepdim in (False, True):
+                expected = torch.quantile(x, q, dim, keepdim, interpolation=interpolation)
+                equal(fullgrad.quantile_st(x, q, dim, keepdim, interpolation=interpolation), expected)
+                shape = soft.quantile(x[3:], q, dim, keepdim, interpolation=interpolation).shape
+                assert shape == torch.quantile(x[3:], q, dim, keepdim, interpolation=interpolation).shape
+
+
+def test_rank_counts_in_order(device):
+    """From 1, the largest first unless asked otherwise, equal elements by place; among all without a dim."""
+    x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 9.0]], device=device)
+    equal(fullgrad.rank_st(x, 1), torch.tensor([[1.0, 3.0, 2.0], [2.0, 3.0, 1.0]], device=device))
+    equal(fullgrad.rank_st(x, 1, descending=False), torch.tensor([[2.0, 1.0, 3.0], [1.0, 2.0, 3.0]], device=device))
+    equal(fullgrad.rank_st(x), torch.tensor([[2.0, 6.0, 3.0], [4.0, 5.0, 1.0]], device=device))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin", "argmedian", "argsort"])
+def test_weights_of_a_twin_are_those_of_torchs_index(name):
+    """A one where torch's index is, in the last dimension."""
+    x = numbers(3, 4, 2)
+    index = torch.median(x, 1).indices if name == "argmedian" else getattr(torch, name)(x, dim=1)
+    expected = torch.nn.functional.one_hot(index, 4).to(x.dtype)
+    equal(getattr(fullgrad, f"{name}_st")(x, dim=1), expected)
+    equal(getattr(soft, name)(x, dim=1, mode="hard"), expected)
+    assert getattr(soft, name)(x, dim=1).shape == expected.shape
+
+
+# --- relaxations ------------------------------------------------------------------------------------------------------
+
+CALLS = {
+    **{f"{n} {m}": (n, m) for n in ("argmax", "argmin", "argmedian") for m in PERMUTATION_METHODS},
+    **{f"{n} {m}": (n, m) for n in ("max", "min", "median", "sort", "rank") for m in METHODS},
+}
+
+
+def call(name, method, x, **options):
+    """One tensor of a statistic."""
+    if name != "sort":
+        options.setdefault("dim", -1)
+    y = getattr(soft, name)(x, method=method, **options)
+    return y if isinstance(y, torch.Tensor) else y[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("key", CALLS)
+def test_hard_in_the_limit(key, mode):
+    """With a small softness a relaxation is the hard statistic."""
+    name, method = CALLS[key]
+    softness = 1e-3 if method == "ot" and mode == "smooth" else 1e-4
+    x = torch.tensor([0.3, -0.8, 1.2, 0.5, -0.1], dtype=torch.float64)
+    close(call(name, method, x, softness=softness, mode=mode), call(name, method, x, mode="hard"), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", PERMUTATION_METHODS)
+def test_weights_are_positive_and_sum_to_1(method, mode):
+    """Each row of weights is a distribution, by every method."""
+    x = numbers(3, 6)
+    for weights in (soft.argsort(x, method=method, mode=mode), soft.argquantile(x, [0.2, 0.6], -1, method=method, mode=mode)):
+        assert (weights >= 0).all()
+        close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+@pytest.mark.parametrize("key", CALLS)
+def test_dims_and_batches(key):
+    """A statistic along any dim is that of each row by itself; None takes all as one row."""
+    name, method = CALLS[key]
+    x = numbers(2, 4, 3)
+    for dim in range(-3, 3):
+        rows = x.movedim(dim, -1)
+        expected = torch.stack([torch.stack([call(name, method, row) for row in matrix]) for matrix in rows])
+        actual = call(name, method, x, dim=dim)
+        if name in ("sort", "rank"):
+            actual = actual.movedim(dim, -1)
+        close(actual, expected)
+    if name != "sort":
+        flat = getattr(soft, name)(x, method=method)
+        close(flat.flatten(), call(name, method, x.flatten()).flatten())
+
+
+@pytest.mark.parametrize("name", ["argmax", "max", "argmedian", "median", "argquantile", "quantile"])
+def test_keepdim(name):
+    """As in torch, and in front of the weights."""
+    x = numbers(2, 4, 3)
+    function = getattr(soft, name)
+    q = (0.5,) if "quantile" in name else ()
+    for dim in (None, 1, -1):
+        plain, kept = function(x, *q, dim=dim), function(x, *q, dim=dim, keepdim=True)
+        plain, kept = ((y if isinstance(y, torch.Tensor) else y[0]) for y in (plain, kept))
+        where = (0, 1, 2) if dim is None else (dim % 3,)
+        shape = tuple(1 if i in where else n for i, n in enumerate(x.shape))
+        assert kept.shape == ((*shape, plain.shape[-1]) if name.startswith("arg") else shape)
+        close(kept.flatten(), plain.flatten())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_element(method):
+    """A row of one, and a tensor without dimensions, have their element and its derivative."""
+    for x in (torch.tensor([3.0]), torch.tensor(3.0)):
+        assert soft.sort(x, method=method).values.shape == x.shape
+        close(soft.max(x, method=method), torch.tensor(3.0), rtol=1e-3, atol=1e-3)
+        equal(fullgrad.sort_st(x, method=method).values, x)
+        close(soft.rank(x, method=method), torch.ones_like(x))
+        assert grad(lambda x: fullgrad.max_st(x, method=method))(x).isfinite().all()
+
+
+def test_empty_rows():
+    """Nothing sorts to nothing; the largest of nothing is an error."""
+    for x in (torch.zeros(0), torch.zeros(2, 0)):
+        assert fullgrad.sort_st(x).values.shape == x.shape
+    for method in METHODS:
+        assert soft.sort(torch.zeros(0, 3), method=method).values.shape == (0, 3)
+        assert soft.rank(torch.zeros(0, 3), dim=-1, method=method).shape == (0, 3)
+    with pytest.raises(ValueError, match="max_st: `x` must have at least one element"):
+        fullgrad.max_st(torch.zeros(2, 0), 1)
+
+
+# --- per sample -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["sort_st", "topk_st", "rank_st"])
+def test_gradients_per_sample(name, method):
+    """``vmap(grad)`` equals the loop."""
+    x = numbers(6, 8)
+    weights = torch.arange(1.0, 9.0, dtype=torch.float64)
+
+    def loss(row):
+        y = fullgrad.topk_st(row, 3, method=method) if name == "topk_st" else getattr(fullgrad, name)(row, method=method)
+        y = y if isinstance(y, torch.Tensor) else y.values
+        return (weights[: len(y)] * y).sum()
+
+    close(vmap(grad(loss))(x), torch.stack([grad(loss)(row) for row in x]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_softness_per_sample(method):
+    """A softness for each sample, and its gradient, transport included."""
+    x, s = numbers(3, 5), torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+
+    def loss(row, s):
+        return soft.sort(row, softness=s, method=method, return_indices=False).values.square().sum()
+
+    for argnum in (0, 1):
+        expected = torch.stack([grad(loss, argnum)(*pair) for pair in zip(x, s, strict=True)])
+        close(vmap(grad(loss, argnum))(x, s), expected)
+    h = 1e-6
+    numeric = torch.stack([(loss(r, t + h) - loss(r, t - h)) / (2 * h) for r, t in zip(x, s, strict=True)])
+    close(vmap(grad(loss, 1))(x, s), numeric, rtol=1e-5, atol=1e-6)
+
+
+def test_quantile_per_sample():
+    """A quantile for each sample has torch's value, and a gradient."""
+    x, q = numbers(4, 7), torch.tensor([0.0, 0.31, 0.5, 1.0], dtype=torch.float64)
+    equal(vmap(fullgrad.quantile_st)(x, q), torch.stack([torch.quantile(*pair) for pair in zip(x, q, strict=True)]))
+    slope = vmap(grad(lambda x, q: soft.quantile(x, q), 1))(x, q)
+    close(slope, torch.stack([grad(lambda q, row=row: soft.quantile(row, q))(at) for row, at in zip(x, q, strict=True)]))
+
+
+# --- derivatives ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(n, m) for n in ("sort", "rank", "max") for m in METHODS] + [("rank", "sigmoid")],
+)
+def test_second_derivatives_are_those_of_the_first(name, method, mode):
+    """The Hessian is the numerical derivative of the gradient. In softtorch 0.1.1 it is silently wrong for softsort and
+    neuralsort in c1 and c2, fast_soft_sort, and transport, or raises.
+    """
+    x = torch.tensor([0.3, -0.8, 1.2, 0.52, -0.1, 0.9], dtype=torch.float64)
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5, -1.0], dtype=torch.float64)
+
+    def loss(x):
+        y = call(name, method, x, softness=0.3, mode=mode)
+        return (weights * y.sin()).sum() if y.ndim else y.sin()
+
+    h = 1e-6
+    numeric = torch.stack([(grad(loss)(x + h * e) - grad(loss)(x - h * e)) / (2 * h) for e in torch.eye(6, dtype=torch.float64)])
+    for second in (hessian(loss)(x), jacrev(jacrev(loss))(x)):
+        close(second, numeric, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("softness", [1.0, 0.3, 0.1, 0.05])
+def test_transport_gradient_is_exact(softness):
+    """The gradient of a sort by transport is the numerical one, where a truncated solver is off by up to a half."""
+    x = torch.tensor([0.3, -0.8, 1.2, 0.5, -0.1], dtype=torch.float64)
+    weights = torch.arange(1.0, 6.0, dtype=torch.float64)
+
+    def loss(x):
+        return (weights * soft.sort(x, softness=softness, method="ot").values).sum()
+
+    h = 1e-6
+    numeric = torch.stack([(loss(x + h * e) - loss(x - h * e)) / (2 * h) for e in torch.eye(5, dtype=torch.float64)])
+    close(grad(loss)(x), numeric, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", WEIGHTED_SUM_METHODS)
+def test_without_a_gate_the_weights_are_constants(method):
+    """The derivative is the transpose of the weights, and the second one 0."""
+    x = numbers(5)
+    weights = soft.argsort(x, method=method)
+    rows = torch.arange(1.0, 6.0, dtype=torch.float64)
+
+    def loss(x):
+        return (rows * soft.sort(x, method=method, gated_grad=False).values).sum()
+
+    close(grad(loss)(x), weights.mT @ rows)
+    close(hessian(loss)(x), torch.zeros(5, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["softsort", "neuralsort"])
+def test_gradient_at_ties(method):
+    """Equal elements get equal gradients by a convention: the distance between them has the derivative 0."""
+    x = torch.tensor([0.5, -1.0, 0.5, 2.0, -1.0], dtype=torch.float64)
+    g = grad(lambda x: (torch.arange(1.0, 6.0, dtype=torch.float64) * soft.sort(x, method=method).values).sum())(x)
+    assert g.isfinite().all()
+    if method == "neuralsort":
+        close(g[[0, 1]], g[[2, 4]])
+
+
+# --- the defects of others --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_rows_of_a_network_do_not_see_each_other(standardize):
+    """The pads are of the row, not of the batch."""
+    x = numbers(2, 5)
+    scaled = torch.stack((x[0], 100 * x[1]))
+    first, second = (soft.sort(v, method="sorting_network", standardize=standardize).values[0] for v in (x, scaled))
+    equal(first, second)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("masked", [INF, -INF])
+def test_infinity_does_not_poison_ranks_and_gradients(masked, method):
+    """Ranks of a row with an infinity are finite and in order, and so are gradients of hard values."""
+    x = torch.tensor([0.3, masked, 1.2, 0.5], dtype=torch.float64)
+    ranks = soft.rank(x, method=method, softness=0.01, descending=False)
+    close(ranks, fullgrad.rank_st(x, descending=False), rtol=0, atol=0.3)
+    for name in ("max_st", "sort_st", "topk_st"):
+        options = {"k": 2} if name == "topk_st" else {}
+
+        def loss(x, name=name, options=options):
+            y = getattr(fullgrad, name)(x, method=method, **options)
+            y = y if isinstance(y, torch.Tensor) else y.values
+            return torch.where(y.isfinite(), y, 0).sum()
+
+        g = grad(loss)(x)
+        assert g.isfinite().all()
+        assert g[1] == 0 or name != "max_st"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nan_stays_in_its_row(method):
+    """A NaN makes its row NaN and leaves the others alone."""
+    x = numbers(3, 4)
+    broken = torch.stack((x[0], torch.full((4,), NAN, dtype=torch.float64), x[2]))
+    for name in ("sort", "rank"):
+        actual, expected = (call(name, method, v, **({"dim": -1})) for v in (broken, x))
+        equal(actual[[0, 2]], expected[[0, 2]])
+        assert actual[1].isnan().all()
+
+
+def test_rows_of_large_numbers_do_not_overflow():
+    """Squares of numbers beyond 1e19 overflow in float32; the row is standardized all the same."""
+    x = torch.tensor([1e30, -1e30, 3e29])
+    close(soft.rank(x, softness=1e-3, method="softsort"), torch.tensor([1.0, 3.0, 2.0]))
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"softness": 0.0}, ValueError, "`softness` must be positive and finite, got 0.0"),
+        (
+            {"softness": torch.ones(3)},
+            ValueError,
+            r"`softness` must be a number or a tensor without dimensions, got shape \(3,\)",
+        ),
+        ({"mode": "c3"}, ValueError, "`mode` must be one of 'hard', 'smooth', 'c0', 'c1', 'c2', got 'c3'"),
+        ({"method": "quick"}, ValueError, "`method` must be one of .*, got 'quick'"),
+        ({"dim": 2}, IndexError, "`dim` must be from -1 to 0 for 1 dimensions, got 2"),
+        ({"dim": (0,)}, TypeError, r"`dim` must be an integer or None, got \(0,\)"),
+        (
+            {"method": "fast_soft_sort", "gated_grad": False},
+            ValueError,
+            "`gated_grad` must be True for the method 'fast_soft_sort'",
+        ),
+    ],
+)
+def test_errors_name_the_argument(arguments, kind, message):
+    """Name, rule, found value."""
+    for name in ("max", "sort"):
+        with pytest.raises(kind, match=f"{name}: {message}"):
+            getattr(soft, name)(torch.ones(3), **arguments)
+        with pytest.raises(kind, match=f"{name}_st: {message}"):
+            getattr(fullgrad, f"{name}_st")(torch.ones(3), **arguments)
+
+
+def test_errors_of_k_and_q():
+    """Outside their range, or not known."""
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match="topk: `k` must be at most 3, got 4"):
+        soft.topk(x, 4)
+    with pytest.raises(ValueError, match="topk_st: `k` must be a positive integer, got 0"):
+        fullgrad.topk_st(x, 0)
+    with pytest.raises(ValueError, match=r"quantile: `q` must be from 0 to 1, got 1.5"):
+        soft.quantile(x, 1.5)
+    with pytest.raises(ValueError, match=r"quantile_st: `interpolation` must be one of .*, got 'cubic'"):
+        fullgrad.quantile_st(x, 0.5, interpolation="cubic")
+    with pytest.raises(TypeError, match="quantile: `q` must be a number"):
+        soft.quantile(x, "half")

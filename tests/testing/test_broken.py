@@ -1,0 +1,324 @@
+"""A check that cannot fail is a defect: operators broken on purpose, each with the checks that must catch it."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullgrad import Function
+from fullgrad._suite.cases._case import numbers
+from fullgrad.testing import CHECKS, Subject, TorchLimit
+
+
+class Cube(Function):
+    """x^3 with its true derivative: a right operator, and the base of the broken ones."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * t
+
+    @classmethod
+    def vmap(cls, info, in_dims, x):
+        return cls.apply(x), in_dims[0]
+
+
+class InexactValue(Cube):
+    @staticmethod
+    def forward(x):
+        return x * x * x * (1 + 1e-3)
+
+
+class CopiedLayout(Cube):
+    @staticmethod
+    def forward(x):
+        return (x * x * x).contiguous()
+
+
+class VjpTwice(Cube):
+    @staticmethod
+    def vjp(ctx, g):
+        return 2 * Cube.vjp(ctx, g)
+
+
+class DroppedTangent(Cube):
+    @staticmethod
+    def jvp(ctx, t):
+        return torch.zeros_like(t)
+
+
+class SharedTangent(Function):
+    """round whose tangent is a view of the input's."""
+
+    @staticmethod
+    def forward(x):
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.view_as(t)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return SharedTangent.apply(x), in_dims[0]
+
+
+class SavedIntermediate(Cube):
+    """The derivative is computed in the forward; differentiated again it is a constant."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        with torch.no_grad():
+            slope = (3 * inputs[0] * inputs[0]).detach()
+        ctx.save_for_backward(slope)
+        ctx.save_for_forward(slope)
+
+    @staticmethod
+    def vjp(ctx, g):
+        return ctx.saved_tensors[0] * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return ctx.saved_tensors[0] * t
+
+
+class MixesTheBatch(Cube):
+    @staticmethod
+    def vmap(info, in_dims, x):
+        y = MixesTheBatch.apply(x)
+        return y + y.mean(in_dims[0], keepdim=True), in_dims[0]
+
+
+class MixesThroughAThreshold(Cube):
+    """Larger samples of a batch are clipped by a bound that smaller ones lower; of one sample no element reaches it."""
+
+    @staticmethod
+    def forward(x):
+        return torch.where(x.abs() > 3 * x.abs().mean(), x, x * x * x)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return MixesThroughAThreshold.apply(x), in_dims[0]
+
+
+class IgnoresInDims(Cube):
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return IgnoresInDims.apply(x), 0
+
+
+class NotSaved(Cube):
+    """The input hangs on ctx, where neither hooks nor the check of in-place changes see it."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.x = inputs[0]
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        return 3 * ctx.x * ctx.x * g
+
+
+class RestoredFromTheFirstCall(Cube):
+    """A saved tensor that is read on the first backward and kept, whatever the hooks put in its place."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(torch.ones_like(inputs[0]) * inputs[0])
+        ctx.save_for_forward(*inputs)
+
+
+class DependsOnData(Cube):
+    """A branch on a value: no tracer can follow."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x if x.sum().item() > -1e9 else x
+
+
+class BakedIn(Cube):
+    """The derivative reads numbers out of the tensor: a traced graph keeps those of the first call."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return torch.tensor((3 * x * x).tolist(), dtype=g.dtype) * g
+
+
+class OverwritesTemporary(Cube):
+    """In-place operations on a temporary, which torch.func.linearize repeats at every call."""
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        slope = torch.mul(x, x).mul_(3)
+        return t * slope
+
+
+class OneThread(Cube):
+    @staticmethod
+    def forward(x):
+        return x * x * x if threading.current_thread() is threading.main_thread() else x
+
+
+class LowersUnderAutocast(Cube):
+    @staticmethod
+    def forward(x):
+        return (x * x * x).to(torch.bfloat16).to(x.dtype) if torch.is_autocast_enabled("cpu") else x * x * x
+
+
+class LoweredByAutocast(Cube):
+    """A matrix product inside, which autocast lowers for float32 alone."""
+
+    @staticmethod
+    def forward(x):
+        return torch.matmul(x.reshape(-1, 1, 1), (x * x).reshape(-1, 1, 1)).reshape(x.shape).to(x.dtype)
+
+
+class DoubleTangent(Cube):
+    @staticmethod
+    def jvp(ctx, t):
+        return Cube.jvp(ctx, t).to(torch.float64)
+
+
+class HalfRules(Cube):
+    """Rules computed in half precision."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g.to(torch.bfloat16).to(g.dtype) * (1 + 2e-2)
+
+
+class BothAlways(Function):
+    """x * y, whose two gradients are computed whoever asks."""
+
+    @staticmethod
+    def forward(x, y):
+        return x * y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+    @staticmethod
+    def jvp(ctx, t_x, t_y):
+        x, y = ctx.saved_tensors
+        return t_x * y + x * t_y
+
+    @staticmethod
+    def vmap(info, in_dims, x, y):
+        return BothAlways.apply(x.movedim(in_dims[0], 0), y.movedim(in_dims[1], 0)), 0
+
+
+def enables_grad(x: Tensor) -> Tensor:
+    """An operator that overrules its caller's no_grad."""
+    with torch.enable_grad():
+        return Cube.apply(x.detach().requires_grad_() if torch.is_inference_mode_enabled() else x)
+
+
+def recomputed_once(x: Tensor) -> Tensor:
+    """A value that changes from call to call: what a checkpoint recomputes is not what it was."""
+    recomputed_once.calls += 1
+    return Cube.apply(x) * (1 + recomputed_once.calls)
+
+
+recomputed_once.calls = 0
+
+FIRST = {"backward", "each_input_alone", "func_grad", "func_vjp", "func_jacrev", "batched_cotangents"}
+SECOND = {"create_graph", "func_hessian", "reverse_over_reverse", "reverse_over_forward", "jvp_of_grad", "grad_of_jvp"}
+BATCHED = {"vmap_equals_loop", "vmap_out_dims_and_chunks", "nested_vmap", "vmap_of_grad", "vmap_of_jvp", "vmap_of_hessian"}
+
+CAUGHT_BY = {
+    InexactValue: {"value_is_exact", "value_of_special_numbers", "value_in_every_dtype", "value_in_every_layout"},
+    CopiedLayout: {"value_in_every_layout"},
+    VjpTwice: FIRST
+    | SECOND - {"grad_of_jvp", "reverse_over_forward"}
+    | {"adjoint", "gradcheck", "three_of_reverse", "three_mixed", "grad_of_vmap", "vmap_of_backward", "make_fx_of_transforms"}
+    | {"compile_forward_and_backward", "compile_grad", "compile_dynamic_shapes", "compile_hessian", "saved_tensor_hooks"}
+    | {"checkpointed", "autocast", "gradients_in_every_dtype", "modes_inside_transforms"},
+    DroppedTangent: {"dual_numbers", "func_jvp", "func_jacfwd", "func_linearize", "adjoint", "gradcheck", "forward_over_forward"}
+    | {"three_of_forward", "three_mixed", "vmap_of_jvp", "compile_jvp", "compile_forward_over_forward"},
+    SavedIntermediate: SECOND | {"gradgradcheck", "three_of_reverse", "compile_hessian", "saved_bytes"},
+    MixesTheBatch: BATCHED | {"compile_vmap", "compile_vmap_of_grad", "grad_of_vmap", "vmap_of_backward"},
+    MixesThroughAThreshold: {"vmap_equals_loop"},
+    IgnoresInDims: {"vmap_equals_loop", "nested_vmap"},
+    NotSaved: {"in_place_change_is_detected"},
+    RestoredFromTheFirstCall: {"saved_bytes"},
+    DependsOnData: {"value_on_meta_and_fake_tensors", "compile_the_operator_itself", "compile_vmap", "export_value"},
+    BakedIn: {"make_fx_of_transforms", "compile_grad"},
+    OverwritesTemporary: {"func_linearize"},
+    OneThread: {"threads"},
+    LowersUnderAutocast: {"autocast"},
+    LoweredByAutocast: {"autocast"},
+    DoubleTangent: {"gradients_in_every_dtype"},
+    HalfRules: {"gradients_in_every_dtype"},
+    enables_grad: {"modes_around", "modes_inside_transforms"},
+    recomputed_once: {"checkpointed"},
+    SharedTangent: {"tangents_are_not_shared"},
+    BothAlways: {"unneeded_gradients_cost_nothing"},
+}
+
+
+def subject(operator) -> Subject:
+    """The operator under test, with x^3 as every oracle."""
+    call = operator.apply if isinstance(operator, type) else operator
+    cube = lambda x: x * x * x  # noqa: E731
+    if operator in (BothAlways, torch.mul):
+        return Subject(operator=call, inputs=(numbers(4, 3), numbers(4, 3, seed=1)), surrogate=torch.mul, smooth_forwards={})
+    return Subject(operator=call, inputs=(numbers(4, 3, scale=1.0),), surrogate=cube, value=cube, smooth_forwards={})
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_right_operator_passes(name):
+    """Every check passes a right operator."""
+    try:
+        CHECKS[name](subject(torch.mul if name == "unneeded_gradients_cost_nothing" else Cube))
+    except TorchLimit as limit:
+        pytest.skip(str(limit))
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_broken_operator_is_caught(operator, name):
+    """The check raises on the broken operator."""
+    with pytest.raises(Exception):  # noqa: B017  # an AssertionError, or torch's own word for what it cannot run
+        CHECKS[name](subject(operator))
+
+
+def test_every_check_catches_something():
+    """A check that no broken operator fails is not a check."""
+    assert set().union(*CAUGHT_BY.values()) == set(CHECKS)

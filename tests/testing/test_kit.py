@@ -1,0 +1,268 @@
+"""The kit as its users call it: `check_operator`, its report, and the command line."""
+
+import json
+
+import pytest
+import torch
+
+import fullgrad
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cli import main
+from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, check_operator
+from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
+
+
+def cube(x):
+    """x^3 in plain torch."""
+    return x * x * x
+
+
+class TorchCube(torch.autograd.Function):
+    """x^3 on torch's own base class, every rule right."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * t
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return TorchCube.apply(x), in_dims[0]
+
+
+class TorchRound(TorchCube):
+    """round with derivative 1 on torch's own base class: where Dynamo drops the rules, the derivative is 0 and not 1."""
+
+    @staticmethod
+    def forward(x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clone()
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.clone()
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return TorchRound.apply(x), in_dims[0]
+
+
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(3))
+
+# What torch 2.11 to 2.15 get wrong, or cannot compile, for a Function with a jvp of its own.
+NESTED_FORWARD = {"forward_over_forward", "three_of_forward", "three_mixed"}
+GRAD_MODES = {"modes_inside_transforms"}
+COMPILED = {name for name in GROUPS["tracing"] if name.startswith("compile_")}
+
+
+def test_torchs_own_function_fails_what_torch_gets_wrong():
+    """The failures are those of torch and no others, each told with the public thread's number where there is one."""
+    report = check_operator(TorchCube.apply, X, surrogate=cube, value=cube, smooth_forwards={}, raise_exception=False)
+    assert set(report.failures) <= NESTED_FORWARD | GRAD_MODES | COMPILED
+    assert NESTED_FORWARD & set(report.failures)
+    for name in set(report.failures) & set(UPSTREAM_ISSUES):
+        assert UPSTREAM_ISSUES[name] in report.explain(name)
+
+
+def test_torchs_own_straight_through_function_is_wrong_under_compile():
+    """The rules are dropped in silence in at least one place; once torch mends them all, this test says so."""
+    surrogate = lambda x: x + (x.round() - x).detach()  # noqa: E731
+    report = check_operator(
+        TorchRound.apply, X, surrogate=surrogate, checks=["compile_jvp", "compile_forward_over_forward"], raise_exception=False
+    )
+    assert report.failures, "torch keeps a Function's jvp under compile now: drop the thread from docs and README"
+
+
+def test_ours_passes_everything():
+    """The same rules on our base class fail nothing."""
+
+    class Cube(fullgrad.Function):
+        forward, setup_context, vjp, jvp = TorchCube.forward, TorchCube.setup_context, TorchCube.backward, TorchCube.jvp
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Cube.apply(x), in_dims[0]
+
+    assert not check_operator(Cube.apply, X, surrogate=cube, value=cube, smooth_forwards={}).failures
+
+
+def test_without_an_oracle_the_roads_are_compared_with_each_other():
+    """Plain torch code passes; an operator whose two modes disagree is found, by forward mode and by the adjoint test."""
+    fast = ["reverse", "forward", "second order", "third order", "machinery", "batching"]
+    assert not check_operator(lambda x: x.sin() * x.exp(), X, checks=fast).failures
+    found = check_operator(DroppedTangent.apply, X, checks=fast, raise_exception=False).failures
+    assert {"func_jvp", "adjoint", "dual_numbers", "forward_over_forward", "three_of_forward"} <= set(found)
+    assert not {"func_grad", "reverse_over_reverse"} & set(found)
+
+
+def test_a_cotangent_map_is_an_oracle():
+    """An operator on the gradient: the map is its reverse derivative, at every order and per sample; its tangent is untouched."""
+
+    class Halve(fullgrad.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vjp(ctx, g):
+            return g / (1 + g * g)
+
+        @staticmethod
+        def jvp(ctx, t):
+            return t
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Halve.apply(x), in_dims[0]
+
+    checks = [
+        "second order",
+        "third order",
+        "gradcheck",
+        "reverse",
+        "func_jvp",
+        "func_jacfwd",
+        "batching",
+        "reverse_over_reverse",
+        "three_of_reverse",
+        "compile_grad",
+        "adjoint",
+    ]
+    report = check_operator(Halve.apply, X, cotangent_map=lambda g, x: g / (1 + g * g), checks=checks)
+    assert report["adjoint"].status == "not applicable"
+    wrong = check_operator(Halve.apply, X, cotangent_map=lambda g, x: g / 2, checks=["reverse"], raise_exception=False)
+    assert "func_grad" in wrong.failures
+
+
+def test_a_cotangent_map_that_saves_a_constant_is_caught():
+    """A maximum that does not follow the gradient: right once, wrong when it is differentiated."""
+
+    class Frozen(fullgrad.ScaleGrad):
+        @staticmethod
+        def vjp(ctx, g):
+            return g / g.detach().abs().amax(), None
+
+    def normalize(g, x):
+        m = g.abs().amax()
+        return torch.where(m == 0, g, g / torch.where(m == 0, 1.0, m))
+
+    report = check_operator(Frozen.apply, X, cotangent_map=normalize, raise_exception=False)
+    assert {"gradgradcheck", "create_graph", "func_hessian", "three_of_reverse"} <= set(report.failures)
+    assert report["func_grad"].status == "passed"
+    assert not check_operator(fullgrad.scale_grad, X, cotangent_map=normalize, max_saved_bytes=0).failures
+
+
+def test_modules_tuples_and_several_inputs():
+    """A module, an operator with several outputs, and constant arguments."""
+    linear = torch.nn.Linear(3, 2)
+    assert not check_operator(linear, X, checks=["reverse", "forward", "batching"]).failures
+    assert not check_operator(lambda x, k, y: (x * k, (x * y).sum(-1)), X, 2, X + 1, checks=["reverse", "forward"]).failures
+
+
+def test_the_error_lists_each_failure_with_numbers():
+    """Expected, found and the difference, for each check that failed; the report hangs on the error."""
+    with pytest.raises(OperatorError, match=r"1 of 2 checks failed") as caught:
+        check_operator(InexactValue.apply, X, surrogate=cube, value=cube, checks=["value_is_exact", "adjoint"])
+    message = str(caught.value)
+    assert "failed value_is_exact: expected [" in message
+    assert "Greatest absolute difference" in message
+    assert set(caught.value.report) == {"value_is_exact", "adjoint"}
+    assert caught.value.report["adjoint"].status == "passed"
+
+
+def test_bad_calls_are_refused():
+    """Both oracles, unknown checks, nothing to differentiate."""
+    with pytest.raises(ValueError, match=r"`surrogate` or a `cotangent_map`, got both"):
+        check_operator(cube, X, surrogate=cube, cotangent_map=lambda g, x: g)
+    with pytest.raises(ValueError, match=r"unknown checks: nonsense"):
+        check_operator(cube, X, checks=["nonsense"])
+    with pytest.raises(ValueError, match=r"needs a floating tensor"):
+        check_operator(cube, torch.arange(3))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_check_says_what_it_proves(name):
+    """A docstring of at least one sentence."""
+    assert (CHECKS[name].__doc__ or "").strip().endswith(".")
+
+
+def test_there_are_enough_checks():
+    """Forty or more."""
+    assert len(CHECKS) >= 40
+
+
+# --- python -m fullgrad -----------------------------------------------------------------------------------------------
+
+own_wrong = VjpTwice.apply
+
+
+def test_check_command(capsys, tmp_path):
+    """A table, a summary, a file of results, exit status 0."""
+    file = tmp_path / "results.json"
+    assert main(["check", "round", "--checks", "forward", "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "round" in printed
+    assert "6/6" in printed
+    assert "1 cases, 6 of" in printed
+    assert json.loads(file.read_text())["results"]["round"]["func_jvp"]["status"] == "passed"
+
+
+def test_check_command_on_ones_own(capsys):
+    """module:callable with a surrogate; a failure is told, and the exit status is 1."""
+    assert main(["check", "tests.test_kit:TorchCube", "--surrogate", "tests.test_kit:cube", "--checks", "reverse"]) == 0
+    assert main(["check", "tests.test_kit:own_wrong", "--surrogate", "tests.test_kit:cube", "--checks", "func_grad"]) == 1
+    assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "nothing"],
+        ["check", "no.such:thing"],
+        ["check", "round", "--checks", "nonsense"],
+        ["check", "round", "--device", "nowhere"],
+    ]
+    + [["check", "tests.test_kit:X"], ["plot", "nothing"], ["check", "tests.test_kit:cube", "--shape", "a"]],
+)
+def test_bad_commands_are_told_in_one_line(arguments, capsys):
+    """Exit status 2 and one line on standard error."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_list_and_plot_commands(capsys, tmp_path):
+    """Every public function has its line; a picture is written for every operator."""
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*fullgrad.__all__, *[f"soft.{n}" for n in fullgrad.soft.__all__]) if name.islower())
+    names = [name for name in fullgrad.__all__ if name.islower() and any(name in case.covers for case in CASES)]
+    assert main(["plot", *names, "-o", str(tmp_path / "all.png")]) == 0
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
+def test_missing_extra_is_told(monkeypatch, capsys):
+    """Without matplotlib or rich the command says how to install them."""
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main(["plot", "round"]) == 2
+    assert 'pip install "fullgrad[plot]"' in capsys.readouterr().err

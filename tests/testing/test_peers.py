@@ -1,0 +1,17 @@
+"""The kit on other packages' Functions: whatever they get wrong, the kit runs to its end and ours pass everything."""
+
+import pytest
+
+from tests.testing.peers import PEERS, reports
+
+
+@pytest.mark.peers
+def test_the_table_can_be_made():
+    """Each installed peer gets a report; ours fails nothing; a peer that has only ``backward`` passes plain reverse mode."""
+    found = list(reports())
+    assert {peer.package for peer, _, _ in found} >= {"fullgrad", "detach trick"}
+    assert len(found) <= len(PEERS)
+    for peer, _, report in found:
+        if peer.package == "fullgrad":
+            assert not report.failures
+        assert report["backward"].status == "passed"

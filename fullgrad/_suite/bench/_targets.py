@@ -241,7 +241,7 @@ def _order(device: str) -> Iterator[Comparison]:
 
 def _isotonic() -> Iterator[Comparison]:
     """The regression of fast_soft_sort next to torchsort's C++ kernels, on what soft sorts and ranks regress on."""
-    from fullgrad.soft.order._isotonic import isotonic
+    from fullgrad.soft.order.kernels.isotonic import isotonic
 
     quadratic, entropic = (load(f"torchsort.isotonic_cpu:{name}") for name in ("isotonic_l2", "isotonic_kl"))
     if quadratic is None:

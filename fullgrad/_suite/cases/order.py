@@ -16,7 +16,13 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.soft import _abs_of, _step
-from fullgrad.soft.order import _extreme, _permutahedron, _place, _rank, _simplex, _sorted, _transport
+from fullgrad.soft.order import _rank
+from fullgrad.soft.order._operators import extremum as _extreme
+from fullgrad.soft.order._operators import quantile as _place
+from fullgrad.soft.order._operators import sort as _sorted
+from fullgrad.soft.order.projections import permutahedron as _permutahedron
+from fullgrad.soft.order.projections import simplex as _simplex
+from fullgrad.soft.order.projections import transport_polytope as _transport
 
 X = numbers(2, 4, seed=3)
 SOFT = 0.4

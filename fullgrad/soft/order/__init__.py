@@ -10,13 +10,13 @@ from fullgrad.soft.order._argsort import argsort, argsort_st
 from fullgrad.soft.order._max import max, max_st
 from fullgrad.soft.order._median import median, median_st
 from fullgrad.soft.order._min import min, min_st
-from fullgrad.soft.order._permutahedron import proj_permutahedron
 from fullgrad.soft.order._quantile import quantile, quantile_st
 from fullgrad.soft.order._rank import rank, rank_st
-from fullgrad.soft.order._simplex import proj_simplex
 from fullgrad.soft.order._sort import sort, sort_st
 from fullgrad.soft.order._topk import topk, topk_st
-from fullgrad.soft.order._transport import proj_transport_polytope
+from fullgrad.soft.order.projections.permutahedron import proj_permutahedron
+from fullgrad.soft.order.projections.simplex import proj_simplex
+from fullgrad.soft.order.projections.transport_polytope import proj_transport_polytope
 
 __all__ = [
     "argmax",

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._extreme import place
+from fullgrad.soft.order._operators.extremum import place
 
 
 def argmin(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._place import called, places
+from fullgrad.soft.order._operators.quantile import called, places
 from fullgrad.soft.order._rows import PERMUTATION_METHODS
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._sorted import places
+from fullgrad.soft.order._operators.sort import places
 
 
 def argsort(

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._extreme import soft, straight
+from fullgrad.soft.order._operators.extremum import soft, straight
 
 
 def max(

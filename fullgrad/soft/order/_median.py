@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._place import Quantile, called, hard_quantile
+from fullgrad.soft.order._operators.quantile import Quantile, called, hard_quantile
 from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.soft.order._statistic import check_gate, make_return_type
 

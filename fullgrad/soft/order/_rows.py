@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness, to_opmath
-from fullgrad.soft.order import _network, _neuralsort, _pairwise, _permutahedron, _simplex, _softsort, _transport
 from fullgrad.soft.order._numbers import weighted, wide
 from fullgrad.soft.order._standardize import restored, standardized
+from fullgrad.soft.order.methods import neuralsort as _neuralsort
+from fullgrad.soft.order.methods import pairwise_sigmoid as _pairwise
+from fullgrad.soft.order.methods import softsort as _softsort
+from fullgrad.soft.order.methods import sorting_network as _network
+from fullgrad.soft.order.projections import permutahedron as _permutahedron
+from fullgrad.soft.order.projections import simplex as _simplex
+from fullgrad.soft.order.projections import transport_polytope as _transport
 
 # Methods whose values are sums with weights; those that have weights; and all.
 WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._operators.sort import soft, straight
 from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._sorted import soft, straight
 from fullgrad.soft.order._statistic import canonicalize_args, check_gate
 
 

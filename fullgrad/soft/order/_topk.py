@@ -5,8 +5,8 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._operators.sort import soft, straight
 from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._sorted import soft, straight
 from fullgrad.soft.order._statistic import canonicalize_args, check_gate
 
 

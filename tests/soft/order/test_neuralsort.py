@@ -7,8 +7,10 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad import soft
-from fullgrad.soft.order import _blocks, _neuralsort, _pairwise
-from fullgrad.soft.order._simplex import project
+from fullgrad.soft.order.kernels import blocks as _blocks
+from fullgrad.soft.order.methods import neuralsort as _neuralsort
+from fullgrad.soft.order.methods import pairwise_sigmoid as _pairwise
+from fullgrad.soft.order.projections.simplex import project
 
 MODES = ("smooth", "c0", "c1", "c2")
 double = torch.float64

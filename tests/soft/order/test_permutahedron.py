@@ -9,8 +9,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from fullgrad.soft.order._isotonic import isotonic, solve
-from fullgrad.soft.order._permutahedron import Isotonic, project, project_sorted
+from fullgrad.soft.order.kernels.isotonic import isotonic, solve
+from fullgrad.soft.order.projections.permutahedron import Isotonic, project, project_sorted
 from fullgrad.testing import check_operator
 
 MODES = ("c0", "smooth", "c1", "c2")

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fullgrad.soft.order import _softsort
+from fullgrad.soft.order.methods import softsort as _softsort
 from fullgrad.testing._subject import close
 
 POWER = {"c0": 1, "c1": 2, "c2": 3}
@@ -209,7 +209,7 @@ def test_saves_rows_and_no_matrix(mode):
 PEAK = """
 import resource, torch
 torch.set_num_threads(1)
-from fullgrad.soft.order import _softsort
+from fullgrad.soft.order.methods import softsort as _softsort
 def run(n):
     for mode in ("smooth", "c0", "c1", "c2"):
         u = torch.linspace(-5, 5, n).requires_grad_()

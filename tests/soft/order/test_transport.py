@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
-from fullgrad.soft.order._transport import Balance, Potentials, plan
+from fullgrad.soft.order.projections.transport_polytope import Balance, Potentials, plan
 from fullgrad.testing import check_operator
 
 MODES = ("smooth", "c0", "c1", "c2")
@@ -360,6 +360,6 @@ def test_bad_item_is_alone(mode, bad):
 
 
 def test_no_convergence_is_said(monkeypatch):
-    monkeypatch.setattr("fullgrad.soft.order._dual._PATHS", ((4.0, 0.1, 1),))
+    monkeypatch.setattr("fullgrad.soft.order.kernels.transport_solver._PATHS", ((4.0, 0.1, 1),))
     with pytest.raises(RuntimeError, match="mode 'c1' did not converge for 2 of 2"):
         plan(squared(20, 20, 1e-3, 2), uniform(20), uniform(20), "c1")

@@ -9,8 +9,8 @@ from fullgrad._batching import aligned
 from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order._exponential import tie_bounds, tie_sums
-from fullgrad.soft.order._prefix import power_sums, power_sums_node, radii, radii_node, signed
+from fullgrad.soft.order.kernels.exponential import tie_bounds, tie_sums
+from fullgrad.soft.order.kernels.prefix_sums import power_sums, power_sums_node, radii, radii_node, signed
 
 __all__ = ["PowerSums", "Radius", "averages"]
 

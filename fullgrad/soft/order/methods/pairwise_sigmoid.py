@@ -6,7 +6,7 @@ from fullgrad._autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._sigmoidal import Sigmoidal
-from fullgrad.soft.order._blocks import Block, Formula, blocked
+from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked
 
 
 def ranks(u: Tensor, mode: str) -> Tensor:

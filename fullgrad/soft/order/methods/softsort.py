@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch.torch_private import transforms_active
-from fullgrad.soft.order import _exponential, _window
 from fullgrad.soft.order._numbers import POWERS, weighted, wide
-from fullgrad.soft.order._simplex import project
+from fullgrad.soft.order.kernels import exponential as _exponential
+from fullgrad.soft.order.kernels import window as _window
+from fullgrad.soft.order.projections.simplex import project
 
 __all__ = ["ranks", "smoothed", "values"]
 

@@ -12,8 +12,8 @@ from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating, to_opmath
-from fullgrad.soft.order._isotonic import isotonic
 from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
 def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:

@@ -22,8 +22,8 @@ from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._dual import laplacian, link, potentials, slack, slope, solve, sums, without_zeros
 from fullgrad.soft.order._numbers import weighted, wide_dtype
+from fullgrad.soft.order.kernels.transport_solver import laplacian, link, potentials, slack, slope, solve, sums, without_zeros
 
 # Marginals below this count as this: with a zero a potential would be infinite.
 _SMALLEST = 1e-12

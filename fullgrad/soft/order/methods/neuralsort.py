@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._autocast import matmul
-from fullgrad.soft.order._blocks import Block, Formula, blocked, one_block
 from fullgrad.soft.order._numbers import POWERS, weighted
-from fullgrad.soft.order._pairwise import distances
-from fullgrad.soft.order._simplex import Excess, project
+from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block
+from fullgrad.soft.order.methods.pairwise_sigmoid import distances
+from fullgrad.soft.order.projections.simplex import Excess, project
 
 # Blocks of so many rows at least have their window looked for together, which costs two rows.
 ROWS = 32

@@ -1,0 +1,1 @@
+"""The methods by which an order is made soft."""

@@ -1,0 +1,1 @@
+"""Projections onto the simplex, the permutahedron and the transport polytope."""

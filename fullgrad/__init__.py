@@ -1,6 +1,7 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
 from fullgrad import clamping, estimators, gradients, rounding, soft, tracking
+from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.clamping import *  # noqa: F403
 from fullgrad.estimators import *  # noqa: F403
@@ -11,6 +12,7 @@ from fullgrad.tracking import *  # noqa: F403
 __version__ = "0.1.0"
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    "Elementwise",
     "Function",
     *clamping.__all__,
     *estimators.__all__,

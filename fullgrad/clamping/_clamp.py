@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
 from fullgrad._dispatch import forward_mode_is_on
-from fullgrad._function import Function, pure
-from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import pure
 from fullgrad.clamping._neighbors import DTYPES, flushes_denormals, neighbor
 
 Bound = Tensor | float | None
@@ -94,10 +93,10 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     return pass_inside(grad_output, x, min_value, max_value)
 
 
-class Clamp(Function):
+class Clamp(Elementwise):
     """The operator of :func:`clamp`."""
 
-    recompute_in_backward = True
+    reads = {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2)}
 
     @staticmethod
     @pure
@@ -109,45 +108,10 @@ class Clamp(Function):
         return torch.clamp(torch.clamp(x, min=min_value), max=max_value)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, low, high = inputs
-        if _has_tensor(low, high):
-            ctx.numbers = None
-            save_inputs(ctx, inputs)
-        else:
-            ctx.numbers = low, high
-            ctx.save_for_backward(x)
-            ctx.save_for_forward(x)
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.numbers is not None:
-            return pass_inside(g, *ctx.saved_tensors, *ctx.numbers), None, None
-        x, low, high = saved_inputs(ctx)
-        x_needs, low_needs, high_needs = ctx.needs_input_grad
-        return (
-            sum_to(pass_inside(g, x, low, high), x.shape) if x_needs else None,
-            sum_to(torch.where(_below(x, low, high), g, 0), low.shape) if low_needs else None,
-            sum_to(torch.where(_above(x, low, high), g, 0), high.shape) if high_needs else None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, t_x: Any, t_low: Tensor | None, t_high: Tensor | None) -> Tensor | None:
-        if ctx.numbers is not None:
-            return pass_inside(t_x, *ctx.saved_tensors, *ctx.numbers)
-        x, low, high = saved_inputs(ctx)
-        t = None if t_x is None else pass_inside(t_x, x, low, high)
-        if t_low is not None:
-            t_low = torch.where(_below(x, low, high), t_low, 0)
-            t = t_low if t is None else t + t_low
-        if t_high is not None:
-            t_high = torch.where(_above(x, low, high), t_high, 0)
-            t = t_high if t is None else t + t_high
-        return t
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(Clamp, in_dims, args)
+    def vjp_term(i: int, v: Tensor, x: Tensor, min_value: Bound, max_value: Bound) -> Tensor:
+        if i == 0:
+            return pass_inside(v, x, min_value, max_value)
+        return torch.where((_below if i == 1 else _above)(x, min_value, max_value), v, 0)
 
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:

@@ -5,14 +5,15 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._batching import elementwise
+from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 
 
 class CotangentMap(Function):
     r"""The value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a member gives.
 
-    A map that is not linear in :math:`g` is the transpose of no tangent map, so ``jvp`` is the identity; a member whose map is
-    linear overrides it with the adjoint. Differentiating again differentiates :math:`c` as it is.
+    A map that is not linear in :math:`g` is the transpose of no tangent map, so ``jvp`` is the identity. Differentiating again
+    differentiates :math:`c` as it is.
     """
 
     recompute_in_backward = True
@@ -20,6 +21,16 @@ class CotangentMap(Function):
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
         return t
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(cls, *per_sample(info, in_dims, args))
+
+
+class LinearCotangentMap(Elementwise):
+    r"""A value that is the input, or the input times a factor, with a linear derivative: an elementwise operator of which each
+    sample of a batch has a cotangent of its own.
+    """
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:

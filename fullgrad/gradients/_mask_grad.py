@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._function import alias, is_identity
-from fullgrad.gradients._cotangent_map import CotangentMap
+from fullgrad.gradients._cotangent_map import LinearCotangentMap
 
 
 def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
@@ -44,8 +44,10 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     return MaskGrad.apply(x, mask)
 
 
-class MaskGrad(CotangentMap):
+class MaskGrad(LinearCotangentMap):
     """The operator of :func:`mask_grad`."""
+
+    reads = {0: (1,)}
 
     @staticmethod
     @is_identity
@@ -53,17 +55,8 @@ class MaskGrad(CotangentMap):
         return alias(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.save_for_forward(inputs[1])
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _select(g, *ctx.saved_tensors), None
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
-        return _select(t, *ctx.saved_tensors)
+    def vjp_term(i: int, v: Tensor, x: Any, mask: Tensor) -> Tensor:
+        return _select(v, mask)
 
 
 def _select(g: Tensor, mask: Tensor) -> Tensor:

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
-from fullgrad._function import Function, alias, pure
-from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad.gradients._cotangent_map import per_sample
+from fullgrad._function import alias, pure
+from fullgrad.gradients._cotangent_map import LinearCotangentMap
 
 Factor = Tensor | float
 
@@ -117,10 +115,10 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
     return Scale.apply(x, 1.0, scale)
 
 
-class Scale(Function):
+class Scale(LinearCotangentMap):
     """The operator of :func:`scale`."""
 
-    recompute_in_backward = True
+    reads = {0: (2,), 1: (0,), 2: ()}
 
     @staticmethod
     @pure
@@ -129,34 +127,7 @@ class Scale(Function):
         return alias(x) if number and forward == 1 else x * forward
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, forward, _ = inputs
-        save_inputs(
-            ctx, (x if isinstance(forward, Tensor) else None, *inputs[1:]), backward=(ctx.needs_input_grad[1], False, True)
-        )
-        ctx.shape, ctx.forward_shape = x.shape, getattr(forward, "shape", None)
-        ctx.output_shape, ctx.dtype = output.shape, output.dtype
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, _, backward = saved_inputs(ctx)
-        x_needs, forward_needs, _ = ctx.needs_input_grad
-        one = backward.__class__ is float and backward == 1.0
-        return (
-            sum_to(g if one else g * backward, ctx.shape) if x_needs else None,
-            sum_to(g * x, ctx.forward_shape) if forward_needs else None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_forward: Tensor | None, _: Tensor | None) -> Tensor | None:
-        x, _, backward = saved_inputs(ctx)
-        if t is not None:
-            t = t * backward
-        if t_forward is not None:
-            t = x * t_forward if t is None else t + x * t_forward
-        return None if t is None else t.to(ctx.dtype).expand(ctx.output_shape)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(Scale, *per_sample(info, in_dims, args))
+    def vjp_term(i: int, v: Tensor, x: Any, forward: Any, backward: Any) -> Tensor | None:
+        if i == 0:
+            return v if backward.__class__ is float and backward == 1.0 else v * backward
+        return v * x if i == 1 else None  # the value does not depend on backward

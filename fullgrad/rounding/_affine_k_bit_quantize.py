@@ -5,9 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
-from fullgrad._function import Function
-from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._elementwise import Elementwise
 from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
 
 
@@ -52,43 +50,15 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
     return AffineKBitQuantize.apply(x, k, w, b)
 
 
-class AffineKBitQuantize(Function):
+class AffineKBitQuantize(Elementwise):
     """The operator of :func:`affine_k_bit_quantize`."""
 
-    recompute_in_backward = True
+    reads = {0: (2,), 2: (0, 1), 3: ()}
 
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
         return w * KBitQuantize.forward(x, k) + b
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x_needs, _, w_needs, _ = ctx.needs_input_grad
-        save_inputs(ctx, inputs, backward=(w_needs, False, x_needs, False))
-        ctx.shapes = tuple([getattr(v, "shape", None) for v in inputs])
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, k, w, _ = saved_inputs(ctx)
-        x_shape, _, w_shape, b_shape = ctx.shapes
-        x_needs, _, w_needs, b_needs = ctx.needs_input_grad
-        return (
-            sum_to(g * w, x_shape) if x_needs else None,
-            None,
-            sum_to(g * KBitQuantize.apply(x, k), w_shape) if w_needs else None,
-            sum_to(g, b_shape) if b_needs else None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, t_x: Tensor | None, _: None, t_w: Tensor | None, t_b: Tensor | None) -> Tensor:
-        x, k, w, _ = saved_inputs(ctx)
-        t: Any = 0.0
-        if t_x is not None:
-            t = w * t_x
-        if t_w is not None:
-            t = t + t_w * KBitQuantize.apply(x, k)
-        return t if t_b is None else t + t_b
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(AffineKBitQuantize, in_dims, args)
+    def vjp_term(i: int, v: Tensor, x: Any, k: int, w: Any, b: Any) -> Tensor:
+        return v * w if i == 0 else v * KBitQuantize.apply(x, k) if i == 2 else v

@@ -1,7 +1,5 @@
 """`k_bit_quantize`: to k bits on [0, 1], derivative 1."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -87,10 +85,6 @@ class KBitQuantize(StraightThrough):
         y = torch.round(y, out=out_buffer(y))
         # Division, not multiplication by the reciprocal, which is another function.
         return torch.div(y, levels, out=out_buffer(y))
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
 
 
 def _levels(k: int) -> float:

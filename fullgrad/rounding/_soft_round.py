@@ -1,13 +1,11 @@
 """`soft_round`: the value of round, the derivative x / round(x)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
-from fullgrad._function import Function, out_buffer, pure
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import out_buffer, pure
 
 
 def soft_round(x: Tensor) -> Tensor:
@@ -47,10 +45,10 @@ def soft_round(x: Tensor) -> Tensor:
     return SoftRound.apply(x)
 
 
-class SoftRound(Function):
+class SoftRound(Elementwise):
     """The operator of :func:`soft_round`."""
 
-    recompute_in_backward = True
+    reads = {0: (0,)}
 
     @staticmethod
     @pure
@@ -58,27 +56,14 @@ class SoftRound(Function):
         return x.round()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> Tensor:
-        return g * _Slope.apply(*ctx.saved_tensors)
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Tensor:
-        return t * _Slope.apply(*ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-        return elementwise(SoftRound, in_dims, (x,))
+    def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
+        return v * _Slope.apply(x)
 
 
-class _Slope(Function):
+class _Slope(Elementwise):
     """``D`` as an operator of its own: through ``nan_to_num`` torch's derivative would be 0 * infinity where round(x) = 0."""
 
-    recompute_in_backward = True
+    reads = {0: (0,)}
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -91,21 +76,8 @@ class _Slope(Function):
         return torch.add(slope, x - x, out=out_buffer(slope))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> Tensor:
-        return g * _reciprocal(*ctx.saved_tensors)
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Tensor:
-        return t * _reciprocal(*ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-        return elementwise(_Slope, in_dims, (x,))
+    def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
+        return v * _reciprocal(x)
 
 
 def _reciprocal(x: Tensor) -> Tensor:

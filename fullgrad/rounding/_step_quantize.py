@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
-from fullgrad._function import Function, out_buffer
-from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import out_buffer
 from fullgrad.rounding._round import Round
 
 
@@ -78,10 +77,10 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     return (x / step).round() * step
 
 
-class StepQuantize(Function):
+class StepQuantize(Elementwise):
     """The operator of :func:`step_quantize`."""
 
-    recompute_in_backward = True
+    reads = {0: (), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
@@ -91,41 +90,11 @@ class StepQuantize(Function):
         return torch.mul(y, step, out=out_buffer(y))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, step = inputs
-        if isinstance(step, Tensor):
-            save_inputs(ctx, inputs, backward=(ctx.needs_input_grad[1],) * 2)
-            ctx.shapes = x.shape, step.shape
-        else:
-            ctx.shapes = None
-
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if ctx.shapes is None:
-            return g, None
-        x_needs, step_needs = ctx.needs_input_grad
-        x_shape, step_shape = ctx.shapes
-        return (
-            sum_to(g, x_shape) if x_needs else None,
-            sum_to(g * _residual(*saved_inputs(ctx)), step_shape) if step_needs else None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, t_x: Tensor | None, t_step: Any) -> Tensor | None:
-        if ctx.shapes is None:
-            return t_x
-        t = t_step * _residual(*saved_inputs(ctx))
-        return t if t_x is None else t_x + t
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(StepQuantize, in_dims, args)
-
-
-def _residual(x: Tensor, step: Tensor) -> Tensor:
-    """``D_s``; the derivatives of its two terms cancel."""
-    u = x / step
-    return Round.apply(u) - u
+    def vjp_term(i: int, v: Tensor, x: Any, step: Any) -> Tensor:
+        if i == 0:
+            return v
+        u = x / step
+        return v * (Round.apply(u) - u)  # of which the derivatives cancel
 
 
 def _check(name: str, x: Any, step: Any) -> None:

@@ -1,0 +1,189 @@
+"""`Elementwise`: the base class of operators that are given by their partial derivatives."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fullgrad._batching import elementwise
+from fullgrad._function import Function, saves_nothing
+from fullgrad._inputs import sum_to
+
+__all__ = ["Elementwise"]
+
+
+class Elementwise(Function):
+    r"""An operator that treats every element alike and broadcasts its inputs, given by its partial derivatives.
+
+    .. math::
+        y = f(x_0, x_1, \dots), \qquad \mathrm{vjp}(g)_i = D_i\,g, \qquad \mathrm{jvp}(t) = \sum_i D_i\,t_i
+
+    :math:`D_i` is the declared partial derivative with respect to input :math:`i`, one number per element. A subclass writes
+
+    * ``forward(*inputs)``, the value: one tensor, of the shape to which the inputs broadcast;
+    * ``reads``, a mapping from the position of each differentiable input to the positions of the inputs that its partial
+      derivative reads;
+    * ``vjp_term(i, v, *inputs)``, which returns :math:`D_i\,v`, or None where that is 0. Inputs that ``reads[i]`` does not name
+      may be None.
+
+    The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
+    sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
+    An input that is may be given as a number, which has no derivative.
+
+    ``vjp_term`` is plain torch code without in-place operations. It is differentiated itself, so derivatives of every order
+    follow from it. Compiled code on the CPU computes it in the backward and keeps no masks (``recompute_in_backward``).
+
+    Raises:
+        TypeError: When a class is defined whose ``reads`` does not fit the parameters of ``forward``.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> class Spike(fullgrad.Elementwise):
+        ...     '''1 where x > threshold, else 0; the derivative is that of a sigmoid of x - threshold.'''
+        ...     reads = {0: (0, 1), 1: (0, 1)}
+        ...     @staticmethod
+        ...     def forward(x, threshold=0.0):
+        ...         return (x > threshold).to(x.dtype)
+        ...     @staticmethod
+        ...     def vjp_term(i, v, x, threshold):
+        ...         s = torch.sigmoid(x - threshold)
+        ...         return v * s * (1 - s) if i == 0 else -v * s * (1 - s)
+        >>> x = torch.tensor([-1.0, 0.5, 2.0])
+        >>> Spike.apply(x, 1.0)
+        tensor([0., 0., 1.])
+        >>> torch.func.grad(lambda threshold: Spike.apply(x, threshold).sum())(torch.tensor(1.0))
+        tensor(-0.5366)
+    """
+
+    recompute_in_backward = True
+
+    reads: ClassVar[Mapping[int, Sequence[int]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if hasattr(cls, "forward"):
+            for name, rule in _rules(cls, *_checked_definition(cls)).items():
+                # What a class or a family writes itself is kept; what was made for a parent is made anew.
+                if getattr(getattr(cls, name, rule), "made_by_elementwise", True):
+                    setattr(cls, name, staticmethod(rule))
+        super().__init_subclass__(**kwargs)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        """The declared partial derivative with respect to input ``i``, times ``v``."""
+        raise NotImplementedError
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(cls, in_dims, args)
+
+
+def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int, ...]]]:
+    """The names of the inputs, and ``reads``, of a class whose definition fits together."""
+    parameters = inspect.signature(cls.forward).parameters.values()
+    names, reads = tuple([p.name for p in parameters]), getattr(cls, "reads", None)
+    if not isinstance(reads, Mapping) or not reads:
+        raise TypeError(f"{cls.__name__} lacks `reads`: the inputs that each partial derivative reads, such as {{0: (0,)}}.")
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise TypeError(f"{cls.__name__}.forward must name its inputs, as `reads` counts them, got {[*map(str, parameters)]}.")
+    found = {i: (i, *positions) for i, positions in reads.items()}
+    if not all(isinstance(j, int) and 0 <= j < len(names) for positions in found.values() for j in positions):
+        raise TypeError(f"{cls.__name__}.reads must count the {len(names)} inputs of forward from 0, got {dict(reads)}.")
+    return names, {i: tuple(positions) for i, positions in reads.items()}
+
+
+def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> dict[str, Callable[..., Any]]:
+    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method costs in small calls."""
+    make = _of_one_input if len(names) == 1 else _of_several_inputs
+    rules = dict(zip(("setup_context", "vjp", "jvp"), make(cls, names, reads), strict=True))
+    for rule in {*rules.values()} - {saves_nothing}:
+        rule.made_by_elementwise = True  # pyright: ignore[reportFunctionMemberAccess]
+    return rules
+
+
+def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+    term = cls.vjp_term
+    if not reads[0]:
+        return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: term(0, t, None)
+
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    return setup_context, lambda ctx, g: term(0, g, *ctx.saved_tensors), lambda ctx, t: term(0, t, *ctx.saved_tensors)
+
+
+class _Plan(NamedTuple):
+    """What a call saves, by the types of its inputs and by which of them need a gradient."""
+
+    alone: bool
+    """Whether the first input is the only tensor: then it has the shape and dtype of the output."""
+    needed: list[int]
+    backward: list[int]
+    forward: list[int]
+    blank: list[None] | None
+    """The inputs without the tensors, where all are tensors."""
+
+
+def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+    term, count, no_more = cls.vjp_term, len(names), (None,) * (len(names) - 1)
+    first_reads_itself = 0 in reads.get(0, ())
+
+    @functools.lru_cache(maxsize=256)
+    def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
+        tensors = {i for i, kind in enumerate(types) if issubclass(kind, Tensor)}
+        needed = [i for i, wanted in enumerate(needs) if wanted]
+        for i in needed:
+            if i not in reads:
+                refuse(i)
+        read, could = (sorted({j for i in some for j in reads.get(i, ())} & tensors) for some in (needed, tensors))
+        return _Plan(tensors == {0} and 0 in reads, needed, read, could, [None] * count if len(tensors) == count else None)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.plan = plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
+        if plan.alone:
+            ctx.constants = inputs[1:]
+            if first_reads_itself:
+                ctx.save_for_backward(inputs[0])
+                ctx.save_for_forward(inputs[0])
+            return
+        ctx.constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
+        ctx.shapes, ctx.like = [inputs[i].shape for i in plan.needed], (output.shape, output.dtype)
+        ctx.save_for_backward(*map(inputs.__getitem__, plan.backward))
+        ctx.save_for_forward(*map(inputs.__getitem__, plan.forward))
+
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        plan = ctx.plan
+        if plan.alone:
+            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *ctx.constants), *no_more
+        inputs, gradients = restored(ctx, plan.backward), [None, *no_more]
+        for i, shape in zip(plan.needed, ctx.shapes):  # noqa: B905  # on the hot path
+            part = term(i, g, *inputs)
+            gradients[i] = part if part is None or part.shape == shape else sum_to(part, shape)
+        return tuple(gradients)
+
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        plan = ctx.plan
+        if plan.alone:
+            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *ctx.constants)
+        inputs, total, (shape, dtype) = restored(ctx, plan.forward), None, ctx.like
+        for i, t in enumerate(tangents):
+            if t is not None:
+                part = term(i, t, *inputs) if i in reads else refuse(i)
+                total = part if total is None else total if part is None else total + part
+        if total is None:
+            return None
+        total = total if total.dtype == dtype else total.to(dtype)
+        return total if total.shape == shape else total.expand(shape)
+
+    def restored(ctx: Any, positions: list[int]) -> list[Any]:
+        inputs = ctx.constants.copy()
+        for j, t in zip(positions, ctx.saved_tensors):  # noqa: B905
+            inputs[j] = t
+        return inputs
+
+    def refuse(i: int) -> Any:
+        raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")
+
+    return setup_context, vjp, jvp

@@ -61,12 +61,16 @@ class Elementwise(Function):
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 
+    # The rules that were made for a class, and not written by its author.
+    _made: ClassVar[dict[str, Callable[..., Any]]] = {}
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if hasattr(cls, "forward"):
-            for name, rule in _rules(cls, *_checked_definition(cls)).items():
-                # What a class or a family writes itself is kept; what was made for a parent is made anew.
-                if getattr(getattr(cls, name, rule), "made_by_elementwise", True):
-                    setattr(cls, name, staticmethod(rule))
+        # What a class or a family writes itself is kept; what was made for a parent is made anew.
+        missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
+        if hasattr(cls, "forward") and missing:
+            cls._made = _rules(cls, *_checked_definition(cls))
+            for name in missing:
+                setattr(cls, name, staticmethod(cls._made[name]))
         super().__init_subclass__(**kwargs)
 
     @staticmethod
@@ -77,6 +81,9 @@ class Elementwise(Function):
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
         return elementwise(cls, in_dims, args)
+
+
+_RULES = ("setup_context", "vjp", "jvp")
 
 
 def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int, ...]]]:
@@ -96,10 +103,7 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int,
 def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> dict[str, Callable[..., Any]]:
     """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method costs in small calls."""
     make = _of_one_input if len(names) == 1 else _of_several_inputs
-    rules = dict(zip(("setup_context", "vjp", "jvp"), make(cls, names, reads), strict=True))
-    for rule in {*rules.values()} - {saves_nothing}:
-        rule.made_by_elementwise = True  # pyright: ignore[reportFunctionMemberAccess]
-    return rules
+    return dict(zip(_RULES, make(cls, names, reads), strict=True))
 
 
 def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
@@ -140,34 +144,40 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         read, could = (sorted({j for i in some for j in reads.get(i, ())} & tensors) for some in (needed, tensors))
         return _Plan(tensors == {0} and 0 in reads, needed, read, could, [None] * count if len(tensors) == count else None)
 
+    # Each attribute of ctx costs; all that is kept besides tensors is in one.
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.plan = plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
+        plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
         if plan.alone:
-            ctx.constants = inputs[1:]
+            ctx.kept = plan, inputs[1:], None, None, None
             if first_reads_itself:
                 ctx.save_for_backward(inputs[0])
                 ctx.save_for_forward(inputs[0])
             return
-        ctx.constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
-        ctx.shapes, ctx.like = [inputs[i].shape for i in plan.needed], (output.shape, output.dtype)
+        constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
+        ctx.kept = plan, constants, [inputs[i].shape for i in plan.needed], output.shape, output.dtype
         ctx.save_for_backward(*map(inputs.__getitem__, plan.backward))
         ctx.save_for_forward(*map(inputs.__getitem__, plan.forward))
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        plan = ctx.plan
+        plan, constants, shapes, _, _ = ctx.kept
         if plan.alone:
-            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *ctx.constants), *no_more
-        inputs, gradients = restored(ctx, plan.backward), [None, *no_more]
-        for i, shape in zip(plan.needed, ctx.shapes):  # noqa: B905  # on the hot path
+            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *constants), *no_more
+        inputs, gradients = constants.copy(), [None, *no_more]
+        for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905  # on the hot path
+            inputs[j] = t
+        for i, shape in zip(plan.needed, shapes):  # noqa: B905
             part = term(i, g, *inputs)
             gradients[i] = part if part is None or part.shape == shape else sum_to(part, shape)
         return tuple(gradients)
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
-        plan = ctx.plan
+        plan, constants, _, shape, dtype = ctx.kept
         if plan.alone:
-            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *ctx.constants)
-        inputs, total, (shape, dtype) = restored(ctx, plan.forward), None, ctx.like
+            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *constants)
+        inputs, total = constants.copy(), None
+        for j, t in zip(plan.forward, ctx.saved_tensors):  # noqa: B905
+            inputs[j] = t
         for i, t in enumerate(tangents):
             if t is not None:
                 part = term(i, t, *inputs) if i in reads else refuse(i)
@@ -176,12 +186,6 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             return None
         total = total if total.dtype == dtype else total.to(dtype)
         return total if total.shape == shape else total.expand(shape)
-
-    def restored(ctx: Any, positions: list[int]) -> list[Any]:
-        inputs = ctx.constants.copy()
-        for j, t in zip(positions, ctx.saved_tensors):  # noqa: B905
-            inputs[j] = t
-        return inputs
 
     def refuse(i: int) -> Any:
         raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")

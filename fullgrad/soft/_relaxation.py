@@ -8,31 +8,25 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import elementwise
 from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
-from fullgrad._function import Function, recomputed
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
 
 
-class Relaxation(Function):
+class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
     A member gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
     which it relaxes; and ``vjp_term(i, v, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
     derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``vjp_term`` makes use of
-    it.
+    it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are computed in float32.
     """
-
-    recompute_in_backward = True
 
     # Whether `vjp_term` reads the output, in smooth mode.
     reads_output = False
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *args: Any) -> Tensor:
-        raise NotImplementedError
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,10 +74,6 @@ class Relaxation(Function):
                 part = cls.vjp_term(i, *to_opmath(t), *wide)
                 total = part if total is None else total + part
         return total.to(ctx.dtype)
-
-    @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(cls, in_dims, args)
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:

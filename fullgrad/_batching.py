@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -9,7 +10,13 @@ def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any,
     """The ``vmap`` rule of an operator that treats every element alike and broadcasts its arguments."""
     if sum(isinstance(a, Tensor) for a in args) == 1:
         return operator.apply(*args), max(d for d in in_dims if d is not None)
-    return operator.apply(*aligned(in_dims, args)), 0
+    args = tuple(aligned(in_dims, args))
+    y = operator.apply(*args)
+    shapes = [a.shape for a in args if isinstance(a, Tensor)]
+    if y.ndim < max(map(len, shapes)):  # the value does not depend on what is batched, the derivative may
+        shape = torch.broadcast_shapes(*shapes)
+        y = operator.apply(*[a.expand(shape) if isinstance(a, Tensor) else a for a in args])
+    return y, 0
 
 
 def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:

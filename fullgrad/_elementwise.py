@@ -155,7 +155,14 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 ctx.save_for_forward(inputs[0])
             return
         constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
-        ctx.kept = plan, constants, [inputs[i].shape for i in plan.needed], output.shape, output.dtype
+        shape = output.shape
+        for v in inputs:
+            if isinstance(v, Tensor) and v.shape != shape and not _broadcasts(v.shape, shape):
+                raise ValueError(
+                    f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
+                    f"{tuple(shape)} from an input of shape {tuple(v.shape)}."
+                )
+        ctx.kept = plan, constants, [inputs[i].shape for i in plan.needed], shape, output.dtype
         ctx.save_for_backward(*map(inputs.__getitem__, plan.backward))
         ctx.save_for_forward(*map(inputs.__getitem__, plan.forward))
 
@@ -163,7 +170,8 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         plan, constants, shapes, _, _ = ctx.kept
         if plan.alone:
             return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *constants), *no_more
-        inputs, gradients = constants.copy(), [None, *no_more]
+        inputs = constants.copy()
+        gradients: list[Tensor | None] = [None, *no_more]
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905  # on the hot path
             inputs[j] = t
         for i, shape in zip(plan.needed, shapes):  # noqa: B905
@@ -191,3 +199,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")
 
     return setup_context, vjp, jvp
+
+
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))

@@ -1,0 +1,191 @@
+"""`Elementwise`: rules made of partial derivatives."""
+
+import inspect
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad import Elementwise
+from fullgrad._suite.cases._case import numbers, straight_through
+from fullgrad.testing import check_operator
+
+
+class Spike(Elementwise):
+    reads = {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2)}
+
+    @staticmethod
+    def forward(x, threshold=0.0, width=1.0):
+        return (x > threshold).to(torch.result_type(x, width))
+
+    @staticmethod
+    def vjp_term(i, v, x, threshold, width):
+        u = (x - threshold) / width
+        slope = torch.sigmoid(u) * torch.sigmoid(-u) / width
+        return v * slope * (1 if i == 0 else -1 if i == 1 else -u)
+
+
+def soft_spike(x, threshold, width):
+    return torch.sigmoid((x - threshold) / width)
+
+
+def spike(x, threshold, width):
+    return straight_through((x > threshold).to(x.dtype), soft_spike(x, threshold, width))
+
+
+X, THRESHOLD, WIDTH = numbers(4, 3), numbers(3, seed=1) / 2, numbers(4, 1, seed=2).abs() + 0.5
+
+
+def test_two_learnable_parameters_take_twelve_lines_and_pass_every_check():
+    """A user's operator: value, two parameters of other shapes, mixed second derivatives, no bytes beyond the inputs."""
+    code = [line for line in inspect.getsource(Spike).splitlines() if line.strip()]
+    assert len(code) <= 12
+    report = check_operator(
+        Spike.apply, X, THRESHOLD, WIDTH, surrogate=spike, smooth_forwards={Spike: soft_spike}, max_saved_bytes=0
+    )
+    assert not report.failures
+
+
+def saved(call, *inputs):
+    """The inputs, by position, whose memory autograd keeps for the backward."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        call(*inputs)
+    return {i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.data_ptr() in kept}
+
+
+def test_only_what_is_read_is_saved():
+    """By the partial derivatives that are needed, and by no others."""
+    x, s = torch.randn(3), torch.rand(3) + 1
+    for needs, kept in (((True, False), set()), ((False, True), {0, 1}), ((True, True), {0, 1})):
+        inputs = [v.clone().requires_grad_(n) for v, n in zip((x, s), needs, strict=True)]
+        assert saved(fullgrad.StepQuantize.apply, *inputs) == kept
+    assert saved(fullgrad.SoftRound.apply, x.clone().requires_grad_()) == {0}
+    assert saved(fullgrad.AffineKBitQuantize.apply, x.requires_grad_(), 2, s, 1.0) == {2}
+
+
+def test_a_term_may_be_none():
+    """It is 0, in both modes."""
+    factor = torch.tensor(2.0, requires_grad=True)
+    y = fullgrad.Scale.apply(torch.ones(3, requires_grad=True), 1.0, factor)
+    assert torch.autograd.grad(y.sum(), factor, allow_unused=True) == (None,)
+    assert_close(
+        jvp(lambda b: fullgrad.Scale.apply(torch.ones(3), 1.0, b), (factor.detach(),), (torch.ones(()),))[1], torch.zeros(3)
+    )
+
+
+def test_a_tangent_has_the_shape_and_dtype_of_the_value():
+    """Also where one input has less of both."""
+    x, w, b = torch.randn(4, 3), torch.randn(3, dtype=torch.float64), torch.randn(4, 1)
+
+    def f(b):
+        return fullgrad.AffineKBitQuantize.apply(x, 2, w, b)
+
+    value, tangent = jvp(f, (b,), (torch.ones_like(b),))
+    assert (tangent.shape, tangent.dtype) == (value.shape, value.dtype) == ((4, 3), torch.float64)
+
+
+def test_a_constant_has_no_derivative():
+    """An input that ``reads`` does not name is refused where it has one: it would be lost in silence."""
+    x, k = torch.rand(3), torch.tensor(2.0)
+    message = "KBitQuantize: `k` is a constant, which `reads` does not name"
+    with pytest.raises(TypeError, match=message):
+        fullgrad.KBitQuantize.apply(x, k.clone().requires_grad_())
+    with pytest.raises(TypeError, match=message):
+        jvp(lambda k: fullgrad.KBitQuantize.apply(x, k), (k,), (k,))
+
+
+def test_a_subclass_has_its_own_terms_and_keeps_what_its_author_wrote():
+    """Rules that were made for a parent are made anew; rules that were written are inherited."""
+
+    class Doubled(fullgrad.SoftRound):
+        @staticmethod
+        def vjp_term(i, v, x):
+            return 2 * v
+
+    class Wider(Doubled):
+        reads = {0: (), 1: ()}
+
+        @staticmethod
+        def forward(x, y):
+            return x + y
+
+    class Written(Doubled):
+        @staticmethod
+        def vjp(ctx, g):
+            return 3 * g
+
+    class Heir(Written):
+        @staticmethod
+        def forward(x):
+            return x.floor()
+
+    x = torch.tensor(1.4)
+    gradients = [grad(operator.apply)(x) for operator in (fullgrad.SoftRound, Doubled, Written, Heir)]
+    assert gradients == [x, 2, 3, 3]
+    assert jvp(Written.apply, (x,), (x,))[1] == 2 * x
+    assert Heir.apply(x) == 1
+    with pytest.raises(TypeError, match="positional argument"):
+        grad(Wider.apply)(x, x)  # a term of one input, called with two
+
+
+def test_what_is_read_without_being_named_is_none():
+    """A wrong ``reads`` is an error, and not a wrong number."""
+
+    class Wrong(Elementwise):
+        reads = {0: (0,), 1: (0,)}
+
+        @staticmethod
+        def forward(x, w):
+            return x * w
+
+        @staticmethod
+        def vjp_term(i, v, x, w):
+            return v * (w if i == 0 else x)
+
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+    with pytest.raises(TypeError, match="NoneType"):
+        torch.autograd.grad(Wrong.apply(x, w).sum(), x)
+
+
+def define(reads, forward=lambda x, w: x * w):
+    body = {"forward": staticmethod(forward), "vjp_term": staticmethod(lambda i, v, *inputs: v)}
+    return type("Defined", (Elementwise,), body if reads is None else body | {"reads": reads})
+
+
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        (None, "Defined lacks `reads`"),
+        ({}, "Defined lacks `reads`"),
+        ({2: ()}, "Defined.reads must count the 2 inputs of forward from 0, got {2: ()}"),
+        ({0: (0, 5)}, "Defined.reads must count the 2 inputs of forward from 0, got {0: (0, 5)}"),
+        ({0: ("x",)}, "Defined.reads must count the 2 inputs of forward from 0"),
+    ],
+)
+def test_a_definition_that_does_not_fit_is_refused(reads, message):
+    """By name, when the class is defined."""
+    with pytest.raises(TypeError) as error:
+        define(reads)
+    assert message in str(error.value)
+
+
+def test_inputs_have_names():
+    """``reads`` counts them, so there are no variadic ones."""
+    with pytest.raises(TypeError, match=r"Defined.forward must name its inputs, .* got \['\*xs'\]"):
+        define({0: ()}, lambda *xs: xs[0])
+
+
+def test_a_value_without_the_shape_of_all_inputs_is_refused():
+    """Its gradient would be summed where that of a sample under ``vmap`` is not."""
+    with pytest.raises(ValueError, match=r"Spike.forward must return .* got shape \(3,\) from an input of shape \(4, 1\)"):
+        Spike.apply(torch.randn(3), 0.0, torch.ones(4, 1, requires_grad=True))
+
+
+def test_vmap_of_one_argument_of_several():
+    """A batched parameter next to a sample that all share."""
+    x, widths = torch.randn(3), torch.rand(5) + 0.5
+    batched = vmap(grad(lambda x, w: Spike.apply(x, 0.0, w).sum()), in_dims=(None, 0))(x, widths)
+    assert_close(batched, torch.stack([grad(lambda x, w: soft_spike(x, 0.0, w).sum())(x, w) for w in widths]))

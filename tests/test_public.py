@@ -12,7 +12,8 @@ from fullgrad._suite.cases import CASES
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
 FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name not in ALIASES]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
-CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name != "Function"]
+BASES = ("Elementwise", "Function")
+CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
 
 

@@ -1,7 +1,7 @@
 """`opaque`: kernels into which no transform and no tracer looks."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ def opaque(
     name: str,
     *,
     fake: Callable[..., Any],
-    batched: Callable[..., Any] | None = None,
+    batched: Callable[[tuple[int | None, ...], tuple[Any, ...]], tuple[Sequence[Any], Any]] | None = None,
     schema: str | None = None,
     reads_values: bool = False,
 ) -> Callable[[Callable[_Inputs, _Output]], Callable[_Inputs, _Output]]:
@@ -29,7 +29,8 @@ def opaque(
     Args:
         name: The operator's name.
         fake: A function of the same arguments that returns empty outputs of the same shapes, dtypes and devices.
-        batched: The operator's ``vmap`` rule ``(info, in_dims, *args) -> (outputs, out_dims)``, where it needs one.
+        batched: For ``vmap``, where the operator needs a rule: a function of ``in_dims`` and the arguments that returns arguments
+            on which the operator does the work of the whole batch, and ``out_dims``.
         schema: The operator's signature. By default that of the annotations, in which an ``int`` may be symbolic.
         reads_values: Whether Python code depends on the numbers in tensors. CUDA graphs, which replay kernels alone, leave such
             an operator out.
@@ -40,7 +41,7 @@ def opaque(
         node: Any = torch.library.custom_op(f"fullgrad::{name}", function, mutates_args=(), schema=schema, tags=tags)
         node.register_fake(fake)
         if batched is not None:
-            node.register_vmap(batched)
+            node.register_vmap(functools.partial(_vmap, node, batched))
 
         @functools.wraps(function)
         def call(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> _Output:
@@ -49,6 +50,11 @@ def opaque(
         return call
 
     return decorate
+
+
+def _vmap(node: Any, batched: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+    args, out_dims = batched(in_dims, args)
+    return node(*args), out_dims
 
 
 def is_traced(*args: Any) -> bool:

@@ -90,7 +90,7 @@ def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     formula = _formula(spec.formula)
     inputs, outputs = formula.inputs, formula.outputs
     for wanted in spec.pullbacks:
-        inputs, outputs = inputs + outputs, tuple(compress(inputs, wanted))
+        inputs, outputs = inputs + outputs, tuple([axis for axis, w in zip(inputs, wanted, strict=True) if w])
     return inputs, outputs
 
 

@@ -78,7 +78,7 @@ def _like(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple
     return p.new_empty(shape), q.new_empty(shape)
 
 
-@opaque("decayed_sums", fake=_like, batched=lambda info, in_dims, *args: (decayed_sums(*aligned(in_dims, args)), (0, 0)))
+@opaque("decayed_sums", fake=_like, batched=lambda in_dims, args: (aligned(in_dims, args), (0, 0)))
 def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """The value of `TwoSided`. Only gaps between neighbors are exponentiated, so nothing overflows."""
     shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)

@@ -30,7 +30,7 @@ def _like_power_sums(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tenso
 @opaque(
     "power_sums",
     fake=_like_power_sums,
-    batched=lambda info, in_dims, *args: (power_sums(*aligned(in_dims, args)), 0),
+    batched=lambda in_dims, args: (aligned(in_dims, args), 0),
     schema="(Tensor x, Tensor y, Tensor f, Tensor start, Tensor stop, int beta) -> Tensor",
 )
 def power_sums(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
@@ -98,7 +98,7 @@ def _like_radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Ten
 @opaque(
     "radii",
     fake=_like_radii,
-    batched=lambda info, in_dims, *args: (radii(*aligned(in_dims, args)), (0, 1, 1, 1, 1)),
+    batched=lambda in_dims, args: (aligned(in_dims, args), (0, 1, 1, 1, 1)),
     schema="(Tensor a, Tensor first, Tensor last, int alpha) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     reads_values=True,
 )

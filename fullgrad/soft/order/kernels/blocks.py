@@ -83,15 +83,20 @@ class Spec(NamedTuple):
         """The pullback to some arguments."""
         return self._replace(pullbacks=(*self.pullbacks, tuple(wanted)))
 
+    @property
+    def inner(self) -> "Spec":
+        """What this is the pullback of."""
+        return self._replace(pullbacks=self.pullbacks[:-1])
+
 
 @lru_cache(1024)
 def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """Those of inputs and outputs."""
-    formula = _formula(spec.formula)
-    inputs, outputs = formula.inputs, formula.outputs
-    for wanted in spec.pullbacks:
-        inputs, outputs = inputs + outputs, tuple([axis for axis, w in zip(inputs, wanted, strict=True) if w])
-    return inputs, outputs
+    if not spec.pullbacks:
+        formula = _formula(spec.formula)
+        return formula.inputs, formula.outputs
+    inputs, outputs = _axes(spec.inner)
+    return inputs + outputs, tuple([axis for axis, w in zip(inputs, spec.pullbacks[-1], strict=True) if w])
 
 
 @lru_cache
@@ -180,13 +185,12 @@ Pullback = Callable[[Callable[..., Any], Sequence[Tensor], tuple[int, ...]], Cal
 
 
 def _part(spec: Spec, block: Block, pullback: Pullback, args: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a block gives; a pullback is that of what is computed without it."""
+    """What a block gives."""
     if not spec.pullbacks:
         return _formula(spec.formula).value(spec.mode, block, *args)
-    *before, wanted = spec.pullbacks
-    inner, n = spec._replace(pullbacks=tuple(before)), len(wanted)
-    where = tuple(compress(range(n), wanted))
-    return pullback(lambda *inputs: _part(inner, block, pullback, inputs), args[:n], where)(tuple(args[n:]))
+    wanted = spec.pullbacks[-1]
+    n, where = len(wanted), tuple(compress(range(len(wanted)), wanted))
+    return pullback(lambda *inputs: _part(spec.inner, block, pullback, inputs), args[:n], where)(tuple(args[n:]))
 
 
 def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, ...]) -> Callable[[Any], Sequence[Tensor]]:

@@ -120,13 +120,15 @@ def _rows(scores: Tensor, mass: Tensor, guess: Tensor | None, mode: str) -> Tens
     low = high - norm * (1 - scores.shape[-1] ** (-1 / alpha))
     f = high if guess is None else torch.minimum(torch.maximum(guess, low), high)
     tolerance = 2 * torch.finfo(scores.dtype).eps * (top.abs() + norm)
+    # Matrices of one buffer: a fresh one in each step costs page faults.
+    t, product = torch.empty_like(scores), torch.empty_like(scores)
     for _ in range(60):
-        t = (scores + f[..., None]).clamp_(min=0)
+        torch.add(scores, f[..., None], out=t).clamp_(min=0)
         if alpha == 1:
             excess, slope = t.sum(-1) - norm, (t > 0).sum(-1).to(t.dtype)
         else:
             less = power(t, alpha - 1)
-            mass_now, slope = less.mul(t).sum(-1), less.sum(-1)
+            mass_now, slope = torch.mul(less, t, out=product).sum(-1), less.sum(-1)
             value = mass_now ** (1 / alpha)
             excess, slope = value - norm, slope * value / mass_now
         new = torch.minimum(torch.maximum(f - excess / slope, low), high)

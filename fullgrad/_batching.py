@@ -19,21 +19,23 @@ def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any,
     return y, 0
 
 
-def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
+def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...], core: tuple[int, ...] | None = None) -> list[Any]:
     """Arguments of an elementwise operator with the batch in dim 0, broadcasting as one sample of them would.
 
     A sample of shape (3,) next to one of shape (2, 3) becomes (B, 1, 3) next to (B, 2, 3). A per-sample scalar takes part in type
-    promotion as a scalar, as it does outside ``vmap``: it takes the floating dtype of the others.
+    promotion as a scalar, as it does outside ``vmap``: it takes the floating dtype of the others. ``core`` says how many of the
+    last dimensions of each argument do not broadcast: 2 for matrices, 1 for vectors.
     """
     samples = [a.ndim - (d is not None) if isinstance(a, Tensor) else 0 for a, d in zip(args, in_dims, strict=True)]
-    rank = max(samples)
+    ranks = samples if core is None else [n - k for n, k in zip(samples, core, strict=True)]
+    most = max(ranks)
     dtype = next((a.dtype for a, n in zip(args, samples, strict=True) if n and a.is_floating_point()), None)
     result: list[Any] = []
-    for a, dim, n in zip(args, in_dims, samples, strict=True):
+    for a, dim, n, rank in zip(args, in_dims, samples, ranks, strict=True):
         if dim is not None:
             a = a.movedim(dim, 0)
             if n == 0 and dtype is not None and a.is_floating_point():
                 a = a.to(dtype)
-            a = a.reshape(a.shape[0], *(1,) * (rank - n), *a.shape[1:])
+            a = a.reshape(a.shape[0], *(1,) * (most - rank), *a.shape[1:])
         result.append(a)
     return result

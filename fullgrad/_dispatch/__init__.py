@@ -1,9 +1,11 @@
 """How an operator reaches torch. Nothing outside this folder knows torch's machinery.
 
-`torch_private` holds the private names, `rules` wraps what an author wrote, `functorch` and `fallback` are the two dispatches.
+`torch_private` holds the private names, `rules` wraps what an author wrote, `functorch` and `fallback` are the two dispatches,
+`opaque` makes a kernel one node of a graph.
 """
 
 from fullgrad._dispatch import fallback, functorch
+from fullgrad._dispatch.opaque import is_traced, opaque
 from fullgrad._dispatch.rules import Rules, alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
@@ -39,7 +41,9 @@ __all__ = [
     "in_legacy_vmap",
     "is_differentiating",
     "is_identity",
+    "is_traced",
     "is_tracing",
+    "opaque",
     "out_buffer",
     "pure",
     "recomputed",

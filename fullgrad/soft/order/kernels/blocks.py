@@ -1,19 +1,22 @@
 """`blocked`: functions of n x n matrices that are never whole, computed, pulled back and differentiated by blocks of rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import compress
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
-from fullgrad._dispatch import has_data, is_tracing, unwrap_legacy_batched
+from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
+from fullgrad._recompute import pullback, replaced
 
 Tensors = tuple[Tensor, ...]
+Axis = Literal["row", "column"]
 
 # How many elements the matrix of a block has. On a CPU its temporaries then stay in the cache, and 1 MiB of float32 is much
 # more than the overhead of a loop; an accelerator wants long kernels, and has the memory.
@@ -36,18 +39,13 @@ class Block(NamedTuple):
 class Formula:
     r"""A function of tensors of which every row of a matrix gives a part.
 
-    ``inputs`` and ``outputs`` have one letter for each tensor. ``R`` is one number per row: of an input a block sees those of its
-    rows, and gives those of an output. ``C`` is one number per column: of an input a block sees those of its columns, and an
-    output is the sum of what the blocks give. Subclasses are known by their names.
+    ``inputs`` and ``outputs`` have an axis for each tensor. ``"row"`` means one number per row: of an input a block sees those of
+    its rows, and gives those of an output. ``"column"`` means one number per column: of an input a block sees those of its
+    columns, and an output is the sum of what the blocks give.
     """
 
-    known: ClassVar[dict[str, type["Formula"]]] = {}
-    inputs: ClassVar[str]
-    outputs: ClassVar[str]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Formula.known[cls.__name__] = cls
+    inputs: ClassVar[tuple[Axis, ...]]
+    outputs: ClassVar[tuple[Axis, ...]]
 
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> Tensors:
@@ -70,6 +68,42 @@ class Formula:
         return _whole_rows(size, _shape(args))
 
 
+class Spec(NamedTuple):
+    """What is computed: a formula in a mode, or the pullback of what is computed without the last of ``pullbacks``.
+
+    A pullback takes the arguments and a cotangent for each output, and has a flag for each argument: whether to return its
+    gradient. A formula is known by its name, as graphs have no place for a class.
+    """
+
+    formula: str
+    mode: str
+    pullbacks: tuple[tuple[bool, ...], ...] = ()
+
+    def pulled_back(self, wanted: Iterable[bool]) -> "Spec":
+        """The pullback to some arguments."""
+        return self._replace(pullbacks=(*self.pullbacks, tuple(wanted)))
+
+    @property
+    def inner(self) -> "Spec":
+        """What this is the pullback of."""
+        return self._replace(pullbacks=self.pullbacks[:-1])
+
+
+@lru_cache(1024)
+def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Those of inputs and outputs."""
+    if not spec.pullbacks:
+        formula = _formula(spec.formula)
+        return formula.inputs, formula.outputs
+    inputs, outputs = _axes(spec.inner)
+    return inputs + outputs, tuple([axis for axis, w in zip(inputs, spec.pullbacks[-1], strict=True) if w])
+
+
+@lru_cache
+def _formula(name: str) -> type[Formula]:
+    return next(f for f in Formula.__subclasses__() if f.__name__ == name)
+
+
 def one_block(*args: Tensor) -> bool:
     """Whether the matrix of rows is small enough to be computed as it stands."""
     shape = _shape(args)
@@ -81,7 +115,7 @@ def blocked(formula: type[Formula], mode: str, *args: Tensor) -> Tensors:
     if one_block(*args):
         n = args[0].shape[-1]
         return formula.value(mode, Block(0, n, 0, n, n), *args)
-    return Blocked.apply(f"{formula.__name__}|{mode}", *args)
+    return Blocked.apply(Spec(formula.__name__, mode), *args)
 
 
 class Blocked(Function):
@@ -91,22 +125,23 @@ class Blocked(Function):
     every order are operators of this kind, and save their arguments alone. The push-forward of tangents is the transpose of the
     pullback as a function of the cotangents.
 
-    A name lists what is computed: the formula, the mode, and for each pullback 1 for every argument whose gradient is wanted.
-    Every output has the batch of all arguments together: a gradient is summed over what was broadcast by who asks for it, as
-    under ``vmap`` it is wanted for each sample.
+    Every output has the batch of all arguments together: the rules sum a gradient over what was broadcast, as under ``vmap`` it
+    is wanted for each sample.
     """
 
     @staticmethod
-    def forward(name: str, *args: Tensor) -> Tensors:
+    def forward(spec: Spec, *args: Tensor) -> Tensors:
         if any(unwrap_legacy_batched(a, 0)[1] for a in args):
-            return _steps(name, args)
-        if has_data(args[0]) and not is_tracing():
-            return tuple(_numbers(name, args))
-        return tuple(torch.ops.fullgrad.by_blocks(name, args)) if _order(name) < 2 else _steps(name, args, TRACED_BLOCKS)
+            return _steps(spec, args)
+        if len(spec.pullbacks) < 2:
+            # A tracer keeps the value and the first gradient as one node each, of which nothing is saved but the arguments.
+            return tuple(by_blocks(spec.formula, spec.mode, spec.pullbacks[0] if spec.pullbacks else None, args))
+        # Derivatives beyond are torch's own, which are not computed out of a tracer's sight.
+        return _steps(spec, args, TRACED_BLOCKS) if is_traced(*args) else tuple(_numbers(spec, args))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name = inputs[0]
+        ctx.spec = inputs[0]
         ctx.like = [(y.shape, y.dtype, y.device) for y in output]
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
@@ -114,119 +149,113 @@ class Blocked(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         args, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        gradients = iter(Blocked.apply(_pulled(ctx.name, wanted), *args, *cotangents))
+        gradients = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
         return None, *[sum_to(next(gradients), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
         args, moved = ctx.saved_tensors, [t is not None for t in tangents]
         zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
-        name = _pulled(_pulled(ctx.name, moved), [False] * len(args) + [True] * len(zeros))
-        return Blocked.apply(name, *args, *zeros, *[t for t in tangents if t is not None])
+        transposed = ctx.spec.pulled_back(moved).pulled_back([False] * len(args) + [True] * len(zeros))
+        return Blocked.apply(transposed, *args, *zeros, *[t for t in tangents if t is not None])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], name: str, *args: Tensor) -> tuple[Tensors, int]:
-        return Blocked.apply(name, *aligned(in_dims[1:], args)), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], spec: Spec, *args: Tensor) -> tuple[Tensors, int]:
+        return Blocked.apply(spec, *aligned(in_dims[1:], args)), 0
 
 
-def _pulled(name: str, wanted: Iterable[bool]) -> str:
-    """The name of a pullback."""
-    return f"{name}|{''.join('01'[bool(w)] for w in wanted)}"
-
-
-def _order(name: str) -> int:
-    """How many pullbacks a name has."""
-    return name.count("|") - 1
-
-
-@lru_cache(1024)
-def _kinds(name: str) -> tuple[str, str]:
-    """The letters of inputs and outputs."""
-    name, _, wanted = name.rpartition("|")
-    if "|" not in name:
-        return Formula.known[name].inputs, Formula.known[name].outputs
-    inputs, outputs = _kinds(name)
-    return inputs + outputs, "".join([kind for kind, w in zip(inputs, wanted, strict=True) if w == "1"])
-
-
-def _steps(name: str, args: Sequence[Tensor], most: int | None = None) -> Tensors:
-    """All rows, in code that anybody may differentiate, batch or trace."""
+def _steps(spec: Spec, args: Sequence[Tensor], most: int | None = None) -> Tensors:
+    """All rows, in code that can be differentiated, batched and traced."""
     shape = _shape(args)
     # torch's own pullback would sum over what is broadcast.
     args = [a.expand(shape) for a in args]
-    inputs, outputs = _kinds(name)
+    inputs, outputs = _axes(spec)
     found: list[list[Tensor]] = [[] for _ in outputs]
     for block in _whole_rows(_size(args[0]), shape, most):
-        for parts, kind, y in zip(found, outputs, _part(name, block, _pull, *_cut(block, inputs, args)), strict=True):
-            if kind == "C" and parts:
+        for parts, axis, y in zip(found, outputs, _part(spec, block, pullback, _cut(block, inputs, args)), strict=True):
+            if axis == "column" and parts:
                 parts[0] = parts[0] + y
             else:
                 parts.append(y)
-    return tuple([torch.cat(parts, -1) if kind == "R" else parts[0] for parts, kind in zip(found, outputs, strict=True)])
+    return tuple([torch.cat(parts, -1) if axis == "row" else parts[0] for parts, axis in zip(found, outputs, strict=True)])
 
 
-def _part(name: str, block: Block, pullback: Any, *args: Tensor) -> Sequence[Tensor]:
-    """What a block gives; a pullback is that of the name before."""
-    before, _, wanted = name.rpartition("|")
-    if "|" not in before:
-        return Formula.known[before].value(wanted, block, *args)
-    moved = [i for i, w in enumerate(wanted) if w == "1"]
-
-    def of_some(*some: Tensor) -> Sequence[Tensor]:
-        every = list(args[: len(wanted)])
-        for i, v in zip(moved, some, strict=True):
-            every[i] = v
-        return _part(before, block, pullback, *every)
-
-    return pullback(of_some, [args[i] for i in moved], args[len(wanted) :])
+# A function, its inputs, and the places of some of them, to the map of cotangents to the gradients of those.
+Pullback = Callable[[Callable[..., Any], Sequence[Tensor], tuple[int, ...]], Callable[[Any], Sequence[Tensor]]]
 
 
-def _pull(function: Any, args: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The gradients of a function, which a tracer sees as operations."""
-    _, pull = _pair(torch.func.vjp(function, *args))
-    return pull(tuple(cotangents))
+def _part(spec: Spec, block: Block, pullback: Pullback, args: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What a block gives."""
+    if not spec.pullbacks:
+        return _formula(spec.formula).value(spec.mode, block, *args)
+    wanted = spec.pullbacks[-1]
+    n, where = len(wanted), tuple(compress(range(len(wanted)), wanted))
+    return pullback(lambda *inputs: _part(spec.inner, block, pullback, inputs), args[:n], where)(tuple(args[n:]))
 
 
-def _pull_numbers(function: Any, args: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same for plain tensors; in contrast to transforms it works under saved-tensor hooks."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in args]
-        outputs = [(y, c) for y, c in zip(function(*some), cotangents, strict=True) if y.requires_grad]
-        if not outputs:
-            return [torch.zeros_like(a) for a in args]
-        values, given = zip(*outputs, strict=True)
-        return torch.autograd.grad(values, some, given, create_graph=again, materialize_grads=True)
+def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, ...]) -> Callable[[Any], Sequence[Tensor]]:
+    """`pullback` for plain tensors; in contrast to transforms it works under saved-tensor hooks."""
+
+    def pull(cotangents: Tensors) -> Sequence[Tensor]:
+        nested = torch.is_grad_enabled()
+        with torch.enable_grad():
+            some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in [inputs[i] for i in where]]
+            outputs = function(*replaced(inputs, where, some))
+            pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
+            if not pairs:
+                return [torch.zeros_like(a) for a in some]
+            values, given = zip(*pairs, strict=True)
+            return torch.autograd.grad(values, some, given, create_graph=nested, materialize_grads=True)
+
+    return pull
 
 
 @torch.no_grad()
-def _numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
-    """All rows where nobody looks at the steps."""
-    shape, (inputs, outputs) = _shape(args), _kinds(name)
-    formula, mode, *wanted = name.split("|")
-    rules, size = Formula.known[formula], _size(args[0])
+def _numbers(spec: Spec, args: Sequence[Tensor]) -> list[Tensor]:
+    """All rows, the numbers alone."""
+    shape, (inputs, outputs) = _shape(args), _axes(spec)
+    formula, mode, order, size = _formula(spec.formula), spec.mode, len(spec.pullbacks), _size(args[0])
     # Filled in place: small tensors that live on between the large ones of the blocks keep the allocator from using their memory.
     found = [args[0].new_zeros(shape) for _ in outputs]
-    if len(wanted) > 1:
+    if order > 1:
         args = [a.expand(shape) for a in args]
-    for block in rules.blocks(mode, size, *args) if len(wanted) < 2 else _whole_rows(size, shape):
+    for block in formula.blocks(mode, size, *args) if order < 2 else _whole_rows(size, shape):
         some = _cut(block, inputs, args)
-        if len(wanted) > 1:
-            parts = _part(name, block, _pull_numbers, *some)
-        elif wanted:
-            parts = [p for p, w in zip(rules.pull(mode, block, *some), wanted[0], strict=False) if w == "1"]
+        if order > 1:
+            parts = _part(spec, block, _eager_pullback, some)
+        elif order:
+            parts = compress(formula.pull(mode, block, *some), spec.pullbacks[0])
         else:
-            parts = rules.fast(mode, block, *some)
-        for y, kind, part in zip(found, outputs, parts, strict=True):
-            place = y[..., block.top : block.bottom] if kind == "R" else y[..., block.left : block.right]
+            parts = formula.fast(mode, block, *some)
+        for y, axis, part in zip(found, outputs, parts, strict=True):
+            place = y[..., block.top : block.bottom] if axis == "row" else y[..., block.left : block.right]
             place += part
     return found
 
 
-def _cut(block: Block, kinds: str, args: Sequence[Tensor]) -> list[Tensor]:
+def _like(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence[Tensor]) -> list[Tensor]:
+    return [args[0].new_empty(_shape(args)) for _ in _axes(_spec(formula, mode, wanted))[1]]
+
+
+@opaque(
+    "by_blocks",
+    fake=_like,
+    schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]",
+    reads_values=True,
+)
+def by_blocks(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence[Tensor]) -> list[Tensor]:
+    """A formula, or a pullback of it."""
+    return _numbers(_spec(formula, mode, wanted), args)
+
+
+def _spec(formula: str, mode: str, wanted: Sequence[bool] | None) -> Spec:
+    return Spec(formula, mode, () if wanted is None else (tuple(wanted),))
+
+
+def _cut(block: Block, axes: Sequence[Axis], args: Sequence[Tensor]) -> list[Tensor]:
     """What a block sees of the arguments."""
     columns, rows = (block.left, block.right - block.left), (block.top, block.bottom - block.top)
-    return [a.narrow(-1, *(rows if kind == "R" else columns)) for a, kind in zip(args, kinds, strict=True)]
+    return [a.narrow(-1, *(rows if axis == "row" else columns)) for a, axis in zip(args, axes, strict=True)]
 
 
 def _whole_rows(size: int, shape: torch.Size, most: int | None = None) -> Iterable[Block]:
@@ -242,19 +271,3 @@ def _shape(args: Sequence[Tensor]) -> torch.Size:
 
 def _size(like: Tensor) -> int:
     return BLOCK if like.device.type == "cpu" else BLOCK_ACCELERATOR
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
-    """What vjp returns without ``has_aux``."""
-    return result
-
-
-def _like_numbers(name: str, args: Sequence[Tensor]) -> list[Tensor]:
-    return [args[0].new_empty(_shape(args)) for _ in _kinds(name)[1]]
-
-
-# A tracer keeps the value and the first gradient as one node each, of which nothing is saved but the arguments: their steps
-# are code that no transform has to see. Derivatives beyond are torch's own, which are not computed out of a tracer's sight.
-torch.library.custom_op(
-    "fullgrad::by_blocks", _numbers, mutates_args=(), schema="(str name, Tensor[] args) -> Tensor[]"
-).register_fake(_like_numbers)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers, is_tracing
+from fullgrad._dispatch import can_reuse_buffers, opaque
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
+from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
 
-__all__ = ["TwoSided", "averages", "tie_bounds", "tie_sums"]
+__all__ = ["TwoSided", "averages"]
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
@@ -33,7 +34,7 @@ class TwoSided(Function):
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        return (_decayed_sums if is_tracing() else decayed_sums)(a, first, last, p, q)
+        return decayed_sums(a, first, last, p, q)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -68,26 +69,16 @@ def averages(a: Tensor, h: Tensor) -> Tensor:
     offset = h.detach().mean(-1, keepdim=True)
     f = torch.stack(torch.broadcast_tensors(torch.ones_like(a), h - offset))
     left, right = TwoSided.apply(a, first, last, f, f)
-    mass, total = (left + right + tie_sums(f, first)).unbind(0)
+    mass, total = (left + right + group_sums(f, first)).unbind(0)
     return total / mass + offset
 
 
-def tie_bounds(a: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last index of the group of equal elements around each element of an ascending row."""
-    a, n = a.detach(), a.shape[-1]
-    i = torch.arange(n, device=a.device)
-    step, edge = a[..., 1:] != a[..., :-1], torch.ones_like(a[..., :1], dtype=torch.bool)
-    first = torch.cummax(torch.where(torch.cat((edge, step), -1), i, 0), -1).values
-    last = torch.cummin(torch.where(torch.cat((step, edge), -1), i, n - 1).flip(-1), -1).values.flip(-1)
-    return first, last
+def _like(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
+    return p.new_empty(shape), q.new_empty(shape)
 
 
-def tie_sums(f: Tensor, first: Tensor) -> Tensor:
-    """The sum over the group of equal elements around each, a linear map with a constant structure."""
-    index = first.expand(f.shape)
-    return torch.zeros_like(f).scatter_add(-1, index, f).gather(-1, index)
-
-
+@opaque("decayed_sums", fake=_like, batched=lambda in_dims, args: (aligned(in_dims, args), (0, 0)))
 def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """The value of `TwoSided`. Only gaps between neighbors are exponentiated, so nothing overflows."""
     shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
@@ -100,20 +91,6 @@ def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -
     sums = torch.nn.functional.pad(sums, (1, 0))
     left, right = sums[0], sums[1].flip(-1)
     return left.gather(-1, first.expand(shape)), right.gather(-1, last.expand(shape))
-
-
-_decayed_sums: Any = torch.library.custom_op("fullgrad::decayed_sums", decayed_sums, mutates_args=())
-
-
-@_decayed_sums.register_fake
-def _(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
-    return p.new_empty(shape), q.new_empty(shape)
-
-
-@_decayed_sums.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    return _decayed_sums(*aligned(in_dims, args)), (0, 0)
 
 
 def _scan(decay: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Window sums by prefix sums of powers, and the radii of the windows: opaque to every transform."""
+"""Window sums by prefix sums of powers, and the radii of the windows."""
 
 import math
 from typing import Any
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import opaque
+from fullgrad.soft.order.kernels.groups import last_marked
 
 # Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 from nothing.
 _ROUNDS = 80
@@ -21,6 +23,16 @@ def signed(x: Tensor, power: int) -> Tensor:
 # --- The value of PowerSums -------------------------------------------------------------------------------------------
 
 
+def _like_power_sums(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
+    return f.new_empty(torch.broadcast_shapes(x.shape, y.shape, f.shape, start.shape))
+
+
+@opaque(
+    "power_sums",
+    fake=_like_power_sums,
+    batched=lambda in_dims, args: (aligned(in_dims, args), 0),
+    schema="(Tensor x, Tensor y, Tensor f, Tensor start, Tensor stop, int beta) -> Tensor",
+)
 def power_sums(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
     """The value of `PowerSums`, by prefix sums of powers relative to the middle of a cell of width 2."""
     shape = torch.broadcast_shapes(x.shape, y.shape, f.shape, start.shape)
@@ -39,9 +51,9 @@ class _Prefix:
         cell = torch.cummax(torch.round((y - origin) * 0.5), -1).values
         self.middle = origin + cell * 2
         edge = torch.cat((torch.ones_like(cell[..., :1], dtype=torch.bool), cell[..., 1:] != cell[..., :-1]), -1)
-        self.begin = torch.cummax(torch.where(edge, torch.arange(n, device=y.device), 0), -1).values
+        self.begin = last_marked(edge)
         u = y - self.middle
-        # Infinities are in nobody's window.
+        # No window holds an infinity.
         u = torch.where(u.abs() <= 2, u, 0.0)
         self.sums = []
         for m in range(degree + 1):
@@ -76,27 +88,20 @@ class _Prefix:
         return power
 
 
-power_sums_node: Any = torch.library.custom_op(
-    "fullgrad::power_sums",
-    power_sums,
-    mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor f, Tensor start, Tensor stop, int beta) -> Tensor",
-)
-
-
-@power_sums_node.register_fake
-def _(x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, beta: int) -> Tensor:
-    return f.new_empty(torch.broadcast_shapes(x.shape, y.shape, f.shape, start.shape))
-
-
-@power_sums_node.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    return power_sums_node(*aligned(in_dims, args)), 0
-
-
 # --- The value of Radius ----------------------------------------------------------------------------------------------
 
 
+def _like_radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
+    return torch.empty_like(a), *[torch.empty((2, *a.shape), dtype=torch.long, device=a.device) for _ in range(4)]
+
+
+@opaque(
+    "radii",
+    fake=_like_radii,
+    batched=lambda in_dims, args: (aligned(in_dims, args), (0, 1, 1, 1, 1)),
+    schema="(Tensor a, Tensor first, Tensor last, int alpha) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    reads_values=True,
+)
 def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
     """The value of `Radius`."""
     n = a.shape[-1]
@@ -177,22 +182,3 @@ def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low:
         if not len(i):
             break
     return c
-
-
-radii_node: Any = torch.library.custom_op(
-    "fullgrad::radii",
-    radii,
-    mutates_args=(),
-    schema="(Tensor a, Tensor first, Tensor last, int alpha) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-@radii_node.register_fake
-def _(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    windows = [torch.empty((2, *a.shape), dtype=torch.long, device=a.device) for _ in range(4)]
-    return torch.empty_like(a), windows[0], windows[1], windows[2], windows[3]
-
-
-@radii_node.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return radii_node(*aligned(in_dims, args)), (0, 1, 1, 1, 1)

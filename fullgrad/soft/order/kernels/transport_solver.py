@@ -1,72 +1,26 @@
-"""The dual of the transport problem: the plan of given potentials, the system of their differential, and the solver."""
+"""The potentials of the transport plan, by a damped Newton's method on the dual."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order._numbers import POWERS, power, weighted
-
-# --- The plan of given potentials, and the system -----------------------------------------------------------------------
-
-
-def slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
-    return sums(f, g) - cost
-
-
-def link(t: Tensor, mode: str) -> Tensor:
-    """The plan."""
-    return t.exp() if mode == "smooth" else power(t.relu(), POWERS[mode])
-
-
-def slope(t: Tensor, mode: str) -> Tensor:
-    """The derivative of the link."""
-    if mode == "smooth":
-        return t.exp()
-    if mode == "c0":
-        # A NaN stays one.
-        return torch.where(t.isnan(), t, (t > 0).to(t.dtype))
-    alpha = POWERS[mode]
-    return alpha * power(t.relu(), alpha - 1)
-
-
-def sums(a: Tensor, b: Tensor) -> Tensor:
-    """All sums of an entry of a and one of b."""
-    return a[..., :, None] + b[..., None, :]
-
-
-def solve(system: Tensor, right: Tensor) -> Tensor:
-    """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
-    size = system.shape[-1]
-    if system.shape[:-2].numel() == 1 and right.ndim > 1:
-        columns = right.reshape(-1, size).mT
-        return torch.linalg.solve_ex(system.reshape(size, size), columns)[0].mT.reshape(right.shape)
-    return torch.linalg.solve_ex(system, right.unsqueeze(-1))[0].squeeze(-1)
-
-
-def without_zeros(sums: Tensor) -> Tensor:
-    return torch.where(sums == 0, 1, sums)
-
-
-def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
-    r""":math:`\operatorname{diag}(\Omega^T 1 + e) - \Omega^T \operatorname{diag}(\Omega 1)^{-1} \Omega` with e ``extra``.
-
-    It is a graph's Laplacian, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
-    goes almost to one column.
-    """
-    weights = omega.mT @ (omega / rows[..., None])
-    size = omega.shape[-1]
-    weights = weights * (1 - torch.eye(size, dtype=omega.dtype, device=omega.device))
-    return torch.diag_embed(weights.sum(-1) + extra) - weights
-
-
-# --- The solver: opaque to every transform --------------------------------------------------------------------------------
+from fullgrad._dispatch import opaque
+from fullgrad.soft.order._numbers import POWERS, weighted
+from fullgrad.soft.order.kernels.transport_dual import Problem, laplacian, without_zeros
 
 # How fast the cost grows to its size; the largest error of a marginal at which it may; and the bound on rounds, each of which is
 # one step of Newton, tried or shortened. Most costs take 5 to 50. The second path is for items that fail on the first.
 _PATHS = ((4.0, 0.1, 300), (1.5, 0.02, 3000))
 
 
+def _like(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
+    return cost.new_empty((*batch, cost.shape[-2])), cost.new_empty((*batch, cost.shape[-1]))
+
+
+@opaque("transport_potentials", fake=_like, reads_values=True)
 def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """f and g. Where g is the longer one the problem is turned, so that the systems to solve are small."""
     n, m = cost.shape[-2:]
@@ -83,7 +37,8 @@ def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor,
         error = 0.0
         for path in _PATHS:
             if len(left):
-                left, error = _ascend(cost, mu, nu, mode, left, f, g, path)
+                start = _start(cost[left], mu[left], nu[left], mode, left)
+                left, error = damped_newton(start, f, g, path)
         if len(left):
             raise RuntimeError(
                 f"The transport plan in mode {mode!r} did not converge for {len(left)} of {count} batch items: the marginals are "
@@ -93,167 +48,172 @@ def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor,
     return (f + first).reshape(*batch, n), (g - first).reshape(*batch, m)
 
 
-def _ascend(
-    cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]
-) -> tuple[Tensor, float]:
-    r"""Write f and g of some batch items; return those that did not converge and their largest error.
+class State(NamedTuple):
+    """Where Newton's method stands. Every tensor has the batch of the problem in front; `put` writes into them."""
+
+    problem: Problem
+    items: Tensor
+    """Which batch items of the whole they are."""
+    total: Tensor
+    """The total of the marginals."""
+    unit: Tensor
+    """The smallest weight of a column in the ridge."""
+    size: Tensor
+    """The largest cost."""
+    f: Tensor
+    g: Tensor
+    omega: Tensor
+    """The slopes of the plan of f and g."""
+    gap: Tensor
+    """What its columns lack: the gradient."""
+    error: Tensor
+    """The sum of that, relative to the total."""
+    before: Tensor
+    """The error one step ago, infinite at first."""
+    step: Tensor
+    """The last step of g."""
+    retry: Tensor
+    """Whether it was too long, and is to be shortened."""
+    short: Tensor
+    """The factor by which."""
+    damping: Tensor
+    """The ridge, relative to the error."""
+
+    def select(self, mask: Tensor) -> "State":
+        """Some of the batch."""
+        at = mask.nonzero()[:, 0]
+        return State(self.problem.select(at), *[v[at] for v in self[1:]])  # pyright: ignore[reportArgumentType]
+
+    def put(self, at: Tensor, f: Tensor, g: Tensor, problem: Problem) -> None:
+        """New potentials of some of the batch, whose problem is given."""
+        self.f[at], self.g[at] = f, g
+        self.omega[at], self.gap[at] = problem.slopes_and_gap(f, g)
+        self.error[at] = self.gap[at].abs().sum(-1) / self.total[at]
+
+    def measured(self) -> "State":
+        """With the error of the potentials."""
+        return self._replace(error=self.gap.abs().sum(-1) / self.total, before=self.error)
+
+
+def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]) -> tuple[Tensor, float]:
+    r"""Write f and g of the items of a state; return those that did not converge and their largest error.
 
     With f eliminated exactly, row by row, the dual is a concave function of g alone, of gradient nu less the sums of the columns
     and Hessian minus the Laplacian. Newton's method ascends it, damped by a ridge that vanishes with the gradient, along each
     step back to where the slope is not much below 0. A cost that is large against the regularizer is reached by a path: it
     grows from a small multiple to its size, and the potentials with it.
     """
-    eps, (growth, enough, rounds) = torch.finfo(cost.dtype).eps, path
-    cost, mu, nu = cost[items], mu[items], nu[items]
-    total, alpha = mu.sum(-1), POWERS.get(mode, 1)
-    # The least weight of a column in the ridge: that of one entry that carries its whole marginal.
+    eps, (growth, enough, rounds) = torch.finfo(s.f.dtype).eps, path
+    for _ in range(rounds):
+        s = s.measured()
+        # What rounding of the cost leaves.
+        noise = eps * (400 + 8 * s.problem.kappa * s.size * s.omega.sum((-1, -2)) / s.total)
+        _grow_cost(s, (s.gap.abs() <= enough * s.problem.nu).all(-1) | (s.error <= noise), growth)
+        _fill_empty_columns(s)
+        # The last step that helps is made.
+        done = (s.problem.kappa == 1) & ((s.error <= 4 * eps) | ((s.error <= noise) & (s.error >= s.before / 4)))
+        if done.any():
+            f_out[s.items[done]], g_out[s.items[done]] = s.f[done], s.g[done]
+            s = s.select(~done)
+            if not len(s.items):
+                return s.items, 0.0
+        s = _advance(s, _newton_step(s))
+    return s.items, float(s.error.max())
+
+
+def _start(cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor) -> State:
+    """Two sweeps at a cost that is small enough for them to come close."""
+    alpha = POWERS.get(mode, 1)
+    # That of one entry which carries its whole marginal.
     unit = nu if mode == "smooth" else alpha * nu ** ((alpha - 1) / alpha)
-    size = cost.abs().amax((-1, -2))
     span = cost - cost.amin(-1, keepdim=True)
     span = (span - span.amin(-2, keepdim=True)).amax((-1, -2))
     easy = 8.0 if mode == "smooth" else 2 * (mu.amax(-1) / nu.shape[-1]) ** (1 / alpha)
-    kappa = (easy / span).clamp(max=1.0)
+    problem = Problem(mode, cost, (easy / span).clamp(max=1.0), mu, nu)
 
     g = torch.zeros_like(nu)
-    f = _rows(_scores(g, kappa, cost), mu, None, mode)
-    f, g = _sweep(*_sweep(f, g, kappa, cost, mu, nu, mode), kappa, cost, mu, nu, mode)
-    omega, gap = _gap(f, g, kappa, cost, nu, mode)
-    step, short, damping = torch.zeros_like(g), torch.ones_like(kappa), torch.ones_like(kappa)
-    again, before = kappa < 0, torch.full_like(kappa, math.inf)
-    error = before
-
-    for _ in range(rounds):
-        error = gap.abs().sum(-1) / total
-        # What rounding of the cost leaves.
-        noise = eps * (400 + 8 * kappa * size * omega.sum((-1, -2)) / total)
-        ready = (kappa < 1) & ((gap.abs() <= enough * nu).all(-1) | (error <= noise))
-        if ready.any():
-            at = ready.nonzero()[:, 0]
-            larger = (kappa[at] * growth).clamp(max=1.0)
-            ratio = (larger / kappa[at])[:, None]
-            c, row, col = cost[at], mu[at], nu[at]
-            guess = g[at] * ratio
-            start = _rows(_scores(guess, larger, c), row, f[at] * ratio, mode)
-            start, guess = _sweep(start, guess, larger, c, row, col, mode)
-            f[at], g[at], kappa[at], damping[at], again[at], before[at] = start, guess, larger, 1.0, False, math.inf
-            omega[at], gap[at] = _gap(start, guess, larger, c, col, mode)
-            error[at] = gap[at].abs().sum(-1) / total[at]
-
-        # A column that is empty has no slope. Solved for on its own, it only just touches the support: the dual rises.
-        empty = (omega.sum(-2) == 0) & ~again[:, None]
-        if empty.any():
-            at = empty.any(-1).nonzero()[:, 0]
-            c, row, col, part = cost[at], mu[at], nu[at], kappa[at]
-            start, guess = f[at], g[at]
-            guess = torch.where(empty[at], _rows(_scores(start, part, c.mT), col, guess, mode), guess)
-            start = _rows(_scores(guess, part, c), row, start, mode)
-            f[at], g[at] = start, guess
-            omega[at], gap[at] = _gap(start, guess, part, c, col, mode)
-            error[at] = gap[at].abs().sum(-1) / total[at]
-
-        # The last step that helps is made.
-        done = (kappa == 1) & ((error <= 4 * eps) | ((error <= noise) & (error >= before / 4)))
-        if done.any():
-            f_out[items[done]], g_out[items[done]] = f[done], g[done]
-            stay = ~done
-            if not stay.any():
-                return items[stay], 0.0
-            items, cost, mu, nu, total, unit, size, kappa, f, g, omega, gap, step, short, damping, again, error = (
-                v[stay]
-                for v in (items, cost, mu, nu, total, unit, size, kappa, f, g, omega, gap, step, short, damping, again, error)
-            )
-        before = error
-
-        step = step * short[:, None]
-        if not again.all():
-            ridge = (damping * error).clamp(min=64 * eps)[:, None] * torch.maximum(omega.sum(-2), unit)
-            system = laplacian(omega, without_zeros(omega.sum(-1)), ridge)
-            newton = torch.linalg.solve_ex(system, gap.unsqueeze(-1))[0].squeeze(-1)
-            step = torch.where(again[:, None], step, newton)
-        g_new = g + step
-        f_new = f - weighted(omega, step) / without_zeros(omega.sum(-1))
-        f_new = _rows(_scores(g_new, kappa, cost), mu, f_new, mode)
-        omega_new, gap_new = _gap(f_new, g_new, kappa, cost, nu, mode)
-        slope, slope_new = (step * gap).sum(-1), (step * gap_new).sum(-1)
-        good = (slope_new >= -0.3 * slope) | (gap_new.abs().sum(-1) <= 0.7 * error * total)
-        if not good.all():
-            # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
-            mean = weighted(omega_new, step) / without_zeros(omega_new.sum(-1))
-            curvature = (omega_new * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
-            short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
-        calmer = torch.where(again, damping, damping / 2)
-        damping = torch.where(good, calmer, damping * 4).clamp(1e-10, 1e10)
-        f, g = torch.where(good[:, None], f_new, f), torch.where(good[:, None], g_new, g)
-        omega, gap = torch.where(good[:, None, None], omega_new, omega), torch.where(good[:, None], gap_new, gap)
-        again = ~good
-    return items, float(error.max())
+    f, g = problem.sweep(*problem.sweep(problem.rows(g, None), g))
+    total, ones = mu.sum(-1), torch.ones_like(problem.kappa)
+    return State(
+        problem,
+        items,
+        total,
+        unit,
+        cost.abs().amax((-1, -2)),
+        f,
+        g,
+        *problem.slopes_and_gap(f, g),
+        error=torch.full_like(ones, math.inf),
+        before=ones,
+        step=torch.zeros_like(g),
+        retry=ones < 0,
+        short=ones,
+        damping=ones.clone(),
+    )
 
 
-def _scores(g: Tensor, kappa: Tensor, cost: Tensor) -> Tensor:
-    """g - kappa C."""
-    return torch.addcmul(g[:, None, :], cost, kappa[:, None, None], value=-1)
+def _grow_cost(s: State, close: Tensor, growth: float) -> None:
+    """Where the potentials are close, the next cost on the path, and potentials for it: scaled, and swept once."""
+    kappa = s.problem.kappa
+    ready = (kappa < 1) & close
+    if not ready.any():
+        return
+    at = ready.nonzero()[:, 0]
+    part = s.problem.select(at)
+    larger = (part.kappa * growth).clamp(max=1.0)
+    ratio = (larger / part.kappa)[:, None]
+    part = part._replace(kappa=larger)
+    g = s.g[at] * ratio
+    f, g = part.sweep(part.rows(g, s.f[at] * ratio), g)
+    kappa[at], s.damping[at], s.retry[at], s.before[at] = larger, 1.0, False, math.inf
+    s.put(at, f, g, part)
 
 
-def _gap(f: Tensor, g: Tensor, kappa: Tensor, cost: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The slopes of the entries of the plan, and what its columns lack."""
-    t = _scores(g, kappa, cost).add_(f[..., None])
-    if mode == "smooth":
-        t.exp_()
-        return t, nu - t.sum(-2)
-    t.clamp_(min=0)
-    if mode == "c0":
-        return (t > 0).to(t.dtype), nu - t.sum(-2)
-    alpha = POWERS[mode]
-    less = power(t, alpha - 1)
-    return alpha * less, nu - (less * t).sum(-2)
+def _fill_empty_columns(s: State) -> None:
+    """A column that is empty has no slope. Solved for on its own, it only just touches the support: the dual rises."""
+    empty = (s.omega.sum(-2) == 0) & ~s.retry[:, None]
+    if not empty.any():
+        return
+    at = empty.any(-1).nonzero()[:, 0]
+    part, f, g = s.problem.select(at), s.f[at], s.g[at]
+    g = torch.where(empty[at], part.columns(f, g), g)
+    s.put(at, part.rows(g, f), g, part)
 
 
-def _sweep(f: Tensor, g: Tensor, kappa: Tensor, cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """Solve for the columns, then for the rows, each exactly: Sinkhorn's step."""
-    g = _rows(_scores(f, kappa, cost.mT), nu, g, mode)
-    return _rows(_scores(g, kappa, cost), mu, f, mode), g
+def _newton_step(s: State) -> Tensor:
+    """The step of g: the last one, shortened, or that of Newton."""
+    step = s.step * s.short[:, None]
+    if s.retry.all():
+        return step
+    eps = torch.finfo(step.dtype).eps
+    ridge = (s.damping * s.error).clamp(min=64 * eps)[:, None] * torch.maximum(s.omega.sum(-2), s.unit)
+    system = laplacian(s.omega, without_zeros(s.omega.sum(-1)), ridge)
+    newton = torch.linalg.solve_ex(system, s.gap.unsqueeze(-1))[0].squeeze(-1)
+    return torch.where(s.retry[:, None], step, newton)
 
 
-def _rows(scores: Tensor, mass: Tensor, guess: Tensor | None, mode: str) -> Tensor:
-    r"""The offset f of each row for which :math:`\sum_j \varphi(f + b_j)` is its mass.
-
-    In the c-modes by Newton's method on :math:`(\sum_j [f + b_j]_+^\alpha)^{1/\alpha}`, convex, homogeneous and close to linear.
-    """
-    if mode == "smooth":
-        return mass.log() - scores.logsumexp(-1)
-    alpha = POWERS[mode]
-    top = scores.amax(-1)
-    norm = mass if alpha == 1 else mass ** (1 / alpha)
-    # All in the largest entry, or the same in all.
-    high = norm - top
-    low = high - norm * (1 - scores.shape[-1] ** (-1 / alpha))
-    f = high if guess is None else torch.minimum(torch.maximum(guess, low), high)
-    tolerance = 2 * torch.finfo(scores.dtype).eps * (top.abs() + norm)
-    for _ in range(60):
-        t = (scores + f[..., None]).clamp_(min=0)
-        if alpha == 1:
-            excess, slope = t.sum(-1) - norm, (t > 0).sum(-1).to(t.dtype)
-        else:
-            less = power(t, alpha - 1)
-            mass_now, slope = less.mul(t).sum(-1), less.sum(-1)
-            value = mass_now ** (1 / alpha)
-            excess, slope = value - norm, slope * value / mass_now
-        new = torch.minimum(torch.maximum(f - excess / slope, low), high)
-        settled = ((new - f).abs() <= tolerance).all()
-        f = new
-        if settled:
-            break
-    return f
-
-
-def _like(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
-    return cost.new_empty((*batch, cost.shape[-2])), cost.new_empty((*batch, cost.shape[-1]))
-
-
-torch.library.custom_op(
-    "fullgrad::transport_potentials",
-    potentials,
-    mutates_args=(),
-    schema="(Tensor cost, Tensor mu, Tensor nu, str mode) -> (Tensor, Tensor)",
-).register_fake(_like)
+def _advance(s: State, step: Tensor) -> State:
+    """The state after a step, where it is good; where the slope along it is far below 0 it is to be shortened."""
+    g = s.g + step
+    f = s.f - weighted(s.omega, step) / without_zeros(s.omega.sum(-1))
+    f = s.problem.rows(g, f)
+    omega, gap = s.problem.slopes_and_gap(f, g)
+    slope, slope_new = (step * s.gap).sum(-1), (step * gap).sum(-1)
+    good = (slope_new >= -0.3 * slope) | (gap.abs().sum(-1) <= 0.7 * s.error * s.total)
+    short = s.short
+    if not good.all():
+        # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
+        mean = weighted(omega, step) / without_zeros(omega.sum(-1))
+        curvature = (omega * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
+        short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
+    calmer = torch.where(s.retry, s.damping, s.damping / 2)
+    return s._replace(
+        f=torch.where(good[:, None], f, s.f),
+        g=torch.where(good[:, None], g, s.g),
+        omega=torch.where(good[:, None, None], omega, s.omega),
+        gap=torch.where(good[:, None], gap, s.gap),
+        step=step,
+        retry=~good,
+        short=short,
+        damping=torch.where(good, calmer, s.damping * 4).clamp(1e-10, 1e10),
+    )

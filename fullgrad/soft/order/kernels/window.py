@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
-from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order.kernels.exponential import tie_bounds, tie_sums
-from fullgrad.soft.order.kernels.prefix_sums import power_sums, power_sums_node, radii, radii_node, signed
+from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
+from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
 
 __all__ = ["PowerSums", "Radius", "averages"]
 
@@ -23,7 +22,7 @@ def averages(a: Tensor, h: Tensor, alpha: int) -> Tensor:
     h = h - offset
     ends = torch.stack((a - c, a + c))
     left, right = PowerSums.apply(ends, a, h, start, stop, column_start, column_stop, alpha).unbind(0)
-    return signed(left, alpha) + right + c**alpha * tie_sums(h, first) + offset
+    return signed(left, alpha) + right + c**alpha * group_sums(h, first) + offset
 
 
 class PowerSums(Function):
@@ -45,7 +44,7 @@ class PowerSums(Function):
     def forward(
         x: Tensor, y: Tensor, f: Tensor, start: Tensor, stop: Tensor, column_start: Tensor, column_stop: Tensor, beta: int
     ) -> Tensor:
-        return (power_sums_node if is_tracing() else power_sums)(x, y, f, start, stop, beta)
+        return power_sums(x, y, f, start, stop, beta)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -99,8 +98,6 @@ class Radius(Function):
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
-        if is_tracing() or not has_data(a):
-            return radii_node(a, first, last, alpha)
         return radii(a, first, last, alpha)
 
     @staticmethod

@@ -62,8 +62,8 @@ def _centered(u: Tensor) -> Tensor:
 class Values(Formula):
     """P x, of u, A and x."""
 
-    inputs = "CCC"
-    outputs = "R"
+    inputs = ("column", "column", "column")
+    outputs = ("row",)
 
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
@@ -90,8 +90,8 @@ class Values(Formula):
 class Moments(Formula):
     r""":math:`\sum_i (i - r_j) P_{ij}` and :math:`\sum_i P_{ij}`, of u, A and constants r."""
 
-    inputs = "CCC"
-    outputs = "CC"
+    inputs = ("column", "column", "column")
+    outputs = ("column", "column")
 
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,8 +25,8 @@ def distances(u: Tensor, mode: str) -> Tensor:
 class Steps(Formula):
     r""":math:`y_j = \sum_k S(r_j - v_k)`."""
 
-    inputs = "RC"
-    outputs = "R"
+    inputs = ("row", "column")
+    outputs = ("row",)
 
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
@@ -45,8 +45,8 @@ class Steps(Formula):
 class Distances(Formula):
     r""":math:`y_j = \sum_k A(r_j - v_k)`."""
 
-    inputs = "RC"
-    outputs = "R"
+    inputs = ("row", "column")
+    outputs = ("row",)
 
     @staticmethod
     def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
-from fullgrad._dispatch import has_data, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating, to_opmath
 from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order.kernels.groups import group_sums
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
@@ -115,8 +115,6 @@ class Isotonic(Function):
     def forward(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
         if u.shape != w.shape:
             u, w = torch.broadcast_tensors(u, w)
-        if is_tracing() or not has_data(u) or not has_data(w):
-            return _isotonic(u, w, mode)
         return isotonic(u, w, mode)
 
     @staticmethod
@@ -132,7 +130,7 @@ class Isotonic(Function):
     @staticmethod
     def vjp(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         first, *rest = ctx.saved_tensors
-        pooled = _pooled(g, first)
+        pooled = group_sums(g, first)
         if ctx.mode == "smooth":
             u, w = rest
             g_u = g - _softmax(u, first) * pooled if ctx.needs_input_grad[0] else None
@@ -152,18 +150,13 @@ class Isotonic(Function):
         du, dw = [zero if d is None else d.expand(first.shape) for d in tangents[:2]]
         if ctx.mode == "smooth":
             u, w = rest
-            return du - _pooled(_softmax(u, first) * du, first) + _pooled(_softmax(w, first) * dw, first), None
+            return du - group_sums(_softmax(u, first) * du, first) + group_sums(_softmax(w, first) * dw, first), None
         omega, scale, moves = _weights(ctx.mode, first, zero, *rest)
-        return (du - _pooled(omega * du - dw / POWERS[ctx.mode], first) * scale) * moves, None
+        return (du - group_sums(omega * du - dw / POWERS[ctx.mode], first) * scale) * moves, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         return Isotonic.apply(*aligned(in_dims, args)), (0, 0)
-
-
-def _pooled(x: Tensor, first: Tensor) -> Tensor:
-    """Sums over blocks, for each of their elements."""
-    return torch.zeros_like(x).scatter_add(-1, first, x).gather(-1, first)
 
 
 def _softmax(x: Tensor, first: Tensor) -> Tensor:
@@ -171,21 +164,12 @@ def _softmax(x: Tensor, first: Tensor) -> Tensor:
     x = x.expand(first.shape)
     # The greatest element is the first; the softmax does not depend on it.
     e = torch.exp(x - x.detach().gather(-1, first))
-    return e / _pooled(e, first)
+    return e / group_sums(e, first)
 
 
 def _weights(mode: str, first: Tensor, like: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The weights of the elements, one over their sum, and 1 where that sum is not 0. Where it is, 0 for both."""
     omega = torch.ones_like(like) if t is None else t.abs() if mode == "c1" else t * t
-    total = _pooled(omega, first)
+    total = group_sums(omega, first)
     moves = (total != 0).to(total.dtype)
     return omega, moves / torch.where(total != 0, total, torch.ones_like(total)), moves
-
-
-def _shapes(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(u, memory_format=torch.contiguous_format), u.new_empty(u.shape, dtype=torch.int64)
-
-
-# CUDA graphs replay kernels; the solver asks how many blocks are left.
-_isotonic: Any = torch.library.custom_op("fullgrad::isotonic", isotonic, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-_isotonic.register_fake(_shapes)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import has_data, is_tracing
+from fullgrad._dispatch import opaque
 from fullgrad._function import Function
 from fullgrad.soft._relaxation import SOFT_MODES, Softness, check, floating, to_opmath
 from fullgrad.soft.order._numbers import POWERS, power
@@ -77,9 +77,7 @@ class Excess(Function):
 
     @staticmethod
     def forward(v: Tensor, power: int) -> Tensor:
-        if is_tracing() or not has_data(v):
-            return torch.ops.fullgrad.simplex_excess(v, power)
-        return _excess(v, power)
+        return simplex_excess(v, power)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -120,8 +118,14 @@ def _inside(g: Tensor, t: Tensor) -> Tensor:
 _STEPS = 100
 
 
-def _excess(v: Tensor, power: int) -> Tensor:
-    r"""Newton's method for the norm of t, :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, a convex function of the threshold.
+@opaque(
+    "simplex_excess",
+    fake=lambda v, power: torch.empty_like(v),
+    schema="(Tensor v, int power) -> Tensor",
+    reads_values=True,
+)
+def simplex_excess(v: Tensor, power: int) -> Tensor:
+    r"""The value of `Excess`, by Newton's method for the norm :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, convex in the threshold.
 
     It starts below the solution, at the largest element less 1, and never passes it. No sort and no sums of large powers: in
     contrast to the closed form of a sorted row, nothing cancels.
@@ -142,8 +146,3 @@ def _excess(v: Tensor, power: int) -> Tensor:
             break
         theta = following
     return (shifted - theta).clamp_(min=0)
-
-
-torch.library.custom_op(
-    "fullgrad::simplex_excess", _excess, mutates_args=(), schema="(Tensor v, int power) -> Tensor"
-).register_fake(lambda v, power: torch.empty_like(v))

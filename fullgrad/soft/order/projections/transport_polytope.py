@@ -17,16 +17,19 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import has_data, is_tracing
+from fullgrad._batching import aligned
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import SOFT_MODES, Softness
 from fullgrad.soft._relaxation import check, floating
 from fullgrad.soft.order._numbers import weighted, wide_dtype
-from fullgrad.soft.order.kernels.transport_solver import laplacian, link, potentials, slack, slope, solve, sums, without_zeros
+from fullgrad.soft.order.kernels.transport_dual import laplacian, link, slack, slope, solve, sums, without_zeros
+from fullgrad.soft.order.kernels.transport_solver import potentials
 
 # Marginals below this count as this: with a zero a potential would be infinite.
 _SMALLEST = 1e-12
+# The arguments of both operators are a matrix and two vectors.
+_CORE = (2, 1, 1)
 
 
 def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -130,8 +133,7 @@ class Potentials(Function):
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        solve = potentials if has_data(cost) and not is_tracing() else torch.ops.fullgrad.transport_potentials
-        return solve(cost, mu, nu, mode)
+        return potentials(cost, mu, nu, mode)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -164,7 +166,7 @@ class Potentials(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Potentials.apply(*_batch_first(in_dims, args[:3]), args[3]), (0, 0)
+        return Potentials.apply(*aligned(in_dims[:3], args[:3], _CORE), args[3]), (0, 0)
 
 
 class Balance(Function):
@@ -222,16 +224,4 @@ class Balance(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Balance.apply(*_batch_first(in_dims, args)), (0, 0)
-
-
-def _batch_first(in_dims: tuple[int | None, ...], args: tuple[Tensor, ...]) -> list[Tensor]:
-    """A matrix and two vectors with the batch in front, where samples broadcast as they would alone."""
-    ranks = [t.ndim - (d is not None) - k for t, d, k in zip(args, in_dims, (2, 1, 1), strict=False)]
-    result: list[Tensor] = []
-    for t, d, rank in zip(args, in_dims, ranks, strict=False):
-        if d is not None:
-            t = t.movedim(d, 0)
-            t = t.reshape(t.shape[0], *(1,) * (max(ranks) - rank), *t.shape[1:])
-        result.append(t)
-    return result
+        return Balance.apply(*aligned(in_dims, args, _CORE)), (0, 0)

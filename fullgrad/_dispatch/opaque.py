@@ -1,0 +1,70 @@
+"""`opaque`: kernels into which no transform and no tracer looks."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch.torch_private import has_data, is_tracing
+
+_Inputs = ParamSpec("_Inputs")
+_Output = TypeVar("_Output")
+
+
+def opaque(
+    name: str,
+    *,
+    fake: Callable[..., Any],
+    batched: Callable[[tuple[int | None, ...], tuple[Any, ...]], tuple[Sequence[Any], Any]] | None = None,
+    schema: str | None = None,
+    reads_values: bool = False,
+) -> Callable[[Callable[_Inputs, _Output]], Callable[_Inputs, _Output]]:
+    """A decorator for a function of tensors that is one node of every graph: the operator ``fullgrad::name``.
+
+    The operator is called where `is_traced`, the function itself elsewhere, which costs less. Neither has a derivative: both are
+    for the ``forward`` of a `fullgrad.Function`.
+
+    Args:
+        name: The operator's name.
+        fake: A function of the same arguments that returns empty outputs of the same shapes, dtypes and devices.
+        batched: For ``vmap``, where the operator needs a rule: a function of ``in_dims`` and the arguments that returns arguments
+            on which the operator does the work of the whole batch, and ``out_dims``.
+        schema: The operator's signature. By default that of the annotations, in which an ``int`` may be symbolic.
+        reads_values: Whether Python code depends on the numbers in tensors. CUDA graphs, which replay kernels alone, leave such
+            an operator out.
+    """
+
+    def decorate(function: Callable[_Inputs, _Output]) -> Callable[_Inputs, _Output]:
+        tags = (torch.Tag.cudagraph_unsafe,) if reads_values else ()
+        node: Any = torch.library.custom_op(f"fullgrad::{name}", function, mutates_args=(), schema=schema, tags=tags)
+        node.register_fake(fake)
+        if batched is not None:
+            node.register_vmap(functools.partial(_vmap, node, batched))
+
+        @functools.wraps(function)
+        def call(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> _Output:
+            return (node if is_traced(*args) else function)(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _vmap(node: Any, batched: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+    args, out_dims = batched(in_dims, args)
+    return node(*args), out_dims
+
+
+def is_traced(*args: Any) -> bool:
+    """Whether a tracer is on, or an argument is a tensor without data, or a list with one."""
+    if is_tracing():
+        return True
+    for a in args:
+        if isinstance(a, Tensor):
+            if not has_data(a):
+                return True
+        elif isinstance(a, (list, tuple)) and is_traced(*a):
+            return True
+    return False

@@ -1,0 +1,139 @@
+"""The dual of the transport problem: the plan of given potentials, the system of their differential, and one side alone."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft.order._numbers import POWERS, power
+
+__all__ = ["Problem", "laplacian", "link", "slack", "slope", "solve", "sums", "without_zeros"]
+
+
+def slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
+    return sums(f, g) - cost
+
+
+def link(t: Tensor, mode: str) -> Tensor:
+    """The plan."""
+    return t.exp() if mode == "smooth" else power(t.relu(), POWERS[mode])
+
+
+def slope(t: Tensor, mode: str) -> Tensor:
+    """The derivative of the link."""
+    if mode == "smooth":
+        return t.exp()
+    if mode == "c0":
+        # A NaN stays one.
+        return torch.where(t.isnan(), t, (t > 0).to(t.dtype))
+    alpha = POWERS[mode]
+    return alpha * power(t.relu(), alpha - 1)
+
+
+def sums(a: Tensor, b: Tensor) -> Tensor:
+    """All sums of an entry of a and one of b."""
+    return a[..., :, None] + b[..., None, :]
+
+
+def solve(system: Tensor, right: Tensor) -> Tensor:
+    """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
+    size = system.shape[-1]
+    if system.shape[:-2].numel() == 1 and right.ndim > 1:
+        columns = right.reshape(-1, size).mT
+        return torch.linalg.solve_ex(system.reshape(size, size), columns)[0].mT.reshape(right.shape)
+    return torch.linalg.solve_ex(system, right.unsqueeze(-1))[0].squeeze(-1)
+
+
+def without_zeros(sums: Tensor) -> Tensor:
+    return torch.where(sums == 0, 1, sums)
+
+
+def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
+    r""":math:`\operatorname{diag}(\Omega^T 1 + e) - \Omega^T \operatorname{diag}(\Omega 1)^{-1} \Omega` with e ``extra``.
+
+    It is a graph's Laplacian, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
+    goes almost to one column.
+    """
+    weights = omega.mT @ (omega / rows[..., None])
+    size = omega.shape[-1]
+    weights = weights * (1 - torch.eye(size, dtype=omega.dtype, device=omega.device))
+    return torch.diag_embed(weights.sum(-1) + extra) - weights
+
+
+class Problem(NamedTuple):
+    """A batch of costs times kappa, a number in (0, 1] each, and the marginals of their plans."""
+
+    mode: str
+    cost: Tensor
+    kappa: Tensor
+    mu: Tensor
+    nu: Tensor
+
+    def select(self, at: Tensor) -> "Problem":
+        """Some of the batch."""
+        return Problem(self.mode, *[v[at] for v in self[1:]])  # pyright: ignore[reportArgumentType]
+
+    def rows(self, g: Tensor, guess: Tensor | None) -> Tensor:
+        """The f for which the rows have their sums."""
+        return _rows(_scores(g, self.kappa, self.cost), self.mu, guess, self.mode)
+
+    def columns(self, f: Tensor, guess: Tensor) -> Tensor:
+        """The g for which the columns have their sums."""
+        return _rows(_scores(f, self.kappa, self.cost.mT), self.nu, guess, self.mode)
+
+    def sweep(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve for the columns, then for the rows, each exactly: Sinkhorn's step."""
+        g = self.columns(f, g)
+        return self.rows(g, f), g
+
+    def slopes_and_gap(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The slopes of the entries of the plan, and what its columns lack."""
+        t = _scores(g, self.kappa, self.cost).add_(f[..., None])
+        if self.mode == "smooth":
+            t.exp_()
+            return t, self.nu - t.sum(-2)
+        t.clamp_(min=0)
+        if self.mode == "c0":
+            return (t > 0).to(t.dtype), self.nu - t.sum(-2)
+        alpha = POWERS[self.mode]
+        less = power(t, alpha - 1)
+        return alpha * less, self.nu - (less * t).sum(-2)
+
+
+def _scores(g: Tensor, kappa: Tensor, cost: Tensor) -> Tensor:
+    """g - kappa C."""
+    return torch.addcmul(g[:, None, :], cost, kappa[:, None, None], value=-1)
+
+
+def _rows(scores: Tensor, mass: Tensor, guess: Tensor | None, mode: str) -> Tensor:
+    r"""The offset f of each row for which :math:`\sum_j \varphi(f + b_j)` is its mass.
+
+    In the c-modes by Newton's method on :math:`(\sum_j [f + b_j]_+^\alpha)^{1/\alpha}`, convex, homogeneous and close to linear.
+    """
+    if mode == "smooth":
+        return mass.log() - scores.logsumexp(-1)
+    alpha = POWERS[mode]
+    top = scores.amax(-1)
+    norm = mass if alpha == 1 else mass ** (1 / alpha)
+    # All in the largest entry, or the same in all.
+    high = norm - top
+    low = high - norm * (1 - scores.shape[-1] ** (-1 / alpha))
+    f = high if guess is None else torch.minimum(torch.maximum(guess, low), high)
+    tolerance = 2 * torch.finfo(scores.dtype).eps * (top.abs() + norm)
+    # Matrices of one buffer: a fresh one in each step costs page faults.
+    t, product = torch.empty_like(scores), torch.empty_like(scores)
+    for _ in range(60):
+        torch.add(scores, f[..., None], out=t).clamp_(min=0)
+        if alpha == 1:
+            excess, slope = t.sum(-1) - norm, (t > 0).sum(-1).to(t.dtype)
+        else:
+            less = power(t, alpha - 1)
+            mass_now, slope = torch.mul(less, t, out=product).sum(-1), less.sum(-1)
+            value = mass_now ** (1 / alpha)
+            excess, slope = value - norm, slope * value / mass_now
+        new = torch.minimum(torch.maximum(f - excess / slope, low), high)
+        settled = ((new - f).abs() <= tolerance).all()
+        f = new
+        if settled:
+            break
+    return f

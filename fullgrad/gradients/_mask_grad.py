@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._function import alias, is_identity
+from fullgrad._kernels import where_positive
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -59,13 +60,8 @@ class MaskGrad(CotangentMap):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _select(g, *ctx.saved_tensors), None
+        return where_positive(g, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
-        return _select(t, *ctx.saved_tensors)
-
-
-def _select(g: Tensor, mask: Tensor) -> Tensor:
-    """``g`` where the mask is true, else 0: three times faster than ``where``, and unlike a product right for infinities."""
-    return torch.ops.aten.threshold_backward.default(g, mask, 0)
+        return where_positive(t, *ctx.saved_tensors)

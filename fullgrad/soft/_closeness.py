@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import recomputed
+from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import (
     Relaxation,
@@ -250,7 +252,7 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq` and :func:`not_equal`; hard, of their twins."""
+    """The operator of :func:`eq` and :func:`not_equal`; hard, of their straight-through versions."""
 
     @staticmethod
     def forward(
@@ -260,14 +262,13 @@ class Closeness(Relaxation):
             return expand_to_softness_shape(_hard(name, x, y, rtol, atol), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            again = curves.overwrites()
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
-            q = _shifted(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
+            q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.soft_sign(q, s, mode)
             # S(-q), which in smooth mode is one division by a negative softness.
-            c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(torch.neg(q, out=again(q)), s, mode)
-            return torch.mul(c, 2, out=again(c))
+            c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(curves.apply_steps(q, (torch.neg,)), s, mode)
+            return curves.apply_steps(c, (torch.mul, 2))
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -293,26 +294,25 @@ class Closeness(Relaxation):
         hard: bool,
         _: None,
     ) -> list[Tensor | None]:
-        again, close = curves.overwrites(), name == "isclose"
+        close = name == "isclose"
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
         tolerance, slope_y = curves.absolute_and_slope(curves.clamp_to_finite(_tensor(y, x)), s, mode) if close else (None, None)
-        q = _shifted(distance, tolerance, rtol, atol, epsilon)
+        q = _argument(distance, tolerance, rtol, atol, epsilon)
         factor = 2 if name == "not_equal" else -2
         if mode == "smooth" and not close:  # S' is even, and q is not negative
             g = curves.slope_of(g, curves.sigmoid(q, -s, mode), s / factor)
         else:
-            g = curves.slope_times(g, q, s, mode)
-            g = torch.mul(g, factor, out=again(g))
+            g = curves.apply_steps(curves.slope_times(g, q, s, mode), (torch.mul, factor))
         if not close:
-            g = torch.ops.aten.threshold_backward.default(g, q, 0)  # 0 within epsilon
+            g = where_positive(g, q)  # 0 within epsilon
         to_x = to_y = to_s = None
         if needed[0] or needed[1]:
             to_x = curves.mul_into(g, slope)
         if needed[1] and to_x is not None:
             to_y = -to_x
             if slope_y is not None:
-                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=again(to_y))
+                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=to_y if can_reuse_buffers() else None)
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
             if close:
@@ -331,35 +331,34 @@ class Isclose(Closeness):
         _, rtol, _, _, mode, _, output = constants
         if output is None or needed[2]:
             return super().pull(needed, g, x, y, s, *constants)
-        again = curves.overwrites()
         g = curves.slope_of(g, output / 2, s / -2)
         to_x = curves.absolute_slope_times(g, curves.clamp_to_finite(x - y), s, mode)
         to_y = None
         if needed[1]:
             to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, mode), alpha=rtol)
-            to_y = torch.neg(to_y, out=again(to_y))
+            to_y = curves.apply_steps(to_y, (torch.neg,))
         return [to_x if needed[0] else None, to_y, None]
 
 
-def _shifted(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """What a transition is put around: the soft distance, not below 0, or beyond the tolerance, which is relative to its own."""
-    again = curves.overwrites()
-    q = torch.sub(distance, epsilon + atol if tolerance is not None else epsilon, out=again(distance))
+def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
+    """q, the argument of the transition, from soft distances: that of x and y, and that of y and 0, the tolerance per rtol."""
     if tolerance is None:
-        return torch.clamp(q, min=0, out=again(q))
+        return curves.apply_steps(distance, (torch.sub, epsilon), (torch.clamp, 0))
+    reuse = can_reuse_buffers()
+    q = torch.sub(distance, epsilon + atol, out=distance if reuse else None)
     fits = q.shape == tolerance.shape or tolerance.ndim == 0
-    return torch.sub(q, tolerance, alpha=rtol, out=again(q) if fits else None)
+    return torch.sub(q, tolerance, alpha=rtol, out=q if reuse and fits else None)
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:
     return y if isinstance(y, Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
 
 
-def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, asked: bool = True) -> Tensor:
+def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bool = False) -> Tensor:
     if name == "isclose":
         dtype = torch.result_type(x, y)
         return as_number(recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol), dtype)
-    return compared(getattr(torch, name), x, y, asked)
+    return compared(getattr(torch, name), x, y, value_only)
 
 
 def _closeness(
@@ -374,6 +373,6 @@ def _closeness(
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
     if straight_through and only_value_needed(x, softness, y):
-        return _hard(name, x, y, rtol, atol, asked=False)
+        return _hard(name, x, y, rtol, atol, value_only=True)
     operator = Isclose if name == "isclose" else Closeness
     return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)

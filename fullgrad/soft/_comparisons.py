@@ -50,10 +50,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
 
     Source: ``softtorch.greater``.
     """
-    x, y = _checked("greater", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater", x, y), x, y)
-    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, False)
+    return _comparison("greater", x, y, softness, mode, epsilon)
 
 
 def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -86,10 +83,7 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
 
     Source: ``softtorch.greater_equal``.
     """
-    x, y = _checked("greater_equal", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
-    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, False)
+    return _comparison("greater_equal", x, y, softness, mode, epsilon)
 
 
 def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -122,10 +116,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
 
     Source: ``softtorch.less``.
     """
-    x, y = _checked("less", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less", x, y), x, y)
-    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, False)
+    return _comparison("less", x, y, softness, mode, epsilon)
 
 
 def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -158,10 +149,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
 
     Source: ``softtorch.less_equal``.
     """
-    x, y = _checked("less_equal", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less_equal", x, y), x, y)
-    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, False)
+    return _comparison("less_equal", x, y, softness, mode, epsilon)
 
 
 def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -197,12 +185,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
 
     Source: ``softtorch.greater_st``.
     """
-    x, y = _checked("greater_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("greater", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, True)
+    return _comparison("greater_st", x, y, softness, mode, epsilon)
 
 
 def greater_equal_st(
@@ -240,12 +223,7 @@ def greater_equal_st(
 
     Source: ``softtorch.greater_equal_st``.
     """
-    x, y = _checked("greater_equal_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("greater_equal", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, True)
+    return _comparison("greater_equal_st", x, y, softness, mode, epsilon)
 
 
 def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -281,12 +259,7 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
 
     Source: ``softtorch.less_st``.
     """
-    x, y = _checked("less_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("less", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, True)
+    return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
 def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
@@ -322,16 +295,13 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
 
     Source: ``softtorch.less_equal_st``.
     """
-    x, y = _checked("less_equal_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less_equal", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("less_equal", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, True)
+    return _comparison("less_equal_st", x, y, softness, mode, epsilon)
 
 
 class Comparison(Relaxation):
-    """The operator of the four comparisons; hard, of their twins. The soft value is ``S(sign * (x - y) + shift)``."""
+    """The operator of the four comparisons; hard, of their straight-through versions. The soft value is
+    ``S(sign * (x - y) + shift)``.
+    """
 
     reads_output = True
 
@@ -340,7 +310,7 @@ class Comparison(Relaxation):
         x: Tensor, y: Tensor | float, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool
     ) -> Tensor:
         if hard:
-            return expand_to_softness_shape(_hard(name, x, y), softness)
+            return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
@@ -365,17 +335,23 @@ class Comparison(Relaxation):
         return [to_x if needed[0] else None, to_y, cls.vjp_term(2, g, *args) if needed[2] else None]
 
 
+# The signs of x - y and of epsilon in the argument of S.
+_SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
+
+
 def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
-    q = x - y if sign == 1 else y - x
-    return torch.add(q, shift, out=curves.overwrites()(q))
+    return curves.apply_steps(x - y if sign == 1 else y - x, (torch.add, shift))
 
 
-def _hard(name: str, x: Tensor, y: Any, asked: bool = True) -> Tensor:
-    return compared(getattr(torch, name), x, y, asked)
-
-
-def _checked(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> tuple[Tensor, Any]:
+def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
     x = check(name, x, softness, mode)
     y = check_other(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
-    return x, y
+    hard = name.endswith("_st")
+    name = name.removesuffix("_st")
+    if mode == "hard":
+        return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
+    if hard and only_value_needed(x, softness, y):
+        return compared(getattr(torch, name), x, y, value_only=True)
+    sign, shift_sign = _SIGNS[name]
+    return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

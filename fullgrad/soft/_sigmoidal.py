@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import (
     SOFT_MODES,
@@ -135,7 +136,7 @@ class Sigmoidal(Relaxation):
         if hard:
             return expand_to_softness_shape(step(x), softness)
         if curves.has_fused_kernel(x, softness, mode):
-            return curves.gate(x.new_ones(()).expand_as(x), x, softness)
+            return sigmoid_gate(x.new_ones(()).expand_as(x), x, softness)
         return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
 
     @classmethod

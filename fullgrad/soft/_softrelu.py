@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
@@ -133,7 +134,7 @@ class Softrelu(Relaxation):
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Sequence[Tensor | None] | None:
-        return [curves.gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
+        return [sigmoid_gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 import fullgrad
-from fullgrad.clamping._neighbors import DTYPES, neighbor
+from fullgrad._neighbors import DTYPES, neighbor
 
 INF, NAN = math.inf, math.nan
 

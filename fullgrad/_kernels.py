@@ -49,7 +49,7 @@ def where_positive(g: Tensor, m: Tensor) -> Tensor:
     return _THRESHOLD(g, m, 0)
 
 
-def sigmoid_gate(v: Tensor, x: Tensor, s: float) -> Tensor:
+def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
     """``v * torch.sigmoid(x / s)``, in half precision computed in float32 and rounded once: the backward of softplus.
 
     For ``-s`` it is ``v * (1 - torch.sigmoid(x / s))``. From 60 softnesses on the kernel passes ``v`` as it is.

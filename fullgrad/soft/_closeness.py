@@ -266,9 +266,12 @@ class Closeness(Relaxation):
             q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.soft_sign(q, s, mode)
-            # S(-q), which in smooth mode is one division by a negative softness.
-            c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(curves.apply_steps(q, (torch.neg,)), s, mode)
-            return curves.apply_steps(c, (torch.mul, 2))
+            reuse = can_reuse_buffers()
+            if mode == "smooth":  # S(-q) is one division by a negative softness
+                c = curves.sigmoid(q, -s, mode)
+            else:
+                c = curves.sigmoid(torch.neg(q, out=q if reuse else None), s, mode)
+            return torch.mul(c, 2, out=c if reuse else None)
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -336,7 +339,7 @@ class Isclose(Closeness):
         to_y = None
         if needed[1]:
             to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, mode), alpha=rtol)
-            to_y = curves.apply_steps(to_y, (torch.neg,))
+            to_y = torch.neg(to_y, out=to_y if can_reuse_buffers() else None)
         return [to_x if needed[0] else None, to_y, None]
 
 

@@ -10,6 +10,7 @@ The sigmoid :math:`S(x; s)`, its derivative and its integral, for a softness :ma
 All are written without the difference of large numbers, and stay finite, or right, at infinity. ``1 - S(x)`` is ``S(-x)``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ _FAR = 800.0
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
     """S."""
     if mode == "smooth":
-        return apply_steps(x / s, (torch.sigmoid,))
+        z = x / s
+        return torch.sigmoid(z, out=z if can_reuse_buffers() else None)
     t = _ramp(x, s)
     return t if mode == "c0" else _polynomial(t, _SIGMOID[mode])
 
@@ -81,10 +83,15 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def softplus_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The integral of S less max(x, 0): even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
-    a = apply_steps(x.abs(), (torch.neg,))
+    reuse = can_reuse_buffers()
+    a = x.abs()
+    a = torch.neg(a, out=a if reuse else None)
     if mode != "smooth":
         return _integral_to_join(a, s, mode)
-    return apply_steps(divided(a, s), (torch.exp,), (torch.log1p,), (torch.mul, s))
+    z = divided(a, s)
+    z = torch.exp(z, out=z if reuse else None)
+    z = torch.log1p(z, out=z if reuse else None)
+    return torch.mul(z, s, out=z if reuse else None)
 
 
 def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -203,14 +210,14 @@ def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     return slope_of(v, _sigmoid_of_minus_abs(x / s), s)
 
 
-def apply_steps(temporary: Tensor, *steps: tuple[Any, ...]) -> Tensor:
-    """Elementwise steps ``(function, *arguments)`` one after another, where they are not recorded all in one buffer.
+def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:
+    """Elementwise ``function(temporary, argument)`` one after another, where they are not recorded all in one buffer.
 
-    New memory costs more than the arithmetic: a polynomial of ten steps takes a quarter of the time in its own place.
+    New memory costs more than the arithmetic: a polynomial of ten steps takes a quarter of the time in one buffer.
     """
     reuse = can_reuse_buffers()
-    for function, *arguments in steps:
-        temporary = function(temporary, *arguments, out=temporary if reuse else None)
+    for function, argument in steps:
+        temporary = function(temporary, argument, out=temporary if reuse else None)
     return temporary
 
 
@@ -267,7 +274,10 @@ def _sigmoid_of_minus_abs(z: Tensor) -> Tensor:
 
 def _ramp(x: Tensor, s: Softness) -> Tensor:
     """t, from 0 to 1 where S changes."""
-    return apply_steps(x + 5 * s, (torch.div, 10 * s), (torch.clamp, 0, 1))
+    reuse = can_reuse_buffers()
+    t = x + 5 * s
+    t = torch.div(t, 10 * s, out=t if reuse else None)
+    return torch.clamp(t, 0, 1, out=t if reuse else None)
 
 
 def _integral_to_join(x: Tensor, s: Softness, mode: str) -> Tensor:

@@ -29,10 +29,9 @@ def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -
     bound that is the next number further out makes them inclusive. 4 million elements of float32 on a CPU thread take TIMES.
     """
     # Flushed to 0, a subnormal number next to a bound of 0 would be the bound.
-    kernel = None
-    if x.dtype in DTYPES and not flushes_denormals():
-        low, high = None if low is None else float(low), None if high is None else float(high)
-        kernel, bounds, sign, nan = _strict(low, high, x.dtype)
+    if x.dtype not in DTYPES or flushes_denormals():
+        return torch.where(between(x, low, high), g, 0)
+    kernel, bounds, sign, nan = _strict(None if low is None else float(low), None if high is None else float(high), x.dtype)
     if kernel is None:
         return torch.where(between(x, low, high), g, 0)
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0

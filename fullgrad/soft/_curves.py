@@ -23,11 +23,13 @@ from fullgrad.soft._modes import SOFT_MODES as SOFT_MODES
 
 Softness = Tensor | float
 
-# Coefficients, highest power first. In t: S, and its integral over 5s. In u^2, for u = x / 5s: a multiple of (2S - 1) / u.
+# Polynomials, the highest power first: S in t, its integral in t over 5s or -5s, and 2S - 1 over a multiple of u in u^2 for
+# u = x / 5s.
 _SIGMOID = {"c1": (-2, 3, 0, 0), "c2": (6, -15, 10, 0, 0, 0)}
-_INTEGRAL = {"c1": (-1, 2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
-_SIGN = {"c1": (-1, 3), "c2": (3, -10, 15)}
-_SIGN_SCALE = {"c1": 0.5, "c2": 0.125}
+_INTEGRAL = {"c1": (1, -2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
+_INTEGRAL_SCALE = {"c1": -5, "c2": 5}
+_SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
+_SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
 # Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
 _FAR = 800.0
 
@@ -232,14 +234,14 @@ def mul_into(v: Tensor, temporary: Tensor) -> Tensor:
     return torch.mul(v, temporary, out=temporary if fits and can_reuse_buffers() else None)
 
 
-def _polynomial(t: Tensor, coefficients: tuple[Softness, ...], *factors: Softness) -> Tensor:
-    """A polynomial of a temporary by Horner's rule, times factors. One of degree 1 is written over its argument."""
+def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:
+    """A polynomial of a temporary by Horner's rule, times factors. ``t`` is overwritten where it is read once."""
     reuse = can_reuse_buffers()
-    lead, *rest = coefficients
-    p = torch.mul(t, lead, out=t if reuse and len(rest) == 1 else None)
-    for i, c in enumerate(rest):
-        if i > 0:
-            p = torch.mul(p, t, out=p if reuse else None)
+    lead, second, *rest = coefficients
+    p = t if lead == 1 else t * lead
+    p = torch.add(p, second, out=p if reuse and not (rest and p is t) else None)
+    for c in rest:
+        p = torch.mul(p, t, out=p if reuse else None)
         if c != 0:
             p = torch.add(p, c, out=p if reuse else None)
     for factor in factors:
@@ -283,4 +285,6 @@ def _ramp(x: Tensor, s: Softness) -> Tensor:
 def _integral_to_join(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The integral of S in a polynomial mode up to the upper join."""
     t = _ramp(x, s)
-    return _polynomial(t, (5 * s, 0, 0)) if mode == "c0" else _polynomial(t, _INTEGRAL[mode], 5 * s)
+    if mode == "c0":
+        return apply_steps(t * (5 * s), (torch.mul, t))
+    return _polynomial(t, _INTEGRAL[mode], _INTEGRAL_SCALE[mode] * s)

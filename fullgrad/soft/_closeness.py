@@ -1,4 +1,4 @@
-"""`eq`, `not_equal`, `isclose`: how near two numbers are."""
+"""`eq`, `not_equal`, `isclose`: soft truth values of equality."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import recomputed
 from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
@@ -24,21 +25,21 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x == y`` holds, from 0 to 1.
+def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x == y``, in [0, 1].
 
     .. math::
         c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad D_y = -D_x
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The maximum,
-    which the source lacks, keeps it in [0, 1]. Saved: ``x`` and ``y``.
+    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -57,8 +58,8 @@ def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smoo
     return _closeness("eq", x, y, softness, 0.0, 0.0, mode, epsilon, False)
 
 
-def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x != y`` holds, from 0 to 1.
+def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x != y``, in [0, 1].
 
     .. math::
         c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
@@ -71,7 +72,7 @@ def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -96,10 +97,10 @@ def isclose(
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
-    mode: str = "smooth",
+    mode: Mode = "smooth",
     epsilon: float = 1e-10,
 ) -> Tensor:
-    r"""How far ``x`` is close to ``y``.
+    r"""The soft truth value of ``|x - y| <= atol + rtol * |y|``.
 
     .. math::
         c = 2 S(-q), \quad q = A(x - y) - \mathrm{atol} - \mathrm{rtol}\, A(y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad
@@ -115,7 +116,7 @@ def isclose(
         rtol: The tolerance relative to ``y``, not negative.
         atol: The absolute tolerance, not negative.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -134,7 +135,7 @@ def isclose(
     return _closeness("isclose", x, y, softness, rtol, atol, mode, epsilon, False)
 
 
-def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x == y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -148,7 +149,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "s
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -170,7 +171,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "s
     return _closeness("eq_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
 
 
-def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x != y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -184,7 +185,7 @@ def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: s
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -212,7 +213,7 @@ def isclose_st(
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
-    mode: str = "smooth",
+    mode: Mode = "smooth",
     epsilon: float = 1e-10,
 ) -> Tensor:
     r"""Whether ``x`` is close to ``y`` as 0 or 1, with the derivative of its relaxation.
@@ -231,7 +232,7 @@ def isclose_st(
         rtol: The tolerance relative to ``y``, not negative.
         atol: The absolute tolerance, not negative.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -365,7 +366,7 @@ def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bo
 
 
 def _closeness(
-    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, straight_through: bool
+    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, hard: bool
 ) -> Tensor:
     x = check(name, x, softness, mode)
     y = check_other(name, "y", y)
@@ -375,7 +376,7 @@ def _closeness(
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if straight_through and only_value_needed(x, softness, y):
+    if hard and only_value_needed(x, softness, y):
         return _hard(name, x, y, rtol, atol, value_only=True)
     operator = Isclose if name == "isclose" else Closeness
-    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)
+    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

@@ -1,4 +1,4 @@
-"""`greater`, `greater_equal`, `less`, `less_equal`: how far an order holds."""
+"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of an order."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
@@ -20,8 +21,8 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x > y`` holds, from 0 to 1.
+def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x > y``, in [0, 1].
 
     .. math::
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
@@ -34,7 +35,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is not greater.
+        epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -53,8 +54,10 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
     return _comparison("greater", x, y, softness, mode, epsilon)
 
 
-def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x >= y`` holds, from 0 to 1.
+def greater_equal(
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
+    r"""The soft truth value of ``x >= y``, in [0, 1].
 
     .. math::
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
@@ -67,7 +70,7 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is greater or equal.
+        epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -86,8 +89,8 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
     return _comparison("greater_equal", x, y, softness, mode, epsilon)
 
 
-def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x < y`` holds, from 0 to 1.
+def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x < y``, in [0, 1].
 
     .. math::
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
@@ -100,7 +103,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is not less.
+        epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -119,8 +122,8 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
     return _comparison("less", x, y, softness, mode, epsilon)
 
 
-def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x <= y`` holds, from 0 to 1.
+def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x <= y``, in [0, 1].
 
     .. math::
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
@@ -133,7 +136,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is less or equal.
+        epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -152,7 +155,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
     return _comparison("less_equal", x, y, softness, mode, epsilon)
 
 
-def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x > y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -166,7 +169,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is not greater, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -189,7 +192,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
 
 
 def greater_equal_st(
-    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
 ) -> Tensor:
     r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
 
@@ -204,7 +207,7 @@ def greater_equal_st(
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is greater or equal, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -226,7 +229,7 @@ def greater_equal_st(
     return _comparison("greater_equal_st", x, y, softness, mode, epsilon)
 
 
-def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x < y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -240,7 +243,7 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is not less, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -262,7 +265,9 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
     return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
-def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal_st(
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -276,7 +281,7 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is less or equal, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.

@@ -41,8 +41,8 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
     .. math::
         z = x y, \qquad D_x = y, \quad D_y = x \qquad\text{or}\qquad z = \sqrt{x y}
 
-    For the geometric mean, truth values below 1e-10 are replaced by 1e-10, with the derivative 0. Saved: ``x`` and ``y``; for the mean two numbers per
-    element.
+    For the geometric mean, truth values below 1e-10 are replaced by 1e-10, with the derivative 0. Saved: ``x`` and ``y``; for the
+    mean two numbers per element.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).

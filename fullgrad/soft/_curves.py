@@ -23,8 +23,8 @@ from fullgrad.soft._modes import SOFT_MODES as SOFT_MODES
 
 Softness = Tensor | float
 
-# Polynomials, the highest power first: S in t, its integral in t over 5s or -5s, and 2S - 1 over a multiple of u in u^2 for
-# u = x / 5s.
+# Coefficients, the highest power first. With u = x / 5s: S and its integral are polynomials in t, 2S - 1 is u times one in u^2.
+# What has a scale is to be multiplied by it, the integral by s as well.
 _SIGMOID = {"c1": (-2, 3, 0, 0), "c2": (6, -15, 10, 0, 0, 0)}
 _INTEGRAL = {"c1": (1, -2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
 _INTEGRAL_SCALE = {"c1": -5, "c2": 5}

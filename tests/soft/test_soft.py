@@ -1,4 +1,4 @@
-"""The relaxations and their straight-through versions: golden values, promises of the modes, exact hard values, accuracy, errors."""
+"""The relaxations and their straight-through versions: golden values, modes, exact hard values, accuracy, errors."""
 
 import json
 import math

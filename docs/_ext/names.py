@@ -59,7 +59,9 @@ def is_alias(path: str) -> bool:
 def is_operator(path: str) -> bool:
     """Whether it is the operator class of a public function."""
     found = PUBLIC[path]
-    return inspect.isclass(found) and issubclass(found, fullgrad.Function) and found not in (fullgrad.Elementwise, fullgrad.Function)
+    return (
+        inspect.isclass(found) and issubclass(found, fullgrad.Function) and found not in (fullgrad.Elementwise, fullgrad.Function)
+    )
 
 
 def summary(path: str) -> str:

@@ -1,17 +1,14 @@
 """`clamp`: between two bounds, gradient 1 on the bounds too."""
 
-import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import forward_mode_is_on
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import pure
-from fullgrad.clamping._neighbors import DTYPES, flushes_denormals, neighbor
+from fullgrad._kernels import between, where_between
 
 Bound = Tensor | float | None
 
@@ -89,7 +86,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     _checks.real_tensor("clamp_backward", "x", x)
     _check_bounds("clamp_backward", min_value, max_value)
     if torch.compiler.is_dynamo_compiling():  # which cannot trace bit arithmetic
-        return torch.where(_inside(x, min_value, max_value), grad_output, 0)
+        return torch.where(between(x, min_value, max_value), grad_output, 0)
     return pass_inside(grad_output, x, min_value, max_value)
 
 
@@ -115,52 +112,16 @@ class Clamp(Elementwise):
 
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
-    """``g`` where ``low <= x <= high``, else 0. For bounds that are numbers, one fused kernel and one pass that stills NaN."""
+    """``g`` where ``low <= x <= high``, else 0."""
     # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then.
-    if _has_tensor(low, high) or x.dtype not in DTYPES or torch.compiler.is_compiling() or flushes_denormals():
-        return torch.where(_inside(x, low, high), g, 0)
-    kernel, bounds, outside, sign = _fused(None if low is None else float(low), None if high is None else float(high), x.dtype)
-    if kernel is None:
-        return torch.where(_inside(x, low, high), g, 0)
-    # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
-        x = x.detach()
-    x = torch.nan_to_num(x if sign > 0 else -x, outside, math.inf, -math.inf)
-    return kernel(g, x, *bounds)
-
-
-@functools.lru_cache(maxsize=1024)
-def _fused(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], float, int]:
-    """A kernel that passes a gradient strictly between its bounds, the bounds that make it inclusive, and how to feed it.
-
-    The last two are the infinity in the place of NaN, and the sign of x: an upper bound alone is a lower bound of -x.
-    """
-    # A trivial bound is none: infinity has no neighbor beyond it.
-    low = None if low == -math.inf else low
-    high = None if high == math.inf else high
-    if (low is None and high is None) or low != low or high != high:
-        return None, (), 0.0, 1
-    if low is None:
-        return _THRESHOLD, (-neighbor(high, dtype, True),), -math.inf, -1  # pyright: ignore[reportArgumentType]
-    if high is None:
-        return _THRESHOLD, (neighbor(low, dtype, False),), -math.inf, 1
-    return _HARDTANH, (neighbor(low, dtype, False), neighbor(high, dtype, True)), math.inf, 1
-
-
-_HARDTANH = torch.ops.aten.hardtanh_backward.default
-_THRESHOLD = torch.ops.aten.threshold_backward.default
+    if _has_tensor(low, high) or torch.compiler.is_compiling():
+        return torch.where(between(x, low, high), g, 0)
+    return where_between(g, x, low, high)  # pyright: ignore[reportArgumentType]
 
 
 def _has_tensor(low: Bound, high: Bound) -> bool:
     """Whether a bound is a tensor. That both are floats is looked at first: it takes a fifth of the time."""
     return not (low.__class__ is high.__class__ is float) and (isinstance(low, Tensor) or isinstance(high, Tensor))
-
-
-def _inside(x: Tensor, low: Any, high: Any) -> Tensor:
-    """Not where ``x`` is NaN, for which no comparison holds."""
-    if low is None:
-        return x <= high
-    return x >= low if high is None else (x >= low) & (x <= high)
 
 
 def _below(x: Tensor, low: Any, high: Any) -> Tensor:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._function import alias, is_identity
+from fullgrad._kernels import where_positive
 from fullgrad.gradients._cotangent_map import LinearCotangentMap
 
 
@@ -56,9 +56,4 @@ class MaskGrad(LinearCotangentMap):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, mask: Tensor) -> Tensor:
-        return _select(v, mask)
-
-
-def _select(g: Tensor, mask: Tensor) -> Tensor:
-    """``g`` where the mask is true, else 0: three times faster than ``where``, and unlike a product right for infinities."""
-    return torch.ops.aten.threshold_backward.default(g, mask, 0)
+        return where_positive(v, mask)

@@ -1,5 +1,5 @@
-"""Relaxations: smooth, or piecewise polynomial, in the place of steps, kinks and choices. Their straight-through twins, which end
-in ``_st``, are at the top of the package.
+"""Relaxations: smooth or piecewise polynomial functions instead of steps, kinks and choices. Their straight-through versions,
+whose names end in ``_st``, are at the top of the package.
 """
 
 from fullgrad.soft._abs import abs

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 
-def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""A soft absolute value.
 
     .. math::
@@ -40,7 +41,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
     return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, False)
 
 
-def abs_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""The absolute value with the derivative of its relaxation.
 
     .. math::

@@ -9,6 +9,7 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
@@ -16,7 +17,7 @@ Bound = Tensor | float
 
 
 def clamp(
-    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False
 ) -> Tensor:
     r"""A soft clamp.
 
@@ -58,7 +59,7 @@ def clamp(
 
 
 def clamp_st(
-    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False
 ) -> Tensor:
     r"""The clamp with the derivative of its relaxation.
 

@@ -1,4 +1,4 @@
-"""`eq`, `not_equal`, `isclose`: how near two numbers are."""
+"""`eq`, `not_equal`, `isclose`: soft truth values of equality."""
 
 from typing import Any
 
@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import recomputed
+from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
@@ -22,21 +25,21 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x == y`` holds, from 0 to 1.
+def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x == y``, in [0, 1].
 
     .. math::
         c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad D_y = -D_x
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The maximum,
-    which the source lacks, keeps it in [0, 1]. Saved: ``x`` and ``y``.
+    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -55,8 +58,8 @@ def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smoo
     return _closeness("eq", x, y, softness, 0.0, 0.0, mode, epsilon, False)
 
 
-def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x != y`` holds, from 0 to 1.
+def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x != y``, in [0, 1].
 
     .. math::
         c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
@@ -69,7 +72,7 @@ def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -94,10 +97,10 @@ def isclose(
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
-    mode: str = "smooth",
+    mode: Mode = "smooth",
     epsilon: float = 1e-10,
 ) -> Tensor:
-    r"""How far ``x`` is close to ``y``.
+    r"""The soft truth value of ``|x - y| <= atol + rtol * |y|``.
 
     .. math::
         c = 2 S(-q), \quad q = A(x - y) - \mathrm{atol} - \mathrm{rtol}\, A(y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad
@@ -113,7 +116,7 @@ def isclose(
         rtol: The tolerance relative to ``y``, not negative.
         atol: The absolute tolerance, not negative.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small distance that counts as none.
+        epsilon: The smallest distance that is not taken for 0.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -132,7 +135,7 @@ def isclose(
     return _closeness("isclose", x, y, softness, rtol, atol, mode, epsilon, False)
 
 
-def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x == y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -146,7 +149,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "s
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -168,7 +171,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "s
     return _closeness("eq_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
 
 
-def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x != y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -182,7 +185,7 @@ def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: s
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -210,7 +213,7 @@ def isclose_st(
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
-    mode: str = "smooth",
+    mode: Mode = "smooth",
     epsilon: float = 1e-10,
 ) -> Tensor:
     r"""Whether ``x`` is close to ``y`` as 0 or 1, with the derivative of its relaxation.
@@ -229,7 +232,7 @@ def isclose_st(
         rtol: The tolerance relative to ``y``, not negative.
         atol: The absolute tolerance, not negative.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small distance that counts as none, in the derivative.
+        epsilon: The smallest distance that is not taken for 0 in the derivative.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -250,7 +253,7 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq` and :func:`not_equal`; hard, of their twins."""
+    """The operator of :func:`eq` and :func:`not_equal`; hard, of their straight-through versions."""
 
     @staticmethod
     def forward(
@@ -260,14 +263,16 @@ class Closeness(Relaxation):
             return expand_to_softness_shape(_hard(name, x, y, rtol, atol), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            again = curves.overwrites()
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
-            q = _shifted(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
+            q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.soft_sign(q, s, mode)
-            # S(-q), which in smooth mode is one division by a negative softness.
-            c = curves.sigmoid(q, -s, mode) if mode == "smooth" else curves.sigmoid(torch.neg(q, out=again(q)), s, mode)
-            return torch.mul(c, 2, out=again(c))
+            reuse = can_reuse_buffers()
+            if mode == "smooth":  # S(-q) is one division by a negative softness
+                c = curves.sigmoid(q, -s, mode)
+            else:
+                c = curves.sigmoid(torch.neg(q, out=q if reuse else None), s, mode)
+            return torch.mul(c, 2, out=c if reuse else None)
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -293,26 +298,25 @@ class Closeness(Relaxation):
         hard: bool,
         _: None,
     ) -> list[Tensor | None]:
-        again, close = curves.overwrites(), name == "isclose"
+        close = name == "isclose"
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
         tolerance, slope_y = curves.absolute_and_slope(curves.clamp_to_finite(_tensor(y, x)), s, mode) if close else (None, None)
-        q = _shifted(distance, tolerance, rtol, atol, epsilon)
+        q = _argument(distance, tolerance, rtol, atol, epsilon)
         factor = 2 if name == "not_equal" else -2
         if mode == "smooth" and not close:  # S' is even, and q is not negative
             g = curves.slope_of(g, curves.sigmoid(q, -s, mode), s / factor)
         else:
-            g = curves.slope_times(g, q, s, mode)
-            g = torch.mul(g, factor, out=again(g))
+            g = curves.apply_steps(curves.slope_times(g, q, s, mode), (torch.mul, factor))
         if not close:
-            g = torch.ops.aten.threshold_backward.default(g, q, 0)  # 0 within epsilon
+            g = where_positive(g, q)  # 0 within epsilon
         to_x = to_y = to_s = None
         if needed[0] or needed[1]:
             to_x = curves.mul_into(g, slope)
         if needed[1] and to_x is not None:
             to_y = -to_x
             if slope_y is not None:
-                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=again(to_y))
+                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=to_y if can_reuse_buffers() else None)
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
             if close:
@@ -331,39 +335,38 @@ class Isclose(Closeness):
         _, rtol, _, _, mode, _, output = constants
         if output is None or needed[2]:
             return super().pull(needed, g, x, y, s, *constants)
-        again = curves.overwrites()
         g = curves.slope_of(g, output / 2, s / -2)
         to_x = curves.absolute_slope_times(g, curves.clamp_to_finite(x - y), s, mode)
         to_y = None
         if needed[1]:
             to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, mode), alpha=rtol)
-            to_y = torch.neg(to_y, out=again(to_y))
+            to_y = torch.neg(to_y, out=to_y if can_reuse_buffers() else None)
         return [to_x if needed[0] else None, to_y, None]
 
 
-def _shifted(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """What a transition is put around: the soft distance, not below 0, or beyond the tolerance, which is relative to its own."""
-    again = curves.overwrites()
-    q = torch.sub(distance, epsilon + atol if tolerance is not None else epsilon, out=again(distance))
+def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
+    """q, the argument of the transition, from soft distances: that of x and y, and that of y and 0, the tolerance per rtol."""
     if tolerance is None:
-        return torch.clamp(q, min=0, out=again(q))
+        return curves.apply_steps(distance, (torch.sub, epsilon), (torch.clamp, 0))
+    reuse = can_reuse_buffers()
+    q = torch.sub(distance, epsilon + atol, out=distance if reuse else None)
     fits = q.shape == tolerance.shape or tolerance.ndim == 0
-    return torch.sub(q, tolerance, alpha=rtol, out=again(q) if fits else None)
+    return torch.sub(q, tolerance, alpha=rtol, out=q if reuse and fits else None)
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:
     return y if isinstance(y, Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
 
 
-def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, asked: bool = True) -> Tensor:
+def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bool = False) -> Tensor:
     if name == "isclose":
         dtype = torch.result_type(x, y)
         return as_number(recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol), dtype)
-    return compared(getattr(torch, name), x, y, asked)
+    return compared(getattr(torch, name), x, y, value_only)
 
 
 def _closeness(
-    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, straight_through: bool
+    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, hard: bool
 ) -> Tensor:
     x = check(name, x, softness, mode)
     y = check_other(name, "y", y)
@@ -373,7 +376,7 @@ def _closeness(
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if straight_through and only_value_needed(x, softness, y):
-        return _hard(name, x, y, rtol, atol, asked=False)
+    if hard and only_value_needed(x, softness, y):
+        return _hard(name, x, y, rtol, atol, value_only=True)
     operator = Isclose if name == "isclose" else Closeness
-    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, straight_through)
+    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

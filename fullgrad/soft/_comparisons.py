@@ -1,4 +1,4 @@
-"""`greater`, `greater_equal`, `less`, `less_equal`: how far an order holds."""
+"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of an order."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
@@ -20,8 +21,8 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x > y`` holds, from 0 to 1.
+def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x > y``, in [0, 1].
 
     .. math::
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
@@ -34,7 +35,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is not greater.
+        epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -50,14 +51,13 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
 
     Source: ``softtorch.greater``.
     """
-    x, y = _checked("greater", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater", x, y), x, y)
-    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, False)
+    return _comparison("greater", x, y, softness, mode, epsilon)
 
 
-def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x >= y`` holds, from 0 to 1.
+def greater_equal(
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
+    r"""The soft truth value of ``x >= y``, in [0, 1].
 
     .. math::
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
@@ -70,7 +70,7 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is greater or equal.
+        epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -86,14 +86,11 @@ def greater_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
 
     Source: ``softtorch.greater_equal``.
     """
-    x, y = _checked("greater_equal", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
-    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, False)
+    return _comparison("greater_equal", x, y, softness, mode, epsilon)
 
 
-def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x < y`` holds, from 0 to 1.
+def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x < y``, in [0, 1].
 
     .. math::
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
@@ -106,7 +103,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is not less.
+        epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -122,14 +119,11 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "sm
 
     Source: ``softtorch.less``.
     """
-    x, y = _checked("less", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less", x, y), x, y)
-    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, False)
+    return _comparison("less", x, y, softness, mode, epsilon)
 
 
-def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
-    r"""How far ``x <= y`` holds, from 0 to 1.
+def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+    r"""The soft truth value of ``x <= y``, in [0, 1].
 
     .. math::
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
@@ -142,7 +136,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        epsilon: A small shift, by which equality is less or equal.
+        epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -158,13 +152,10 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
 
     Source: ``softtorch.less_equal``.
     """
-    x, y = _checked("less_equal", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less_equal", x, y), x, y)
-    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, False)
+    return _comparison("less_equal", x, y, softness, mode, epsilon)
 
 
-def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x > y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -178,7 +169,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is not greater, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -197,16 +188,11 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str
 
     Source: ``softtorch.greater_st``.
     """
-    x, y = _checked("greater_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("greater", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "greater", 1, -epsilon, mode, True)
+    return _comparison("greater_st", x, y, softness, mode, epsilon)
 
 
 def greater_equal_st(
-    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
 ) -> Tensor:
     r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
 
@@ -221,7 +207,7 @@ def greater_equal_st(
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is greater or equal, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -240,15 +226,10 @@ def greater_equal_st(
 
     Source: ``softtorch.greater_equal_st``.
     """
-    x, y = _checked("greater_equal_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("greater_equal", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("greater_equal", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "greater_equal", 1, epsilon, mode, True)
+    return _comparison("greater_equal_st", x, y, softness, mode, epsilon)
 
 
-def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x < y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -262,7 +243,7 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is not less, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -281,15 +262,12 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = 
 
     Source: ``softtorch.less_st``.
     """
-    x, y = _checked("less_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("less", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "less", -1, -epsilon, mode, True)
+    return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
-def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: str = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal_st(
+    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -303,7 +281,7 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        epsilon: A small shift, by which equality is less or equal, in the derivative.
+        epsilon: The small shift of the relaxation.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``x - y``.
@@ -322,16 +300,13 @@ def less_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: 
 
     Source: ``softtorch.less_equal_st``.
     """
-    x, y = _checked("less_equal_st", x, y, softness, mode, epsilon)
-    if mode == "hard":
-        return with_zero_derivative(_hard("less_equal", x, y), x, y)
-    if only_value_needed(x, softness, y):
-        return _hard("less_equal", x, y, asked=False)
-    return Comparison.apply(x, y, softness, "less_equal", -1, epsilon, mode, True)
+    return _comparison("less_equal_st", x, y, softness, mode, epsilon)
 
 
 class Comparison(Relaxation):
-    """The operator of the four comparisons; hard, of their twins. The soft value is ``S(sign * (x - y) + shift)``."""
+    """The operator of the four comparisons; hard, of their straight-through versions. The soft value is
+    ``S(sign * (x - y) + shift)``.
+    """
 
     reads_output = True
 
@@ -340,7 +315,7 @@ class Comparison(Relaxation):
         x: Tensor, y: Tensor | float, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool
     ) -> Tensor:
         if hard:
-            return expand_to_softness_shape(_hard(name, x, y), softness)
+            return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
@@ -365,17 +340,23 @@ class Comparison(Relaxation):
         return [to_x if needed[0] else None, to_y, cls.vjp_term(2, g, *args) if needed[2] else None]
 
 
+# The signs of x - y and of epsilon in the argument of S.
+_SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
+
+
 def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
-    q = x - y if sign == 1 else y - x
-    return torch.add(q, shift, out=curves.overwrites()(q))
+    return curves.apply_steps(x - y if sign == 1 else y - x, (torch.add, shift))
 
 
-def _hard(name: str, x: Tensor, y: Any, asked: bool = True) -> Tensor:
-    return compared(getattr(torch, name), x, y, asked)
-
-
-def _checked(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> tuple[Tensor, Any]:
+def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
     x = check(name, x, softness, mode)
     y = check_other(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
-    return x, y
+    hard = name.endswith("_st")
+    name = name.removesuffix("_st")
+    if mode == "hard":
+        return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
+    if hard and only_value_needed(x, softness, y):
+        return compared(getattr(torch, name), x, y, value_only=True)
+    sign, shift_sign = _SIGNS[name]
+    return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

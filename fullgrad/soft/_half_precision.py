@@ -1,6 +1,7 @@
 """Half precision on the CPU: computed in float32, piece by piece, so that no tensor of float32 has to be written to memory.
 
-Memory is what an elementwise operation of a large tensor costs, and a to_opmath copy has twice the bytes. A piece stays in cache.
+The cost of an elementwise operation on a large tensor is memory traffic, and a copy in float32 has twice the bytes. A piece stays
+in the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from fullgrad._dispatch import can_reuse_buffers
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
-# Elements of a piece: temporaries of it stay in the cache, and what the calls cost is lost in it.
+# Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
 PIECE = 2**17
 
 
@@ -26,7 +27,7 @@ def chunked_in_float32(
     formula: Callable[..., Sequence[Tensor | None]], dtypes: Sequence[torch.dtype | None], *args: Any
 ) -> list[Any] | None:
     """The outputs of an elementwise formula of arguments in float32 in the given dtypes, or None where pieces are no gain: a
-    tensor is small, of another shape or layout, on another device, or somebody watches the steps.
+    tensor is small, of another shape or layout, on another device, or the steps are recorded.
     """
     first = args[0]
     if first.dtype not in HALF or first.numel() < 2 * PIECE or first.device.type != "cpu" or not can_reuse_buffers():

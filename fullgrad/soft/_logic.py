@@ -1,4 +1,4 @@
-"""Soft logic: truth from 0 to 1. Products and means of numbers, of which torch's own derivatives are right everywhere."""
+"""Soft logic on truth values in [0, 1]: products and means, of which torch's own derivatives are right everywhere."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def logical_not(x: Tensor) -> Tensor:
     Nothing is saved.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
 
     Returns:
         A tensor of the shape of ``x``.
@@ -32,7 +32,7 @@ def logical_not(x: Tensor) -> Tensor:
 
     Source: ``softtorch.logical_not``.
     """
-    return 1 - _truth("logical_not", "x", x)
+    return 1 - _checked("logical_not", "x", x)
 
 
 def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -41,11 +41,11 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
     .. math::
         z = x y, \qquad D_x = y, \quad D_y = x \qquad\text{or}\qquad z = \sqrt{x y}
 
-    The geometric mean takes truth below 1e-10 for 1e-10, with no derivative. Saved: ``x`` and ``y``; for the mean two numbers per
-    element.
+    For the geometric mean, truth values below 1e-10 are replaced by 1e-10, with the derivative 0. Saved: ``x`` and ``y``; for the
+    mean two numbers per element.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         y: Likewise; broadcasts with ``x``.
         use_geometric_mean: Whether the root is taken.
 
@@ -62,7 +62,7 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_and``.
     """
-    x, y = _truth("logical_and", "x", x), _truth("logical_and", "y", y)
+    x, y = _checked("logical_and", "x", x), _checked("logical_and", "y", y)
     # The product of roots, as the root of a product loses small numbers in half precision.
     return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if use_geometric_mean else x * y
 
@@ -76,7 +76,7 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
     Saved: ``x`` and ``y``; for the mean two numbers per element.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         y: Likewise; broadcasts with ``x``.
         use_geometric_mean: Whether the root is taken.
 
@@ -93,7 +93,7 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
 
     Source: ``softtorch.logical_or``.
     """
-    x, y = _truth("logical_or", "x", x), _truth("logical_or", "y", y)
+    x, y = _checked("logical_or", "x", x), _checked("logical_or", "y", y)
     if use_geometric_mean:
         return 1 - logical_and(1 - x, 1 - y, True)
     if x.dtype != y.dtype:
@@ -112,7 +112,7 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
     per element.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         y: Likewise; broadcasts with ``x``.
         use_geometric_mean: Whether the roots are taken.
 
@@ -129,7 +129,7 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_xor``.
     """
-    x, y = _truth("logical_xor", "x", x), _truth("logical_xor", "y", y)
+    x, y = _checked("logical_xor", "x", x), _checked("logical_xor", "y", y)
     mean = use_geometric_mean
     return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
 
@@ -144,9 +144,9 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     Saved: ``x`` and the value; for the mean a few numbers per element.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         dim: The dimension that is reduced.
-        epsilon: The least truth that the mean sees.
+        epsilon: The smallest factor of the mean: smaller ones are replaced by it.
         use_geometric_mean: Whether the mean is taken.
 
     Returns:
@@ -163,9 +163,9 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
 
     Source: ``softtorch.all``.
     """
-    x = _truth("all", "x", x)
+    x = _checked("all", "x", x)
     _checks.dim("all", dim, x.ndim)
-    return _mean(x, dim, epsilon) if use_geometric_mean else torch.prod(x, dim)
+    return _geometric_mean(x, dim, epsilon) if use_geometric_mean else torch.prod(x, dim)
 
 
 def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
@@ -177,7 +177,7 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     or the same with the geometric mean. Saved: 1 - ``x``, a number per element, and the value; for the mean a few.
 
     Args:
-        x: Truth from 0 to 1, any shape; floating, or integer (which gives the default dtype).
+        x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         dim: The dimension that is reduced.
         use_geometric_mean: Whether the mean is taken.
 
@@ -195,22 +195,22 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
 
     Source: ``softtorch.any``.
     """
-    x = _truth("any", "x", x)
+    x = _checked("any", "x", x)
     _checks.dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
 
-def _mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
+def _geometric_mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
     return torch.exp(torch.log(_at_least(x, epsilon)).mean(dim))
 
 
 def _at_least(x: Tensor, epsilon: float) -> Tensor:
-    """Truth that has a logarithm and its derivative: in half precision 1e-10 is 0, and the least number takes its place."""
+    """``max(x, epsilon)``, which has a logarithm; in half precision, where 1e-10 is 0, the smallest number instead of it."""
     numbers = torch.finfo(x.dtype)
     return clamp(x, max(epsilon, numbers.tiny * numbers.eps), None)
 
 
-def _truth(name: str, argument: str, x: Tensor) -> Tensor:
+def _checked(name: str, argument: str, x: Tensor) -> Tensor:
     if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
         _checks.real_tensor(name, argument, x)
         x = floating(x)

@@ -12,8 +12,9 @@ from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd, in_legacy_v
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
-from fullgrad.soft._curves import MODES, SOFT_MODES, Softness
+from fullgrad.soft._curves import Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad.soft._modes import MODES, SOFT_MODES
 
 
 class Relaxation(Elementwise):
@@ -118,24 +119,24 @@ def check_other(name: str, argument: str, y: Any) -> Any:
 
 
 def only_value_needed(x: Tensor, softness: Any, y: Any) -> bool:
-    """Whether the hard value is all that a twin has to give: nobody asks for a derivative, and the softness has no shape."""
-    y_wants_none = y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
-    return y_wants_none and softness.__class__ is float and can_skip_autograd(x)
+    """Whether a straight-through version is its hard value: no derivative is needed, and the softness has no shape."""
+    y_is_constant = y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
+    return y_is_constant and softness.__class__ is float and can_skip_autograd(x)
 
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INFINITY = float("inf")
 
 
-def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, asked: bool = True) -> Tensor:
-    """A comparison as 0 or 1 in the floating dtype of x - y, written as that where nobody watches: torch converts bools slowly.
+def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool = False) -> Tensor:
+    """A comparison as 0 or 1 in the floating dtype of x - y, written as that where possible: torch converts bools slowly.
 
-    ``asked`` is False where `only_value_needed`.
+    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the question.
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
     if (number or y.shape == x.shape or y.ndim == 0) and (
-        can_reuse_buffers() if asked else not (is_tracing() or in_legacy_vmap())
+        not (is_tracing() or in_legacy_vmap()) if value_only else can_reuse_buffers()
     ):
         return compare(x, y, out=torch.empty_like(x, dtype=dtype))
     return as_number(recomputed(compare, x, y), dtype)

@@ -10,12 +10,13 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
-_MOST_NEIGHBORS = 1000
+_MAX_RADIUS = 1000
 
 
-def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_radius: int = 5) -> Tensor:
+def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_radius: int = 5) -> Tensor:
     r"""A soft rounding: a staircase of soft steps.
 
     .. math::
@@ -31,7 +32,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_ra
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of a step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
-        neighbor_radius: How many steps on each side are looked at, from 1 to 1000.
+        neighbor_radius: How many steps on each side are summed, from 1 to 1000.
 
     Returns:
         A tensor of the broadcast shape.
@@ -52,7 +53,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_ra
     return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, False)
 
 
-def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor_radius: int = 5) -> Tensor:
+def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_radius: int = 5) -> Tensor:
     r"""The nearest integer with the derivative of a soft staircase. For the derivative 1 see :func:`fullgrad.round`.
 
     .. math::
@@ -65,7 +66,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", neighbor
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of a step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
-        neighbor_radius: How many steps on each side are looked at, from 1 to 1000.
+        neighbor_radius: How many steps on each side are summed, from 1 to 1000.
 
     Returns:
         A tensor of the broadcast shape.
@@ -118,7 +119,7 @@ class Round(Relaxation):
 
 
 def _fraction(x: Tensor) -> Tensor:
-    """How far x is above an integer. At infinity 0, so that the value there is infinite."""
+    """x - floor(x), and at infinity 0, so that the value there is infinite."""
     d = x - torch.floor(x)
     if torch.compiler.is_compiling():  # which looks for NaN one element after another, and compares many at once
         return torch.where(recomputed(torch.eq, d, d), d, 0)
@@ -132,7 +133,7 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[lis
     distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
     """
     steps, below = [], 0.0
-    digits = 38.0 if dtype == torch.float64 else 19.0  # e to the minus this is nothing beside 1
+    digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is less than half a unit in the last place of 1
     reach = math.inf if isinstance(s, Tensor) else 0.5 + digits * s if mode == "smooth" else 5 * s
     for k in range(-radius - 1, radius + 1):
         at, weight = k + 0.5, -float(radius) if k in (-radius - 1, radius) else 1.0
@@ -146,4 +147,4 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[lis
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, int]:
-    return check(name, x, softness, mode), _checks.positive_integer(name, "neighbor_radius", radius, _MOST_NEIGHBORS)
+    return check(name, x, softness, mode), _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)

@@ -1,4 +1,4 @@
-"""Soft selection: weights in the place of indices. Contractions, of which torch's own derivatives are right everywhere."""
+"""Soft selection: weights instead of indices. Contractions, of which torch's own derivatives are right everywhere."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from fullgrad import _checks
 from fullgrad._autocast import matmul
 from fullgrad.soft._relaxation import cast, floating
 
-# Below so many elements a sum costs more than a product of matrices.
-_SHORT = 16
+# With fewer elements a sum costs more than a product of matrices.
+_MIN_LENGTH_OF_SUMS = 16
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    r"""``x`` as far as the condition holds, ``y`` as far as it does not.
+    r"""The mean of ``x`` and ``y``, weighted by a soft truth value.
 
     .. math::
         z = c\, x + (1 - c)\, y, \qquad D_x = c, \quad D_y = 1 - c, \quad D_c = x - y
@@ -20,7 +20,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     Saved: the three inputs.
 
     Args:
-        condition: Truth from 0 to 1, any shape, floating.
+        condition: Soft truth values in [0, 1], any shape, floating.
         x: A floating tensor that broadcasts with it.
         y: Likewise.
 
@@ -37,13 +37,13 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
     Source: ``softtorch.where``.
     """
-    condition, x, y = _floats("where", condition=condition, x=x, y=y)
+    condition, x, y = _to_floating("where", condition=condition, x=x, y=y)
     dtype = torch.promote_types(torch.promote_types(condition.dtype, x.dtype), y.dtype)
     return torch.lerp(*torch.broadcast_tensors(cast(y, dtype), cast(x, dtype), cast(condition, dtype)))
 
 
 def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
-    r"""For each place along a dimension a weighted sum of ``x`` along it, with weights for each batch position.
+    r"""Weighted sums of ``x`` along a dimension, with weights for each batch position.
 
     .. math::
         z_{\dots k \dots} = \sum_n P_{\dots k \dots n}\, x_{\dots n \dots}, \qquad D_x = P, \quad D_P = x
@@ -72,12 +72,12 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
 
     Source: ``softtorch.take_along_dim``.
     """
-    x, soft_index, dim = _prepared("take_along_dim", x, soft_index, dim)
+    x, soft_index, dim = _canonicalize_args("take_along_dim", x, soft_index, dim)
     if soft_index.ndim != x.ndim + 1:
         raise ValueError(f"take_along_dim: `soft_index` must have {x.ndim + 1} dimensions, got shape {tuple(soft_index.shape)}.")
-    _weights("take_along_dim", soft_index, x.shape[dim])
+    _check_weights("take_along_dim", soft_index, x.shape[dim])
     weights, rows = soft_index.movedim(dim, -2), x.movedim(dim, -1)
-    if weights.ndim == 2 or rows.shape[-1] < _SHORT:
+    if weights.ndim == 2 or rows.shape[-1] < _MIN_LENGTH_OF_SUMS:
         return matmul(weights, rows.unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
     # A batch of products of a matrix and a vector, for which torch has no kernel of its own: this takes a third of matmul's time.
     return torch.sum(weights * rows.unsqueeze(-2), -1).movedim(-1, dim)
@@ -112,10 +112,10 @@ def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
 
     Source: ``softtorch.take``.
     """
-    x, soft_index, dim = _prepared("take", x, soft_index, dim)
+    x, soft_index, dim = _canonicalize_args("take", x, soft_index, dim)
     if soft_index.ndim != 2:
         raise ValueError(f"take: `soft_index` must have the shape (k, n), got shape {tuple(soft_index.shape)}.")
-    _weights("take", soft_index, x.shape[dim])
+    _check_weights("take", soft_index, x.shape[dim])
     return matmul(x.movedim(dim, -1), soft_index.mT).movedim(-1, dim)
 
 
@@ -148,8 +148,8 @@ def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) 
 
     Source: ``softtorch.index_select``.
     """
-    x, soft_index, dim = _prepared("index_select", x, soft_index, dim)
-    _vector("index_select", "soft_index", soft_index, x.shape[dim])
+    x, soft_index, dim = _canonicalize_args("index_select", x, soft_index, dim)
+    _check_vector("index_select", "soft_index", soft_index, x.shape[dim])
     z = matmul(x.movedim(dim, -1), soft_index)
     return z.unsqueeze(dim) if keepdim else z
 
@@ -184,24 +184,24 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
 
     Source: ``softtorch.narrow``.
     """
-    x, soft_start, dim = _prepared("narrow", x, soft_start, dim)
+    x, soft_start, dim = _canonicalize_args("narrow", x, soft_start, dim)
     n = x.shape[dim]
-    _vector("narrow", "soft_start", soft_start, n)
+    _check_vector("narrow", "soft_start", soft_start, n)
     length = _checks.positive_integer("narrow", "length", length, n)
     place = torch.arange(n, device=x.device)
     circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the place t
     return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
 
 
-def _floats(name: str, **tensors: Tensor) -> list[Tensor]:
+def _to_floating(name: str, **tensors: Tensor) -> list[Tensor]:
     for argument, value in tensors.items():
         _checks.real_tensor(name, argument, value)
     return [floating(value) for value in tensors.values()]
 
 
-def _prepared(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:
-    """Floats of one dtype, and the dimension counted from the front; ``x`` flat where none is named."""
-    x, soft_index = _floats(name, x=x, soft_index=soft_index)
+def _canonicalize_args(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:
+    """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
+    x, soft_index = _to_floating(name, x=x, soft_index=soft_index)
     _checks.dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = x.flatten(), 0
@@ -209,13 +209,13 @@ def _prepared(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tupl
     return cast(x, dtype), cast(soft_index, dtype), dim % x.ndim
 
 
-def _weights(name: str, soft_index: Tensor, n: int) -> None:
+def _check_weights(name: str, soft_index: Tensor, n: int) -> None:
     if soft_index.shape[-1] != n:
         raise ValueError(
             f"{name}: `soft_index` must have {n} weights in its last dimension, got shape {tuple(soft_index.shape)}."
         )
 
 
-def _vector(name: str, argument: str, value: Tensor, n: int) -> None:
+def _check_vector(name: str, argument: str, value: Tensor, n: int) -> None:
     if tuple(value.shape) != (n,):
         raise ValueError(f"{name}: `{argument}` must have the shape ({n},), got shape {tuple(value.shape)}.")

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import SOFT_MODES, Mode, SoftMode
 from fullgrad.soft._relaxation import (
-    SOFT_MODES,
     Relaxation,
     Softness,
     check,
@@ -18,7 +19,7 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") -> Tensor:
     r"""A step from 0 to 1 around 0.
 
     .. math::
@@ -31,8 +32,8 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
-        mode: ``"smooth"`` (infinitely differentiable), or ``"c0"``, ``"c1"``, ``"c2"`` (as often continuously differentiable, and
-            0 or 1 beyond 5 softnesses).
+        mode: ``"smooth"`` (infinitely differentiable), or ``"c0"``, ``"c1"``, ``"c2"`` (none, one or two
+            times continuously differentiable, and 0 or 1 beyond 5 softnesses).
 
     Returns:
         A tensor of the broadcast shape.
@@ -55,7 +56,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
     return Sigmoidal.apply(x, softness, mode, False)
 
 
-def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""A soft Heaviside step: :func:`sigmoidal`, with a hard mode.
 
     .. math::
@@ -87,15 +88,14 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tens
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
-def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""The Heaviside step with the derivative of its relaxation.
 
     .. math::
         y = [\,x > 0\,] + \tfrac12 [\,x = 0\,], \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
 
     with :math:`S` of :func:`fullgrad.soft.sigmoidal`, at every order. The value is that of ``torch.heaviside(x, 0.5)``, bit
-    for bit.
-    Saved: ``x``.
+    for bit. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -135,7 +135,7 @@ class Sigmoidal(Relaxation):
         if hard:
             return expand_to_softness_shape(step(x), softness)
         if curves.has_fused_kernel(x, softness, mode):
-            return curves.gate(x.new_ones(()).expand_as(x), x, softness)
+            return sigmoid_gate(x.new_ones(()).expand_as(x), x, softness)
         return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
 
     @classmethod
@@ -154,5 +154,5 @@ class Sigmoidal(Relaxation):
 
 
 def step(x: Tensor) -> Tensor:
-    """What ``torch.heaviside(x, 0.5)`` is, NaN and all, faster and on every road."""
+    """``torch.heaviside(x, 0.5)``, NaN included, faster and under every transform."""
     return (compared(torch.gt, x, 0) + compared(torch.ge, x, 0)) * 0.5

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 
-def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""A soft sign.
 
     .. math::
@@ -39,7 +40,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 
-def sign_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
+def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     r"""The sign with the derivative of its relaxation.
 
     .. math::

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._relaxation import SOFT_MODES, Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._modes import SOFT_MODES, Mode, SoftMode
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
-def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gated: bool = False) -> Tensor:
     r"""A soft rectifier: the integral of the soft step, or gated by it.
 
     .. math::
@@ -48,7 +50,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: b
     return Softrelu.apply(x, softness, gated, mode, False)
 
 
-def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
     r"""A soft rectifier: :func:`softrelu`, with a hard mode.
 
     .. math::
@@ -80,7 +82,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool 
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
 
-def relu_st(x: Tensor, softness: Softness = 0.1, mode: str = "smooth", gated: bool = False) -> Tensor:
+def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
     r"""The rectifier with the derivative of its relaxation.
 
     .. math::
@@ -133,7 +135,7 @@ class Softrelu(Relaxation):
     def pull_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Sequence[Tensor | None] | None:
-        return [curves.gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
+        return [sigmoid_gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The relaxations and their twins: golden values, the promise of each mode, exact hard values, accuracy, infinities, errors."""
+"""The relaxations and their straight-through versions: golden values, modes, exact hard values, accuracy, errors."""
 
 import json
 import math
@@ -143,7 +143,7 @@ def test_round_leaves_out_only_what_is_nothing(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_truth_stays_between_0_and_1(mode):
+def test_truth_values_stay_between_0_and_1(mode):
     """eq and its kin, at equality and beyond, for softness far below epsilon too."""
     x = torch.tensor([0.0, 1e-12, 0.3, -2.0], dtype=torch.float64)
     for s in (1e-12, 1e-3, 1.0):
@@ -157,7 +157,7 @@ def test_truth_stays_between_0_and_1(mode):
 # --- hard values ------------------------------------------------------------------------------------------------------
 
 Y = 0.75
-TWINS = {
+STRAIGHT_THROUGH = {
     "abs_st": (fullgrad.abs_st, torch.abs),
     "sign_st": (fullgrad.sign_st, torch.sign),
     "relu_st": (fullgrad.relu_st, torch.relu),
@@ -187,22 +187,22 @@ def _numbers(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
 def test_hard_value_to_the_last_bit(name, dtype):
     """For every number, with and without a gradient, in every mode; and the gradient is never infinite."""
-    twin, hard = TWINS[name]
+    straight_through, hard = STRAIGHT_THROUGH[name]
     x = _numbers(dtype)
     for mode in ("smooth", "c2", "hard"):
-        equal(twin(x, mode=mode), hard(x))
+        equal(straight_through(x, mode=mode), hard(x))
     leaf = x.clone().requires_grad_()
-    y = twin(leaf)
+    y = straight_through(leaf)
     equal(y.detach(), hard(x))
     (gradient,) = torch.autograd.grad(y.sum(), leaf)
     assert not gradient.isinf().any()
     assert not gradient[~x.isnan()].isnan().any()
 
 
-def test_twins_without_a_gradient_do_no_soft_work():
+def test_straight_through_versions_without_a_gradient_do_no_soft_work():
     """Neither the forward nor no_grad calls a relaxation."""
     from unittest import mock
 
@@ -213,10 +213,10 @@ def test_twins_without_a_gradient_do_no_soft_work():
         mock.patch.object(_curves, "sigmoid", side_effect=AssertionError),
         mock.patch.object(_curves, "slope", side_effect=AssertionError),
     ):
-        for twin, _ in TWINS.values():
-            twin(x)
+        for straight_through, _ in STRAIGHT_THROUGH.values():
+            straight_through(x)
             with torch.no_grad():
-                twin(x)
+                straight_through(x)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -241,14 +241,14 @@ def test_accuracy_in_low_precision(name, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_large_numbers_do_not_cancel(mode):
-    """Far from the bounds, and for tiny truth, float32 is right to its last places."""
+    """Far from the bounds, and for tiny truth values, float32 is right to its last places."""
     x = torch.tensor([-1e6, -3.0, 0.2, 3.0, 1e6])
     for gated in (False, True):
         actual = soft.clamp(x, -1e4, 1e4, 0.1, mode, gated)
         torch.testing.assert_close(actual.double(), soft.clamp(x.double(), -1e4, 1e4, 0.1, mode, gated), rtol=1e-6, atol=1e-7)
     q = torch.tensor([0.3, 0.45, 0.49])
     torch.testing.assert_close(soft.less(q, 0.0, 0.1, mode).double(), soft.less(q.double(), 0.0, 0.1, mode), rtol=1e-4, atol=0)
-    # The slope in the tail of a twin.
+    # The slope in the tail of a straight-through version.
     f = vmap(grad(lambda x: fullgrad.sign_st(x, 0.1, mode)))
     torch.testing.assert_close(f(10 * q).double(), f(10 * q.double()), rtol=1e-4, atol=0)
 
@@ -274,8 +274,8 @@ def test_infinities_stay_infinite(mode):
         s = torch.tensor(0.1)
         for gradient in grad(lambda x, s, f=f: torch.nan_to_num(f(x, s, mode), 0.0, 0.0, 0.0).sum(), (0, 1))(x, s):
             assert gradient.isfinite().all()
-        for twin_like in (lambda x: f(x, 0.1, mode).clamp(-9, 9).sum(),):  # noqa: B023
-            assert hessian(twin_like)(x).isfinite().all()
+        for loss in (lambda x: f(x, 0.1, mode).clamp(-9, 9).sum(),):  # noqa: B023
+            assert hessian(loss)(x).isfinite().all()
 
 
 def test_softness_per_sample_and_with_a_gradient():
@@ -293,7 +293,7 @@ def test_softness_per_sample_and_with_a_gradient():
 # --- logic and selection ----------------------------------------------------------------------------------------------
 
 
-def test_logic_of_certain_truth_is_boolean():
+def test_logic_of_certain_truth_values_is_boolean():
     """0 and 1 give what torch's logic gives, with finite gradients everywhere, at several zeros too."""
     a, b = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0])
     for name in ("logical_and", "logical_or", "logical_xor"):
@@ -308,7 +308,7 @@ def test_logic_of_certain_truth_is_boolean():
     assert soft.all(x, 0).tolist() == [0, 0, 0.5]
 
 
-def test_means_of_small_truth_have_finite_derivatives_in_half_precision():
+def test_means_of_small_truth_values_have_finite_derivatives_in_half_precision():
     """1e-10 is 0 in float16; the least number stands in for it, and products of small numbers do not vanish."""
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.tensor([0.0, 1e-4, 1.0], dtype=dtype)

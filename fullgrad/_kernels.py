@@ -1,0 +1,77 @@
+"""Fused kernels of torch under names that say what they compute here: each is the backward of another function, and one pass."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import forward_mode_is_on
+from fullgrad._neighbors import DTYPES, flushes_denormals, neighbor
+
+_HARDTANH = torch.ops.aten.hardtanh_backward.default
+_THRESHOLD = torch.ops.aten.threshold_backward.default
+_SOFTPLUS = torch.ops.aten.softplus_backward.default
+
+
+def between(x: Tensor, low: Any, high: Any) -> Tensor:
+    """``low <= x <= high``, where None is no bound. False where ``x`` is NaN, for which no comparison holds."""
+    if low is None:
+        return x <= high
+    return x >= low if high is None else (x >= low) & (x <= high)
+
+
+def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """``torch.where(between(x, low, high), g, 0)`` for bounds that are numbers, in a quarter of the time.
+
+    The backward of hardtanh passes a gradient strictly between its bounds, and that of a threshold strictly above one: the
+    next number beyond a bound makes it inclusive. Four million elements of float32 on one thread take 5 ms instead of 22.
+    """
+    # Where subnormal numbers are flushed to 0, the neighbors of 0 are 0.
+    if x.dtype not in DTYPES or flushes_denormals():
+        return torch.where(between(x, low, high), g, 0)
+    kernel, bounds, sign, nan = _strict(None if low is None else float(low), None if high is None else float(high), x.dtype)
+    if kernel is None:
+        return torch.where(between(x, low, high), g, 0)
+    if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
+        x = x.detach()
+    # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
+    x = torch.nan_to_num(x if sign > 0 else -x, nan, math.inf, -math.inf)
+    return kernel(g, x, *bounds)
+
+
+def where_positive(g: Tensor, m: Tensor) -> Tensor:
+    """``torch.where(m <= 0, 0, g)`` for numbers or a mask, which is ``g`` where ``m`` is NaN, and has no derivative in ``m``.
+
+    The backward of a threshold at 0. Unlike a product it is right where ``g`` is infinite. Four million elements of float32
+    on one thread take 6 ms with a mask instead of 19, and 2 ms with numbers instead of 22.
+    """
+    return _THRESHOLD(g, m, 0)
+
+
+def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
+    """``v * torch.sigmoid(x / s)`` for a number ``s``; for ``-s`` it is ``v * (1 - torch.sigmoid(x / s))``.
+
+    The backward of softplus, which passes ``v`` as it is from 60 softnesses on. In half precision it computes in float32 and
+    rounds once: four million elements of bfloat16 on one thread take 7 ms instead of 16.
+    """
+    return _SOFTPLUS(v, x, 1 / s, 60.0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], int, float]:
+    """The kernel with its strict bounds, the sign of x that it takes, and the infinity that is outside.
+
+    An upper bound alone is a lower bound of -x. None for the kernel where there is nothing to bound, or a bound is NaN.
+    """
+    # A trivial bound is none: infinity has no neighbor beyond it.
+    low = None if low == -math.inf else low
+    high = None if high == math.inf else high
+    if low is not None and high is not None and low == low and high == high:
+        return _HARDTANH, (neighbor(low, dtype, False), neighbor(high, dtype, True)), 1, math.inf
+    if low is not None and high is None and low == low:
+        return _THRESHOLD, (neighbor(low, dtype, False),), 1, -math.inf
+    if high is not None and low is None and high == high:
+        return _THRESHOLD, (-neighbor(high, dtype, True),), -1, -math.inf
+    return None, (), 1, 0.0

@@ -230,8 +230,8 @@ def test_check_command(capsys, tmp_path):
 
 def test_check_command_on_ones_own(capsys):
     """module:callable with a surrogate; a failure is told, and the exit status is 1."""
-    assert main(["check", "tests.test_kit:TorchCube", "--surrogate", "tests.test_kit:cube", "--checks", "reverse"]) == 0
-    assert main(["check", "tests.test_kit:own_wrong", "--surrogate", "tests.test_kit:cube", "--checks", "func_grad"]) == 1
+    assert main(["check", "tests.testing.test_kit:TorchCube", "--surrogate", "tests.testing.test_kit:cube", "--checks", "reverse"]) == 0
+    assert main(["check", "tests.testing.test_kit:own_wrong", "--surrogate", "tests.testing.test_kit:cube", "--checks", "func_grad"]) == 1
     assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
 
 
@@ -243,7 +243,7 @@ def test_check_command_on_ones_own(capsys):
         ["check", "round", "--checks", "nonsense"],
         ["check", "round", "--device", "nowhere"],
     ]
-    + [["check", "tests.test_kit:X"], ["plot", "nothing"], ["check", "tests.test_kit:cube", "--shape", "a"]],
+    + [["check", "tests.testing.test_kit:X"], ["plot", "nothing"], ["check", "tests.testing.test_kit:cube", "--shape", "a"]],
 )
 def test_bad_commands_are_told_in_one_line(arguments, capsys):
     """Exit status 2 and one line on standard error."""

@@ -105,7 +105,7 @@ def test_reports_mark_what_is_noisy_and_contradictory():
 
 
 def test_the_page_of_the_benchmarks_shows_the_committed_runs():
-    """Its tables are those that the files in benchmarks/ give, which hold nothing else; ``python benchmarks/page.py`` writes both."""
+    """Its tables are what the files in benchmarks/ hold, and all that they hold; ``python benchmarks/page.py`` writes both."""
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)

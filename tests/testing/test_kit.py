@@ -230,8 +230,9 @@ def test_check_command(capsys, tmp_path):
 
 def test_check_command_on_ones_own(capsys):
     """module:callable with a surrogate; a failure is told, and the exit status is 1."""
-    assert main(["check", "tests.testing.test_kit:TorchCube", "--surrogate", "tests.testing.test_kit:cube", "--checks", "reverse"]) == 0
-    assert main(["check", "tests.testing.test_kit:own_wrong", "--surrogate", "tests.testing.test_kit:cube", "--checks", "func_grad"]) == 1
+    own = lambda name, checks: ["check", f"{__name__}:{name}", "--surrogate", f"{__name__}:cube", "--checks", checks]  # noqa: E731
+    assert main(own("TorchCube", "reverse")) == 0
+    assert main(own("own_wrong", "func_grad")) == 1
     assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
 
 

@@ -177,7 +177,13 @@ def _with_widths() -> Iterator[Case]:
 
 
 def _plain(
-    name: str, formula: Callable[..., Tensor], *inputs: Any, max_saved_bytes: int | None = 0, label: str = "", **options: Any
+    name: str,
+    formula: Callable[..., Tensor],
+    *inputs: Any,
+    max_saved_bytes: int | None = 0,
+    label: str = "",
+    elementwise: bool = False,
+    **options: Any,
 ) -> Case:
     """An operator that is made of torch's own, against its formula."""
     return Case(
@@ -188,6 +194,7 @@ def _plain(
         surrogate=formula,
         smooth_forwards={},
         max_saved_bytes=max_saved_bytes,
+        elementwise=elementwise,
     )
 
 
@@ -233,11 +240,18 @@ RELAXATIONS = [
 ]
 
 LOGIC = [
-    _plain("logical_not", lambda x: 1 - x, TRUTH),
-    _plain("logical_and", torch.mul, TRUTH, OTHER),
+    _plain("logical_not", lambda x: 1 - x, TRUTH, elementwise=True),
+    _plain("logical_and", torch.mul, TRUTH, OTHER, elementwise=True),
     # Beside its inputs it keeps a number 1, four bytes whatever the size.
-    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, max_saved_bytes=1),
-    _plain("logical_xor", lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y), TRUTH, OTHER, max_saved_bytes=None),
+    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, max_saved_bytes=1, elementwise=True),
+    _plain(
+        "logical_xor",
+        lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y),
+        TRUTH,
+        OTHER,
+        max_saved_bytes=None,
+        elementwise=True,
+    ),
     _plain("all", lambda x: x[..., 0] * x[..., 1:].prod(-1), TRUTH),
     _plain("any", lambda x: 1 - (1 - x[..., 0]) * (1 - x[..., 1:]).prod(-1), TRUTH, max_saved_bytes=None),
     _plain("all", _geometric_mean, TRUTH, 0, max_saved_bytes=None, label=" mean", use_geometric_mean=True),
@@ -259,7 +273,7 @@ LOGIC = [
         label=" mean",
         use_geometric_mean=True,
     ),
-    _plain("where", lambda c, x, y: x * c + y * (1 - c), TRUTH, X, Y, max_saved_bytes=None),
+    _plain("where", lambda c, x, y: x * c + y * (1 - c), TRUTH, X, Y, max_saved_bytes=None, elementwise=True),
     _plain(
         "take_along_dim",
         lambda x, p, dim: (p * x.unsqueeze(-2)).sum(-1),

@@ -64,6 +64,12 @@ def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def test_every_linter_is_the_same():
+    """The ruff of pre-commit is the one that the constraints give CI and contributors."""
+    pinned = re.search(r"^ruff==(.*)$", ROOT.joinpath("constraints.txt").read_text(), re.MULTILINE)[1]
+    assert f"rev: v{pinned} " in ROOT.joinpath(".pre-commit-config.yaml").read_text()
+
+
 @pytest.mark.parametrize("name", SECTIONS)
 def test_three_touches_are_all(name, tmp_path):
     """Every test of the new operator passes in the copy, its own example included; compiled code is left to the suite."""

@@ -18,6 +18,7 @@ from fullgrad import soft
 from fullgrad._dispatch import rules
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
+from tests.operators import saved_tensors, storage_bytes
 
 ELEMENTWISE = [c for c in CASES if c.elementwise and c.of == "elements"]
 
@@ -56,16 +57,9 @@ def inputs_of(case):
 
 def eagerly_kept(case) -> float:
     """Bytes per element of the output that eager autograd keeps, without the output."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors() as kept:
         y = case.operator(*inputs_of(case))
-    kept.pop(y.untyped_storage().data_ptr(), None)
-    return sum(kept.values()) / y.numel()
+    return storage_bytes(kept, but=(y,)) / y.numel()
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------
@@ -214,7 +208,7 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
 
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_compiled_soft_round_of_numbers_that_are_none(mode):
-    """Compiled formulas look for NaN in a way of their own; NaN and infinities come out as in eager code."""
+    """Compiled formulas handle NaN in a way of their own; NaN and infinities come out as in eager code."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.5, 0.25, 1.5], requires_grad=True)
     for f in (fullgrad.soft_round, lambda x: soft.round(x, mode=mode), lambda x: fullgrad.clamp(x, -1.0, 1.0)):
         expected = torch.autograd.grad(f(x), x, torch.ones(7))
@@ -264,7 +258,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
 
 
 def test_operators_of_users_are_not_cached(cache):
-    """Nobody knows where the code of a user's operator ends."""
+    """Where the code of a user's operator ends is unknown."""
 
     class Twice(fullgrad.Round):
         pass

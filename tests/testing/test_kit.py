@@ -9,6 +9,7 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, check_operator
+from tests.operators import Cube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
 
@@ -87,23 +88,15 @@ def test_torchs_own_straight_through_function_is_wrong_under_compile():
     report = check_operator(
         TorchRound.apply, X, surrogate=surrogate, checks=["compile_jvp", "compile_forward_over_forward"], raise_exception=False
     )
-    assert report.failures, "torch keeps a Function's jvp under compile now: drop the thread from docs and README"
+    assert report.failures, "torch keeps a Function's jvp under compile now: drop the issue from docs and README"
 
 
 def test_ours_passes_everything():
-    """The same rules on our base class fail nothing."""
-
-    class Cube(fullgrad.Function):
-        forward, setup_context, vjp, jvp = TorchCube.forward, TorchCube.setup_context, TorchCube.backward, TorchCube.jvp
-
-        @staticmethod
-        def vmap(info, in_dims, x):
-            return Cube.apply(x), in_dims[0]
-
+    """The same operator on our base class fails nothing."""
     assert not check_operator(Cube.apply, X, surrogate=cube, value=cube, smooth_forwards={}).failures
 
 
-def test_without_an_oracle_the_roads_are_compared_with_each_other():
+def test_without_an_oracle_the_transforms_are_compared_with_each_other():
     """Plain torch code passes; an operator whose two modes disagree is found, by forward mode and by the adjoint test."""
     fast = ["reverse", "forward", "second order", "third order", "machinery", "batching"]
     assert not check_operator(lambda x: x.sin() * x.exp(), X, checks=fast).failures

@@ -1,4 +1,4 @@
-"""Cases of the family `estimators`: the combinators. The twins of the relaxations are with those, in `soft`."""
+"""Cases of the family `estimators`: the combinators. The straight-through versions of relaxations are in `soft`."""
 
 import torch
 

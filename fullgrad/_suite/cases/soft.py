@@ -1,4 +1,4 @@
-"""Cases of the family `soft` and its straight-through twins: each in every mode, with the formulas as plain torch code."""
+"""Cases of the family `soft` and its straight-through versions: each in every mode, with the formulas as plain torch code."""
 
 import dataclasses
 import functools
@@ -110,12 +110,12 @@ def _pairs(
     hard: Callable[..., Tensor],
     inputs: tuple[Any, ...],
     *,
-    twin: bool = True,
+    has_straight_through: bool = True,
     label: str = "",
     modes: tuple[str, ...] = ("smooth", "c0", "c1", "c2"),
     **options: Any,
 ) -> Iterator[Case]:
-    """A relaxation and its twin in each mode. ``formula(*inputs, softness, mode)`` is differentiable as it stands.
+    """A relaxation and its straight-through version in each mode; ``formula(*inputs, softness, mode)`` is differentiable.
 
     The two share their rules, so one of them in one mode, the other in another, are proved at every run, the rest by turns.
     """
@@ -133,7 +133,7 @@ def _pairs(
             exhaustive=mode != "smooth" or bool(label),
             **shared,
         )
-        if twin:
+        if has_straight_through:
             yield Case(
                 name=f"{name}_st {mode}{label}",
                 covers=(f"{name}_st",),
@@ -208,11 +208,11 @@ def _window(x, p, length, dim):
 
 
 RELAXATIONS = [
-    *_pairs("sigmoidal", _sigmoidal.Sigmoidal, _step, torch.abs, (X,), twin=False),
+    *_pairs("sigmoidal", _sigmoidal.Sigmoidal, _step, torch.abs, (X,), has_straight_through=False),
     *_pairs("heaviside", _sigmoidal.Sigmoidal, _step, _heaviside, (X,)),
     *_pairs("sign", _sign.Sign, _sign_of, torch.sign, (X,)),
     *_pairs("abs", _abs.Abs, _abs_of, torch.abs, (X,)),
-    *_pairs("softrelu", _softrelu.Softrelu, _relu, torch.relu, (X,), twin=False),
+    *_pairs("softrelu", _softrelu.Softrelu, _relu, torch.relu, (X,), has_straight_through=False),
     *_pairs("relu", _softrelu.Softrelu, _relu, torch.relu, (X,)),
     *_pairs("relu", _softrelu.Softrelu, functools.partial(_relu, gated=True), torch.relu, (X,), label=" gated", gated=True),
     *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, -0.6, 0.8)),

@@ -1,4 +1,4 @@
-"""Cases of the family `tracking`: the identity, by every road."""
+"""Cases of the family `tracking`: the identity, under every transform."""
 
 import torch
 

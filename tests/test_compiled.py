@@ -23,10 +23,20 @@ from tests.operators import saved_tensors, storage_bytes
 ELEMENTWISE = [c for c in CASES if c.elementwise and c.of == "elements"]
 
 
+def numbers_of(case):
+    """One element of each of the other inputs: as a number, or as a tensor where the operator takes no number."""
+    tensors = [v.flatten()[0].float() if isinstance(v, torch.Tensor) else v for v in case.inputs[1:]]
+    numbers = [v.item() if isinstance(v, torch.Tensor) else v for v in tensors]
+    try:
+        case.operator(torch.zeros(1), *numbers)
+    except TypeError:
+        return tensors
+    return numbers
+
+
 def chain(cases):
-    """The operators of the cases one after another, each with numbers for its other tensors; the input is added on the way."""
-    one = lambda v: v.flatten()[0].to(torch.float32) if isinstance(v, torch.Tensor) else v  # noqa: E731
-    steps = [(case.operator, [one(v) for v in case.inputs[1:]]) for case in cases]
+    """The operators of the cases one after another, each with numbers for its other inputs; the input is added on the way."""
+    steps = [(case.operator, numbers_of(case)) for case in cases]
 
     def chain(x):
         for operator, rest in steps:

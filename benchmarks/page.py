@@ -1,15 +1,17 @@
 """Fill the tables of docs/benchmarks.md with the numbers of the runs in this folder: ``python benchmarks/page.py``.
 
-A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote; each says which command that was. A table of the
-page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
+A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote, reduced to what the tables show; each says which
+command that was. A table of the page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fullgrad._suite.bench._measure import Ratio
 from fullgrad._suite.bench._report import facts_table, markdown, ratio, seconds, targets_table
 
 HERE = Path(__file__).parent
@@ -20,7 +22,65 @@ Row = dict[str, Any]
 
 def runs() -> dict[str, Any]:
     """By name."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(HERE.glob("*.json"))}
+    return {file.stem: _expand(json.loads(file.read_text())) for file in sorted(HERE.glob("*.json"))}
+
+
+# The rows and the rivals that the tables of a run show, and what they read of a row.
+SHOWN: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
+    "small": (
+        (*((16, what) for what in ("no gradient", "forward+backward")), *((16_384, what) for what in ("vmap(grad)", "jvp"))),
+        ("plain torch", "composite", "peer"),
+    ),
+    "large": ((), ("composite", "peer", "floor")),
+    "compiled": ((), ("plain torch", "composite", "peer")),
+}
+ROW = ("operator", "what", "n", "dtype", "ours", "rivals")
+
+
+def summary(run: Any, name: str) -> Any:
+    """What the tables show of a run."""
+    kinds = {"targets": ("targets", "facts"), "growth": ("growth",)}.get(name, ("operators",))
+    rows, rivals = SHOWN.get(name, ((), ()))
+    return {
+        "environment": run["environment"],
+        **{kind: [_reduce(row, rivals) for row in run[kind] if not rows or (row["n"], row["what"]) in rows] for kind in kinds},
+    }
+
+
+def _reduce(row: Row, shown: tuple[str, ...]) -> Row:
+    if "rivals" not in row:
+        return _digits(row)
+    rivals = {who: dict(rival) for who, rival in row["rivals"].items() if who in shown or not shown}
+    for rival in rivals.values():
+        ratio = rival["ratio"]
+        rival["ratio"] = [ratio["of_minima"], ratio["of_medians"], round(ratio["spread"], 3), round(ratio["doubt"], 4)]
+    kept = ("ratio",) if shown else ("minimum", "ratio", "target", "holds")
+    rivals = {who: {key: rival[key] for key in kept if key in rival} for who, rival in rivals.items()}
+    saved = {"saved": row["saved"]} if "floor" in shown else {}
+    return _digits({key: row[key] for key in ROW} | saved | {"ours": {"minimum": row["ours"]["minimum"]}, "rivals": rivals})
+
+
+def _digits(row: Row) -> Row:
+    """Seven of each number: the tables show three."""
+    return json.loads(json.dumps(row), parse_float=lambda digits: float(f"{float(digits):.7g}"))
+
+
+def _expand(run: Any) -> Any:
+    """A ratio as the reports have it, from the numbers of a summary."""
+    for rival in [rival for kind in ("targets", "operators") for row in run.get(kind, ()) for rival in row["rivals"].values()]:
+        if isinstance(rival["ratio"], list):
+            ratio = Ratio(*rival["ratio"])
+            rival["ratio"] = asdict(ratio) | {"contradictory": ratio.contradictory}
+    return run
+
+
+def dumps(run: Any) -> str:
+    """The file of a run: a row per line."""
+    kinds = []
+    for kind, rows in run.items():
+        lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows) if isinstance(rows, list) else None
+        kinds.append(f' "{kind}": ' + (f"[\n{lines}\n ]" if lines is not None else json.dumps(rows, ensure_ascii=False)))
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
 def _lookup(rows: list[Row]) -> dict[tuple[str, int, str, str], Row]:
@@ -143,4 +203,6 @@ def page(text: str, found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    for name, run in runs().items():
+        (HERE / f"{name}.json").write_text(dumps(summary(run, name)))
     PAGE.write_text(page(PAGE.read_text(), runs()))

@@ -10,7 +10,7 @@ A declared derivative is of use where other packages differentiate. Three of the
   privately.
 * `curvlinops <https://github.com/f-dangel/curvlinops>`_ makes linear operators of its Hessian and its Gauss-Newton matrix.
 
-Install them with ``pip install "fullgrad[demo,plugins]"``. The part of a package that is missing is skipped, and says so. Run
+Install them with ``pip install -e ".[demo,plugins]"``. The part of a package that is missing is skipped, and says so. Run
 ``python examples/plugins.py``; it takes about ten seconds, and ends with an error if a number is not as this page says.
 """
 

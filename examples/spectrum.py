@@ -157,7 +157,7 @@ for name, unit in UNITS.items():
         error = ((found - exact).abs().max() / exact.abs().max()).item()
         print(f"    {name:18} {way.__name__.replace('_', ' '):22} {error:.1e}")
         if name == "autograd.Function" and way is forward_over_forward:
-            assert error > 0.1, "torch has mended pytorch#197867, and this page is out of date"
+            assert error > 0.1, "torch has fixed pytorch#197867, and this page is out of date"
         else:
             assert error < 1e-12
 

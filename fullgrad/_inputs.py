@@ -8,7 +8,7 @@ from torch import Tensor
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], backward: tuple[bool, ...] | None = None) -> None:
     """Save inputs for both rules: tensors through the engine, the rest as they are.
 
-    ``backward`` says for each input whether ``vjp`` reads it: what nobody reads is not kept alive.
+    ``backward`` says for each input whether ``vjp`` reads it: what it does not read is not kept alive.
     """
     tensors, ctx.constants = [], []
     for v in inputs:

@@ -13,7 +13,7 @@ Soft = Callable[..., Any]
 
 
 def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotangents: Any) -> tuple[Tensor, ...]:
-    """The gradients of the inputs at ``where``, of any order; cheaper where nobody differentiates them again."""
+    """The gradients of the inputs at ``where``, of any order; cheaper where they are not differentiated again."""
     if not can_reuse_buffers():
         return pullback(soft, inputs, where)(cotangents)
     y, some = recorded(soft, inputs, where)

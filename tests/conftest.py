@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 import torch
 
+from fullgrad.testing._subject import float64_devices
+
 SLICES = 112
 
 # Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
@@ -17,9 +19,7 @@ hypothesis.settings.register_profile("exhaustive", max_examples=600, deadline=No
 
 def devices() -> list[str]:
     """The devices at hand: the CPU always."""
-    return ["cpu"] + [
-        d for d, found in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if found
-    ]
+    return float64_devices() + ["mps"] * torch.backends.mps.is_available()
 
 
 def pytest_addoption(parser):

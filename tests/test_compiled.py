@@ -16,17 +16,41 @@ from torch._inductor import metrics
 import fullgrad
 from fullgrad import soft
 from fullgrad._dispatch import rules
-from fullgrad._suite.bench._compiled import CHAINS, composite, first_gradient, old_style, quantize, saved
-from fullgrad._suite.cases import clamping, gradients, rounding
-from fullgrad._suite.cases import soft as relaxations
+from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
+from fullgrad._suite.cases import CASES
+from tests.operators import saved_tensors, storage_bytes
 
-FAMILIES = [*rounding.CASES, *clamping.CASES, *gradients.CASES, *relaxations.RELAXATIONS]
+ELEMENTWISE = [c for c in CASES if c.elementwise and c.of == "elements"]
 
-# What the tests below hand to the operators is computed in the graph, and kept as in any graph.
-NOT_ALONE = {"mask_grad", "clip_grad by a tensor", "clamp_backward"}
-# It reduces; what it keeps is two numbers per tensor.
-REDUCING = {"clamp_by_linear"}
-ELEMENTWISE = [c for c in FAMILIES if c.name not in NOT_ALONE | REDUCING]
+
+def numbers_of(case):
+    """One element of each of the other inputs: as a number, or as a tensor where the operator takes no number."""
+    tensors = [v.flatten()[0].float() if isinstance(v, torch.Tensor) else v for v in case.inputs[1:]]
+    numbers = [v.item() if isinstance(v, torch.Tensor) else v for v in tensors]
+    try:
+        case.operator(torch.zeros(1), *numbers)
+    except TypeError:
+        return tensors
+    return numbers
+
+
+def chain(cases):
+    """The operators of the cases one after another, each with numbers for its other inputs; the input is added on the way."""
+    steps = [(case.operator, numbers_of(case)) for case in cases]
+
+    def chain(x):
+        for operator, rest in steps:
+            x = operator(x, *rest) + 0.5 * x
+        return x
+
+    return chain
+
+
+def chains(exhaustive):
+    """All elementwise cases, six to a chain, every chain with some of each family."""
+    cases = [c for c in ELEMENTWISE if c.exhaustive == exhaustive]
+    count = -(-len(cases) // 6)
+    return [pytest.param(part, id=", ".join(c.name for c in part)) for part in (cases[i::count] for i in range(count))]
 
 
 def chained(chain, size=64):
@@ -43,16 +67,9 @@ def inputs_of(case):
 
 def eagerly_kept(case) -> float:
     """Bytes per element of the output that eager autograd keeps, without the output."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors() as kept:
         y = case.operator(*inputs_of(case))
-    kept.pop(y.untyped_storage().data_ptr(), None)
-    return sum(kept.values()) / y.numel()
+    return storage_bytes(kept, but=(y,)) / y.numel()
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------
@@ -78,10 +95,24 @@ def test_compiled_code_keeps_inputs_and_no_masks_in_every_mode(case):
     check_kept(case)
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_keeps_its_input(name):
-    """Of a chain of operators the input is kept and nothing else."""
-    assert saved(CHAINS[name], torch.randn(64, requires_grad=True)) == {"inputs": 4, "numbers": 0, "masks": 0}
+def check_chain_kept(cases):
+    kept = saved(chain(cases), torch.randn(4096, requires_grad=True))
+    assert kept["inputs"] < 4.1, "the input and numbers"
+    assert kept["masks"] == 0
+    assert kept["numbers"] < 0.1, "numbers made of numbers"
+
+
+@pytest.mark.parametrize("cases", chains(False))
+def test_a_chain_keeps_its_input(cases):
+    """Of a chain of operators no more than the input is kept."""
+    check_chain_kept(cases)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("cases", chains(True))
+def test_a_chain_keeps_its_input_in_every_mode(cases):
+    """Likewise for all modes and variants."""
+    check_chain_kept(cases)
 
 
 def test_masks_are_seen():
@@ -124,47 +155,51 @@ def test_an_operator_of_a_user_keeps_what_it_saves():
 
 
 def test_the_chains_have_every_elementwise_operator():
-    """No public operator is left out of the chains, but for those that take a constant of the size of their input."""
-    used: set[str] = set()
-    originals = {cls: cls.apply for cls in _operator_classes()}
+    """Each public class runs in a chain, or in a case that is not elementwise."""
+    chained = classes_used(lambda: [chain([case])(torch.randn(8, requires_grad=True)) for case in ELEMENTWISE])
+    others = classes_used(lambda: [case.op(*case.leaves()) for case in CASES if case.name not in {c.name for c in ELEMENTWISE}])
+    assert public_operators() - chained - others == set()
+    assert {fullgrad.Round, fullgrad.SoftRound, fullgrad.Clamp, fullgrad.Scale} <= chained
+    assert {fullgrad.ClampByLinear, fullgrad.ClipGradNorm, fullgrad.MaskGrad} & chained == set()
+
+
+def public_operators():
+    return {cls for cls, _ in rules._nodes.values() if getattr(fullgrad, cls.__name__, None) is cls}
+
+
+def classes_used(function):
+    """The operators that are called while the function runs."""
+    used: set[type] = set()
     with contextlib.ExitStack() as patches:
-        for cls, apply in originals.items():
-            spy = lambda *a, cls=cls, apply=apply: used.add(cls.__qualname__ + cls.__module__) or apply(*a)  # noqa: E731
+        for cls in public_operators():
+            spy = lambda *a, cls=cls, apply=cls.apply: used.add(cls) or apply(*a)  # noqa: E731
             patches.enter_context(mock.patch.object(cls, "apply", staticmethod(spy)))
-        for chain in CHAINS.values():
-            chain(torch.randn(8, requires_grad=True))
-    missing = {cls.__name__ for cls in originals if cls.__qualname__ + cls.__module__ not in used}
-    assert missing == {"ClampByLinear", "ClipGradNorm", "MaskGrad", "ReplaceGrad", "ScaleGrad"}
-
-
-def _operator_classes():
-    families = ("rounding", "clamping", "gradients", "estimators", "soft._")
-    classes = {operator for operator, _ in rules._nodes.values()}
-    return [c for c in classes if c.__module__.startswith(tuple(f"fullgrad.{f}" for f in families)) and c.__name__[0] != "_"]
+        function()
+    return used
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-def check_kernels(name):
+def check_kernels(chain):
     metrics.reset()
     with inductor.patch(fx_graph_cache=False):
-        actual = chained(torch.compile(CHAINS[name], fullgraph=True))
+        actual = chained(torch.compile(chain, fullgraph=True))
     assert metrics.generated_kernel_count == 2, "one forward and one backward"
-    for a, e in zip(actual, chained(CHAINS[name]), strict=True):
+    for a, e in zip(actual, chained(chain), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
 
 
 def test_a_chain_is_one_kernel_each_way():
     """Six elementwise operators are one kernel forward and one backward."""
-    check_kernels("quantize")
+    check_kernels(quantize)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [n for n in CHAINS if n != "quantize"])
-def test_every_chain_is_one_kernel_each_way(name):
+@pytest.mark.parametrize("cases", chains(False))
+def test_every_chain_is_one_kernel_each_way(cases):
     """So is every other chain; between them they have all elementwise operators."""
-    check_kernels(name)
+    check_kernels(chain(cases))
 
 
 def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
@@ -183,7 +218,7 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
 
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_compiled_soft_round_of_numbers_that_are_none(mode):
-    """Compiled formulas look for NaN in a way of their own; NaN and infinities come out as in eager code."""
+    """Compiled formulas handle NaN in a way of their own; NaN and infinities come out as in eager code."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.5, 0.25, 1.5], requires_grad=True)
     for f in (fullgrad.soft_round, lambda x: soft.round(x, mode=mode), lambda x: fullgrad.clamp(x, -1.0, 1.0)):
         expected = torch.autograd.grad(f(x), x, torch.ones(7))
@@ -233,7 +268,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
 
 
 def test_operators_of_users_are_not_cached(cache):
-    """Nobody knows where the code of a user's operator ends."""
+    """Where the code of a user's operator ends is unknown."""
 
     class Twice(fullgrad.Round):
         pass

@@ -4,11 +4,11 @@ import pytest
 
 from fullgrad._suite.cases import CASES
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
-from fullgrad.testing._subject import devices
+from fullgrad.testing._subject import float64_devices
 
 
 def applies(case, name):
-    """Whether a case has the oracle that a check asks for."""
+    """Whether a case has the oracle that a check needs."""
     numeric = name == "gradcheck" or (name == "gradgradcheck" and case.linear)
     exact = name in GROUPS["value"] and name != "value_on_meta_and_fake_tensors"
     several = name == "unneeded_gradients_cost_nothing"
@@ -19,7 +19,7 @@ def applies(case, name):
     )
 
 
-@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("device", float64_devices())
 @pytest.mark.parametrize(
     ("case", "name"),
     [

@@ -1,6 +1,7 @@
 """The hard value with the derivative of a relaxation, or of anything else.
 
-The twins of the relaxations lie beside them in `fullgrad.soft`; here are they together, and what makes one's own.
+The straight-through versions of relaxations are defined beside them in `fullgrad.soft`; here they are together, with what makes
+your own.
 """
 
 from fullgrad.estimators._replace_grad import ReplaceGrad, replace_grad

@@ -20,7 +20,7 @@ def st(fn: F) -> F:
     .. math::
         y = f(x;\ \text{hard}), \qquad D = f'(x;\ \text{mode}),
 
-    at every order, exact in value. ``fn`` is called twice where somebody may differentiate, and once, hard, where nobody can:
+    at every order, exact in value. ``fn`` is called twice where its value may be differentiated, and once, hard, where it cannot:
     under ``torch.no_grad``. Whatever it computes with gets its gradient, tensors that it closes over and parameters of
     modules included. Random numbers in ``fn`` are drawn twice, and what it does besides is done twice.
 

@@ -24,7 +24,7 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
     inputs that are tensors. Under ``vmap`` both functions see one sample.
 
     Both are functions of their arguments alone: a gradient of a tensor that ``soft`` closes over, such as a parameter of a
-    module, would be lost, as nobody calls ``soft`` before the backward. That is an error; :func:`st` and :func:`grad_replace`
+    module, would be lost, as ``soft`` is not called before the backward. That is an error; :func:`st` and :func:`grad_replace`
     take such functions.
 
     Args:

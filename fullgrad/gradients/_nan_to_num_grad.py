@@ -11,7 +11,7 @@ from fullgrad.gradients._cotangent_map import CotangentMap
 
 
 def nan_to_num_grad(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    r"""The input itself, whose gradient has numbers in the place of NaN and infinities.
+    r"""The input itself, whose gradient has numbers instead of NaN and infinities.
 
     .. math::
         y = x, \qquad \mathrm{vjp}(g) = \operatorname{nan\_to\_num}(g), \qquad \mathrm{jvp}(t) = t

@@ -25,11 +25,11 @@ def check_operator(
     backend: str = "aot_eager",
     raise_exception: bool = True,
 ) -> Report:
-    """Prove an operator: that its derivative is right, and the same, by every road that torch offers.
+    """Prove an operator: that its derivative is right, and the same, under every transform of torch.
 
     The operator may be anything that is called: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its
-    derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the roads are
-    compared with each other, and eager reverse mode is the reference; a derivative that is wrong by every road is then not found.
+    derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the transforms
+    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found.
 
     Args:
         operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.

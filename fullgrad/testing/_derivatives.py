@@ -1,4 +1,4 @@
-"""Checks of clauses 2, 3 and 5: the declared derivative and its derivatives, by every road."""
+"""Checks of clauses 2, 3 and 5: the declared derivative and its derivatives, under every transform."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ class Subject:
         operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are looked at as one.
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
-            one the roads are compared with each other: eager reverse mode is then the reference.
+            one the transforms are compared with each other: eager reverse mode is then the reference.
         value: Plain torch code with the operator's value, to the last bit. None to leave that unchecked.
         smooth_forwards: For ``gradcheck``: operator classes, each with a smooth function whose true derivative is the declared
             one, to run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
@@ -116,7 +116,7 @@ class Subject:
     def compare(self, transform: Transform, *arguments: Any, reference_transform: Transform | None = None) -> None:
         """The transform of the operator gives what the transform of the surrogate gives.
 
-        Without a surrogate ``road``, another way to the same numbers, is taken with the operator.
+        Without a surrogate it is compared with ``reference_transform`` of the operator, which computes the same numbers.
         """
         arguments = arguments or self.tensors
         if self.surrogate is not None:
@@ -228,7 +228,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-def devices() -> list[str]:
+def float64_devices() -> list[str]:
     """The devices of this machine that have float64: the CPU, and CUDA where present."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 

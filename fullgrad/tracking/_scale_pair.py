@@ -84,7 +84,7 @@ class ScalePair:
         self._fields["tangent"] = scale
 
     def put(self, field: str, value: Tensor) -> None:
-        """Record a value, which is read when somebody asks."""
+        """Record a value, to be read later."""
         self._fields[field] = value.detach() if has_data(value) else _NO_DATA
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def text(scale: Scale) -> str:
 
 
 def pair_of(key: int) -> ScalePair | None:
-    """The pair of a compiled graph; None where nobody holds it any more."""
+    """The pair of a compiled graph; None once it is garbage."""
     return _PAIRS.get(key)
 
 
 _NO_DATA = object()
 _PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
-# From a random start: a graph that outlives the process must not find somebody else's pair.
+# From a random start: a graph that outlives the process must not find another's pair.
 _KEYS = itertools.count(secrets.randbits(61) + 2)

@@ -105,13 +105,17 @@ def test_reports_mark_what_is_noisy_and_contradictory():
 
 
 def test_the_page_of_the_benchmarks_shows_the_committed_runs():
-    """Its tables are those that the files in benchmarks/ give; ``python benchmarks/page.py`` writes them."""
+    """Its tables are what the files in benchmarks/ hold, and all that they hold; ``python benchmarks/page.py`` writes both."""
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     text = page.PAGE.read_text()
     assert text.count("<!-- end -->") == len(page.TABLES)
-    assert page.page(text, page.runs()) == text
+    runs = page.runs()
+    assert page.page(text, runs) == text
+    assert {name: page.dumps(page.summary(run, name)) for name, run in runs.items()} == {
+        file.stem: file.read_text() for file in (ROOT / "benchmarks").glob("*.json")
+    }
 
 
 def test_exponents_are_fitted_over_the_larger_sizes():

@@ -7,33 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import Function
-
-
-class Cube(Function):
-    """x ** 3 with its true derivative: one tensor in, one out, the input saved."""
-
-    @staticmethod
-    def forward(x):
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def vjp(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * 3 * x**2
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return t * 3 * x**2
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Cube.apply(x), in_dims[0]
+from tests.operators import Cube
 
 
 def cube(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where nobody asks for a derivative a call is short: what each shortcut must still see, and that its value is the long way's."""
+"""Without a derivative a call is short: what each shortcut must still see, and that its value is that of the full call."""
 
 import builtins
 import dis
@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import Function, alias, pure
+from fullgrad._suite.cases import CASES
 
 X = torch.tensor([-math.inf, -2.5, -1.0, -0.0, 0.0, 0.4, 1.0, 3.0, math.inf, math.nan])
 
@@ -30,7 +31,16 @@ def _operators(base=Function):
 PURE = {operator.__name__: operator for operator in _operators() if hasattr(getattr(operator, "forward", None), "is_pure")}
 # What a pure forward may name: torch and what it does element by element, and types.
 GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "isinstance": isinstance, "float": float}
-ATTRIBUTES = {"__class__", "ceil", "clamp", "floor", "round"}
+
+
+def _is_elementwise(name):
+    """Whether torch has an operation of that name that acts element by element on tensors, in a new one, without chance."""
+    operation = getattr(torch.ops.aten, name, None)
+    if operation is None or name.endswith("_"):
+        return False
+    found = [getattr(operation, overload) for overload in operation.overloads()]
+    tags = [overload.tags for overload in found if str(overload._schema.returns[0].type) == "Tensor"]
+    return bool(tags) and all(torch.Tag.pointwise in t and torch.Tag.nondeterministic_seeded not in t for t in tags)
 
 
 def _unproved(forward):
@@ -42,7 +52,9 @@ def _unproved(forward):
             found = forward.__globals__.get(step.argval, getattr(builtins, step.argval, None))
             if found is not GLOBALS.get(step.argval, _unproved):
                 yield step.argval
-        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and step.argval not in ATTRIBUTES:
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and not (
+            step.argval == "__class__" or _is_elementwise(step.argval)
+        ):
             yield step.argval
         elif (
             step.opname.startswith(("IMPORT", "MAKE_FUNCTION", "STORE_GLOBAL", "BINARY_SUBSCR", "BINARY_SLICE"))
@@ -67,19 +79,44 @@ def test_what_is_not_pure_is_seen():
         (lambda x: torch.is_grad_enabled(), "is_grad_enabled"),
     ):
         assert found in list(_unproved(forward))
+    for name, elementwise in (
+        ("trunc", True),
+        ("trunc_", False),
+        ("bernoulli", False),
+        ("sum", False),
+        ("is_grad_enabled", False),
+    ):
+        assert _is_elementwise(name) == elementwise
     assert list(_unproved(lambda x: x[0]))
     assert list(_unproved(lambda x: lambda: x))
 
 
+class _Called(Exception):
+    """Carries the arguments."""
+
+
+def _arguments(operator):
+    """Those with which the first case that has the operator calls it."""
+
+    def apply(*args):
+        raise _Called(*args)
+
+    with mock.patch.object(operator, "apply", staticmethod(apply)):
+        for case in CASES:
+            try:
+                case.op(*case.tensors)
+            except _Called as call:
+                return call.args
+    raise AssertionError(f"no case calls {operator.__name__}")
+
+
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
-def test_a_forward_in_the_place_of_a_pure_one_is_called(operator):
+def test_a_forward_that_replaces_a_pure_one_is_called(operator):
     """The kit's surrogates are, for one."""
-    x = torch.randn(3)
-    arguments = {"Clamp": (-1.0, 1.0), "ClipGrad": (1.0,), "ClipGradNorm": (1.0,), "MaskGrad": (x > 0,), "ReplaceGrad": (x,)}
-    arguments = (x, *arguments.get(operator.__name__, ()))
+    x, *rest = _arguments(operator)
     with mock.patch.object(operator, "forward", staticmethod(lambda x, *_: x * 7)):
-        assert torch.equal(operator.apply(*arguments), x * 7)
-    assert not torch.equal(operator.apply(*arguments), x * 7)
+        assert torch.equal(operator.apply(x, *rest), x * 7)
+    assert not torch.equal(operator.apply(x, *rest), x * 7)
 
 
 class Recorder(Tensor):
@@ -139,7 +176,7 @@ def test_another_argument_wants_a_derivative(f, at, derivative):
         assert not f(parameter).requires_grad
 
 
-TWINS = {
+STRAIGHT_THROUGH = {
     "abs_st": (fullgrad.abs_st, torch.abs),
     "sign_st": (fullgrad.sign_st, torch.sign),
     "relu_st": (fullgrad.relu_st, torch.relu),
@@ -155,16 +192,16 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize(("twin", "plain"), TWINS.values(), ids=TWINS)
+@pytest.mark.parametrize(("operator", "plain"), STRAIGHT_THROUGH.values(), ids=STRAIGHT_THROUGH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_the_value_of_a_twin_is_the_same_on_every_road(twin, plain, dtype):
+def test_a_straight_through_value_is_the_same_under_every_transform(operator, plain, dtype):
     """With and without a gradient, in no_grad, in inference mode and under a transform: to the last bit."""
     x = X.to(dtype)
     expected = plain(x)
     for y in (
-        twin(x),
-        twin(x.clone().requires_grad_()),
-        torch.func.grad_and_value(lambda x: (twin(x).sum(), twin(x)), has_aux=True)(x)[1][1],
+        operator(x),
+        operator(x.clone().requires_grad_()),
+        torch.func.grad_and_value(lambda x: (operator(x).sum(), operator(x)), has_aux=True)(x)[1][1],
     ):
         y = y.detach()
         assert y.dtype == expected.dtype
@@ -172,13 +209,13 @@ def test_the_value_of_a_twin_is_the_same_on_every_road(twin, plain, dtype):
         assert torch.equal(y.signbit() & ~y.isnan(), expected.signbit() & ~expected.isnan())
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            y = twin(x)
+            y = operator(x)
             assert not y.requires_grad
             assert torch.equal(y.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_a_softness_with_a_shape_gives_the_hard_value_its_shape():
-    """A number has none; a tensor keeps the long way."""
+    """A number has none; a tensor takes the full call."""
     assert fullgrad.abs_st(torch.ones(3), torch.full((2, 1), 0.1)).shape == (2, 3)
 
 

@@ -124,7 +124,7 @@ def test_any_structure_of_outputs():
 
 
 def test_without_grad_mode_the_function_is_called_once():
-    """Hard alone under no_grad, twice where somebody may differentiate."""
+    """Hard alone under no_grad, twice where a derivative may follow."""
     modes = []
 
     @fullgrad.st

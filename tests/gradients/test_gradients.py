@@ -11,6 +11,7 @@ from torch.func import grad, hessian, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad.testing._subject import close, like
+from tests.operators import saved_tensors
 
 INF, NAN = math.inf, math.nan
 X = torch.tensor([0.75, 1.4], dtype=torch.float64)
@@ -236,8 +237,7 @@ def test_in_place_on_the_value_is_never_silently_wrong(operator):
 @aliases
 def test_nothing_is_kept_alive_by_the_graph_but_parameters(operator):
     """The graph holds no tensor of the size of the input: the value may be freed."""
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
+    with saved_tensors() as saved:
         operator(X.clone().requires_grad_())
     assert all(t.dtype == torch.bool for t in saved)
 

@@ -8,6 +8,7 @@ import torch
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import fullgrad
+from tests.operators import saved_tensors
 
 INF, NAN = math.inf, math.nan
 
@@ -158,8 +159,7 @@ def test_affine_takes_numbers_and_tensors():
 
 def test_affine_saves_only_what_is_asked_for():
     """x for the gradient of w, w for that of x."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with saved_tensors() as kept:
         x, w = torch.rand(3), torch.rand(3)
         fullgrad.affine_k_bit_quantize(x, 2, w.clone().requires_grad_(), 0.0)
         assert [t.data_ptr() for t in kept] == [x.data_ptr()]

@@ -9,33 +9,7 @@ from torch import Tensor
 from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, Subject, TorchLimit
-
-
-class Cube(Function):
-    """x^3 with its true derivative: a right operator, and the base of the broken ones."""
-
-    @staticmethod
-    def forward(x):
-        return x * x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def vjp(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * t
-
-    @classmethod
-    def vmap(cls, info, in_dims, x):
-        return cls.apply(x), in_dims[0]
+from tests.operators import Cube
 
 
 class InexactValue(Cube):
@@ -215,7 +189,7 @@ class HalfRules(Cube):
 
 
 class BothAlways(Function):
-    """x * y, whose two gradients are computed whoever asks."""
+    """x * y, whose two gradients are always computed."""
 
     @staticmethod
     def forward(x, y):

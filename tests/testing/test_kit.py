@@ -9,6 +9,7 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, check_operator
+from tests.operators import Cube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
 
@@ -87,23 +88,15 @@ def test_torchs_own_straight_through_function_is_wrong_under_compile():
     report = check_operator(
         TorchRound.apply, X, surrogate=surrogate, checks=["compile_jvp", "compile_forward_over_forward"], raise_exception=False
     )
-    assert report.failures, "torch keeps a Function's jvp under compile now: drop the thread from docs and README"
+    assert report.failures, "torch keeps a Function's jvp under compile now: drop the issue from docs and README"
 
 
 def test_ours_passes_everything():
-    """The same rules on our base class fail nothing."""
-
-    class Cube(fullgrad.Function):
-        forward, setup_context, vjp, jvp = TorchCube.forward, TorchCube.setup_context, TorchCube.backward, TorchCube.jvp
-
-        @staticmethod
-        def vmap(info, in_dims, x):
-            return Cube.apply(x), in_dims[0]
-
+    """The same operator on our base class fails nothing."""
     assert not check_operator(Cube.apply, X, surrogate=cube, value=cube, smooth_forwards={}).failures
 
 
-def test_without_an_oracle_the_roads_are_compared_with_each_other():
+def test_without_an_oracle_the_transforms_are_compared_with_each_other():
     """Plain torch code passes; an operator whose two modes disagree is found, by forward mode and by the adjoint test."""
     fast = ["reverse", "forward", "second order", "third order", "machinery", "batching"]
     assert not check_operator(lambda x: x.sin() * x.exp(), X, checks=fast).failures
@@ -230,8 +223,9 @@ def test_check_command(capsys, tmp_path):
 
 def test_check_command_on_ones_own(capsys):
     """module:callable with a surrogate; a failure is told, and the exit status is 1."""
-    assert main(["check", "tests.test_kit:TorchCube", "--surrogate", "tests.test_kit:cube", "--checks", "reverse"]) == 0
-    assert main(["check", "tests.test_kit:own_wrong", "--surrogate", "tests.test_kit:cube", "--checks", "func_grad"]) == 1
+    own = lambda name, checks: ["check", f"{__name__}:{name}", "--surrogate", f"{__name__}:cube", "--checks", checks]  # noqa: E731
+    assert main(own("TorchCube", "reverse")) == 0
+    assert main(own("own_wrong", "func_grad")) == 1
     assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
 
 
@@ -243,7 +237,7 @@ def test_check_command_on_ones_own(capsys):
         ["check", "round", "--checks", "nonsense"],
         ["check", "round", "--device", "nowhere"],
     ]
-    + [["check", "tests.test_kit:X"], ["plot", "nothing"], ["check", "tests.test_kit:cube", "--shape", "a"]],
+    + [["check", "tests.testing.test_kit:X"], ["plot", "nothing"], ["check", "tests.testing.test_kit:cube", "--shape", "a"]],
 )
 def test_bad_commands_are_told_in_one_line(arguments, capsys):
     """Exit status 2 and one line on standard error."""

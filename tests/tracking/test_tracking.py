@@ -46,7 +46,7 @@ def test_value_and_gradient_are_recorded(device):
 
 
 def test_no_call_waits_for_the_device():
-    """The number is a tensor until somebody reads it, then a float."""
+    """The number is a tensor until it is read, then a float."""
     pair = ScalePair()
     ScaleTracker.apply(X, pair)
     assert isinstance(pair._fields["forward"], torch.Tensor)
@@ -379,7 +379,7 @@ class Block(nn.Module):
 
 
 class Split(nn.Module):
-    """A tuple in a tuple, one part of which nobody uses."""
+    """A tuple in a tuple, one part of which is unused."""
 
     def forward(self, x):
         return x.sin(), (x.cos(), x)

@@ -1,7 +1,5 @@
-"""Compiled code: chains of operators against the same by the detach trick and by Functions of the old style, times and memory,
-kernels, the time that compilation takes, and torch's cache of compiled graphs. Every function returns plain numbers.
-
-Between them the chains have every elementwise operator of the families rounding, clamping, gradients and soft.
+"""Compiled code: a chain of operators against the same by the detach trick and by Functions of the old style, what it keeps for
+the backward, the time that compilation takes, and torch's cache of compiled graphs. Every function returns plain numbers.
 """
 
 import json
@@ -33,42 +31,6 @@ def quantize(x: Tensor) -> Tensor:
     x = fullgrad.step_quantize(fullgrad.clamp(x, -1.5, 1.5), 0.1)
     x = fullgrad.soft_round(3 * soft.sigmoidal(x, mode="c1"))
     return fullgrad.k_bit_quantize(fullgrad.sign_st(x, mode="c2"), 3)
-
-
-def rounding(x: Tensor) -> Tensor:
-    x = fullgrad.round(10 * fullgrad.ceil(x) + x) / 10
-    x = fullgrad.PassRound.apply(20 * x) / 20 + fullgrad.floor(2 * x)
-    return fullgrad.affine_k_bit_quantize(fullgrad.clamp(x, None, 2.0), 4, 2.0, 0.5) * fullgrad.clamp(x, -2.0)
-
-
-def gradients(x: Tensor) -> Tensor:
-    x = fullgrad.reverse_grad(fullgrad.clip_grad(fullgrad.scale_fwd(x, 2.0), 0.5))
-    x = fullgrad.nan_to_num_grad(fullgrad.scale(fullgrad.scale_bwd(x, 3.0), 2.0, 0.5))
-    return soft.heaviside(x, mode="c2") * x
-
-
-def rectifiers(x: Tensor) -> Tensor:
-    x = fullgrad.relu_st(soft.abs(x, mode="c1") - 1, mode="c0")
-    x = soft.softrelu(fullgrad.clamp_st(x, 0.1, 0.9), mode="c2", gated=True)
-    x = soft.relu(fullgrad.abs_st(x - 0.5, mode="c0"), mode="smooth")
-    return soft.clamp(soft.round(4 * x, mode="c1") + fullgrad.round_st(x, mode="c2"), -1.0, 3.0, mode="c0")
-
-
-def comparisons(x: Tensor) -> Tensor:
-    x = soft.greater(x, 0.1, mode="c0") + fullgrad.greater_st(x, 0.2) + soft.greater_equal(x, 0.3, mode="c2")
-    x = x + fullgrad.greater_equal_st(x, 0.4, mode="c1") - soft.less(x, 0.5) + fullgrad.less_st(x, 0.6, mode="c0")
-    return soft.less_equal(x, 0.7, mode="c1") * fullgrad.less_equal_st(x, 0.8, mode="c0") + fullgrad.heaviside_st(x, mode="c0")
-
-
-def truth(x: Tensor) -> Tensor:
-    a, b = soft.eq(x, 0.1, mode="c1"), soft.not_equal(x, 0.2, mode="c0")
-    c, d = fullgrad.eq_st(x, 0.0), fullgrad.not_equal_st(x, 0.3, mode="c2")
-    e, f = soft.isclose(x, 0.5, rtol=0.1, mode="c2"), fullgrad.isclose_st(x, 0.4, rtol=0.1, mode="c1")
-    a, c = soft.logical_and(a, soft.logical_not(b)), soft.logical_or(c, d)
-    return soft.where(soft.logical_xor(a, c), soft.sign(e, mode="c0"), f)
-
-
-CHAINS: dict[str, Chain] = {f.__name__: f for f in (quantize, rounding, gradients, rectifiers, comparisons, truth)}
 
 
 class _Clamp(torch.autograd.Function):
@@ -117,8 +79,8 @@ def saved(function: Callable[..., Tensor], *inputs: Any) -> dict[str, float]:
         return make_boxed_func(graph.forward)
 
     torch.compiler.reset()
-    roads: dict[str, Any] = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
-    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, **roads)
+    options: dict[str, Any] = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, **options)
     y = torch.compile(function, backend=backend, fullgraph=True)(*inputs)
     return {kind: size / y.numel() for kind, size in kept.items()}
 

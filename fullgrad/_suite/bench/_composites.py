@@ -1,4 +1,5 @@
-"""The order statistics as one writes them in plain torch: softtorch's formulas with matrices, and the detach trick in the twins.
+"""The order statistics as one writes them in plain torch: softtorch's formulas with matrices, and
+the detach trick.
 
 The cases of the tests have formulas too, for rows of four. Here are the methods that are a formula for rows of any length:
 softsort, neuralsort and the kernel of ranks, in the smooth mode.
@@ -85,10 +86,10 @@ def straight(
 ) -> Callable[[Tensor, float], Tensor]:
     """The detach trick."""
 
-    def twin(x: Tensor, softness: float) -> Tensor:
+    def composite(x: Tensor, softness: float) -> Tensor:
         return straight_through(hard(x), relaxation(x, softness))
 
-    return twin
+    return composite
 
 
 def relaxation(name: str, method: str) -> Callable[[Tensor, float], Tensor] | None:

@@ -22,7 +22,7 @@ def networks(device: str = "cpu") -> tuple[PerSample, PerSample, tuple[Parameter
     """Per-sample gradients of the quantized network, of the native one, and the arguments that both take.
 
     A layer quantizes its weights, and clamps and quantizes its activations. In the native one the weights are clamped, and the
-    activations clamped and rectified: three elementwise operations of torch in the place of three of ours.
+    activations clamped and rectified: three elementwise operations of torch instead of three of ours.
     """
     generator = torch.Generator().manual_seed(0)
 

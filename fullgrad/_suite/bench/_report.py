@@ -53,7 +53,7 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 
 def operators_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """A head and a line for each way of asking an operator: our time, and its ratio to each rival's, least times then medians."""
+    """A head and a line for each measured call: our time, and its ratio to each rival's, of minima and of medians."""
     targets = [r for r in rows if any("target" in v for v in r["rivals"].values())]
     rows = [r for r in rows if r not in targets]
     found = [who for who in RIVALS if any(who in r["rivals"] for r in rows)]
@@ -115,7 +115,7 @@ def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     contradictory = sum(r["contradictory"] for r in ratios)
     if contradictory:
         yield (
-            f"Contradictory: {contradictory} ratios (?) of least times and of medians differ by a factor beyond "
+            f"Contradictory: {contradictory} ratios (?) of minimal times and of medians differ by a factor beyond "
             f"{AGREEMENT_LIMIT}: the machine is too noisy to tell."
         )
 
@@ -129,7 +129,7 @@ def seconds(value: float) -> str:
 
 
 def ratio(r: dict[str, Any]) -> str:
-    """Of least times and of medians, with a mark where they are noisy or contradict each other."""
+    """Of minimal times and of medians, with a mark where they are noisy or contradict each other."""
     mark = "?" if r["contradictory"] else "~" if r["spread"] > SPREAD_LIMIT else ""
     digits = ".2f" if r["of_minima"] >= 0.1 else ".2g"
     return f"{r['of_minima']:{digits}} / {r['of_medians']:{digits}}{mark}"

@@ -176,13 +176,13 @@ def _hard_rank(x: Tensor) -> Tensor:
 
 
 def _with_matrices() -> dict[str, tuple[Operator, Operator]]:
-    """Twins, and the same as composites."""
+    """Straight-through operators, and the same as composites."""
 
     def composite(name: str, method: str, hard: Operator) -> Operator:
         relaxation = _composites.relaxation(name, method)
         assert relaxation is not None
-        twin = _composites.straight(hard, relaxation)
-        return lambda x: twin(x, 0.1)
+        composite = _composites.straight(hard, relaxation)
+        return lambda x: composite(x, 0.1)
 
     return {
         "sort_st softsort": (_sorted, composite("sort", "softsort", lambda x: torch.sort(x).values)),

@@ -18,12 +18,15 @@ class Case(Subject):
         exhaustive: Whether the suite runs it with the exhaustive tests: a variant of another case.
         of: What the operator is a function of, for plots: ``"elements"``; ``"rows"``, of which one element varies;
             ``"tensors"``; or ``"matrices"``, which have no plot.
+        elementwise: Whether each element of the value is made of one element and of numbers, so that compiled code fuses a chain
+            of such operators into one kernel; not so for what reduces, or takes a constant of the size of its input.
     """
 
     name: str
     covers: tuple[str, ...]
     exhaustive: bool = False
     of: str = "elements"
+    elementwise: bool = True
 
 
 def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:

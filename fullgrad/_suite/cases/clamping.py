@@ -66,6 +66,7 @@ CASES = [
     ),
     Case(
         name="clamp_backward",
+        elementwise=False,
         covers=("clamp_backward",),
         # Linear in the gradient; the input of the clamp is a constant of the gradient's size.
         operator=lambda g, low, high: fullgrad.clamp_backward(g, 1.3 * g.detach(), low, high),
@@ -75,6 +76,7 @@ CASES = [
     ),
     Case(
         name="clamp_by_linear",
+        elementwise=False,
         of="tensors",
         covers=("clamp_by_linear", "ClampByLinear"),
         operator=fullgrad.clamp_by_linear,

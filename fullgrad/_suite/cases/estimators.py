@@ -1,4 +1,4 @@
-"""Cases of the family `estimators`: the combinators. The twins of the relaxations are with those, in `soft`."""
+"""Cases of the family `estimators`: the combinators. The straight-through versions of relaxations are in `soft`."""
 
 import torch
 
@@ -34,6 +34,7 @@ def _surrogate(x, y):
 CASES = [
     Case(
         name="replace_grad",
+        elementwise=False,
         covers=("replace_grad", "ReplaceGrad"),
         operator=lambda x, y: fullgrad.replace_grad(_hard(x, y), _soft(x, y)),
         inputs=(X, Y),
@@ -44,6 +45,7 @@ CASES = [
     ),
     Case(
         name="st",
+        elementwise=False,
         covers=("st",),
         operator=fullgrad.st(_by_mode),
         inputs=(X, Y),
@@ -53,6 +55,7 @@ CASES = [
     ),
     Case(
         name="grad_replace",
+        elementwise=False,
         covers=("grad_replace",),
         operator=fullgrad.grad_replace(_by_pass),
         inputs=(X, Y),
@@ -62,6 +65,7 @@ CASES = [
     ),
     Case(
         name="straight_through",
+        elementwise=False,
         covers=("straight_through",),
         operator=fullgrad.straight_through(_hard, _soft),
         inputs=(X, Y),

@@ -32,6 +32,7 @@ def _clipped_norm(g, x, max_norm, dim=None, norm_type=2.0):
 CASES = [
     Case(
         name="scale_grad",
+        elementwise=False,
         covers=("scale_grad",),
         operator=fullgrad.scale_grad,
         inputs=(X,),
@@ -41,6 +42,7 @@ CASES = [
     ),
     Case(
         name="scale_grad by rows",
+        elementwise=False,
         covers=("scale_grad", "ScaleGrad"),
         operator=fullgrad.scale_grad,
         inputs=(X, -1),
@@ -105,6 +107,7 @@ CASES = [
     ),
     Case(
         name="clip_grad by a tensor",
+        elementwise=False,
         covers=("clip_grad",),
         operator=lambda x: fullgrad.clip_grad(x, _bounds(x)),
         inputs=(X,),
@@ -115,6 +118,7 @@ CASES = [
     ),
     Case(
         name="clip_grad_norm",
+        elementwise=False,
         covers=("clip_grad_norm", "ClipGradNorm"),
         operator=fullgrad.clip_grad_norm,
         inputs=(X, 0.7),
@@ -124,6 +128,7 @@ CASES = [
     ),
     Case(
         name="clip_grad_norm by columns",
+        elementwise=False,
         covers=("clip_grad_norm",),
         operator=fullgrad.clip_grad_norm,
         inputs=(X, 0.7, 0, 3.0),
@@ -133,6 +138,7 @@ CASES = [
     ),
     Case(
         name="mask_grad",
+        elementwise=False,
         covers=("mask_grad", "MaskGrad"),
         # The mask is a constant, a byte per element.
         operator=lambda x: fullgrad.mask_grad(x, x.detach() > 0),

@@ -295,7 +295,7 @@ def _both(name: str, formula: Any) -> Any:
 
 
 def _relaxed(operator_class: Any) -> Callable[..., Any]:
-    """The relaxation as the forward of a twin; integer indices where it has them."""
+    """The relaxation as the forward of its straight-through version; integer indices where it has them."""
 
     def forward(*args: Any) -> Any:
         y = operator_class.relaxed(*args)
@@ -321,7 +321,7 @@ def _soft(name: str, method: str, mode: str) -> Case:
     )
 
 
-def _twin(name: str, method: str, mode: str) -> Case:
+def _straight_through_version(name: str, method: str, mode: str) -> Case:
     options, formula, hard, _, operator_class = STATISTICS[name]
     exact: Any = EXACT.get(name, hard)
     call = functools.partial(getattr(fullgrad, f"{name}_st"), **options, mode=mode, method=method)
@@ -343,8 +343,8 @@ def _softness(method: str, mode: str) -> float:
     return SOFT if method != "ot" or mode == "smooth" else 2.0 if mode == "c0" else 1.0
 
 
-# Of each operator class a relaxation and a twin are proved at every run, in all modes and by all methods but transport, which has
-# its projection; the rest by turns.
+# Of each operator class a relaxation and a straight-through version are proved at every run, in all modes and by all methods but
+# transport, which has its projection; the rest by turns.
 EVERYDAY = {
     "soft.max softsort c1",
     "argmin_st sorting_network smooth",
@@ -402,6 +402,6 @@ CASES = [
         for name, (_, _, _, methods, _) in STATISTICS.items()
         for method in methods
         for mode in MODES
-        for make in (_soft, _twin)
+        for make in (_soft, _straight_through_version)
     ],
 ]

@@ -1,4 +1,4 @@
-"""Cases of the family `soft` and its straight-through twins: each in every mode, with the formulas as plain torch code."""
+"""Cases of the family `soft` and its straight-through versions: each in every mode, with the formulas as plain torch code."""
 
 import dataclasses
 import functools
@@ -110,12 +110,12 @@ def _pairs(
     hard: Callable[..., Tensor],
     inputs: tuple[Any, ...],
     *,
-    twin: bool = True,
+    has_straight_through: bool = True,
     label: str = "",
     modes: tuple[str, ...] = ("smooth", "c0", "c1", "c2"),
     **options: Any,
 ) -> Iterator[Case]:
-    """A relaxation and its twin in each mode. ``formula(*inputs, softness, mode)`` is differentiable as it stands.
+    """A relaxation and its straight-through version in each mode; ``formula(*inputs, softness, mode)`` is differentiable.
 
     The two share their rules, so one of them in one mode, the other in another, are proved at every run, the rest by turns.
     """
@@ -133,7 +133,7 @@ def _pairs(
             exhaustive=mode != "smooth" or bool(label),
             **shared,
         )
-        if twin:
+        if has_straight_through:
             yield Case(
                 name=f"{name}_st {mode}{label}",
                 covers=(f"{name}_st",),
@@ -177,7 +177,13 @@ def _with_widths() -> Iterator[Case]:
 
 
 def _plain(
-    name: str, formula: Callable[..., Tensor], *inputs: Any, max_saved_bytes: int | None = 0, label: str = "", **options: Any
+    name: str,
+    formula: Callable[..., Tensor],
+    *inputs: Any,
+    max_saved_bytes: int | None = 0,
+    label: str = "",
+    elementwise: bool = False,
+    **options: Any,
 ) -> Case:
     """An operator that is made of torch's own, against its formula."""
     return Case(
@@ -188,6 +194,7 @@ def _plain(
         surrogate=formula,
         smooth_forwards={},
         max_saved_bytes=max_saved_bytes,
+        elementwise=elementwise,
     )
 
 
@@ -201,11 +208,11 @@ def _window(x, p, length, dim):
 
 
 RELAXATIONS = [
-    *_pairs("sigmoidal", _sigmoidal.Sigmoidal, _step, torch.abs, (X,), twin=False),
+    *_pairs("sigmoidal", _sigmoidal.Sigmoidal, _step, torch.abs, (X,), has_straight_through=False),
     *_pairs("heaviside", _sigmoidal.Sigmoidal, _step, _heaviside, (X,)),
     *_pairs("sign", _sign.Sign, _sign_of, torch.sign, (X,)),
     *_pairs("abs", _abs.Abs, _abs_of, torch.abs, (X,)),
-    *_pairs("softrelu", _softrelu.Softrelu, _relu, torch.relu, (X,), twin=False),
+    *_pairs("softrelu", _softrelu.Softrelu, _relu, torch.relu, (X,), has_straight_through=False),
     *_pairs("relu", _softrelu.Softrelu, _relu, torch.relu, (X,)),
     *_pairs("relu", _softrelu.Softrelu, functools.partial(_relu, gated=True), torch.relu, (X,), label=" gated", gated=True),
     *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, -0.6, 0.8)),
@@ -233,11 +240,18 @@ RELAXATIONS = [
 ]
 
 LOGIC = [
-    _plain("logical_not", lambda x: 1 - x, TRUTH),
-    _plain("logical_and", torch.mul, TRUTH, OTHER),
+    _plain("logical_not", lambda x: 1 - x, TRUTH, elementwise=True),
+    _plain("logical_and", torch.mul, TRUTH, OTHER, elementwise=True),
     # Beside its inputs it keeps a number 1, four bytes whatever the size.
-    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, max_saved_bytes=1),
-    _plain("logical_xor", lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y), TRUTH, OTHER, max_saved_bytes=None),
+    _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, max_saved_bytes=1, elementwise=True),
+    _plain(
+        "logical_xor",
+        lambda x, y: 1 - (1 - x * (1 - y)) * (1 - (1 - x) * y),
+        TRUTH,
+        OTHER,
+        max_saved_bytes=None,
+        elementwise=True,
+    ),
     _plain("all", lambda x: x[..., 0] * x[..., 1:].prod(-1), TRUTH),
     _plain("any", lambda x: 1 - (1 - x[..., 0]) * (1 - x[..., 1:]).prod(-1), TRUTH, max_saved_bytes=None),
     _plain("all", _geometric_mean, TRUTH, 0, max_saved_bytes=None, label=" mean", use_geometric_mean=True),
@@ -259,7 +273,7 @@ LOGIC = [
         label=" mean",
         use_geometric_mean=True,
     ),
-    _plain("where", lambda c, x, y: x * c + y * (1 - c), TRUTH, X, Y, max_saved_bytes=None),
+    _plain("where", lambda c, x, y: x * c + y * (1 - c), TRUTH, X, Y, max_saved_bytes=None, elementwise=True),
     _plain(
         "take_along_dim",
         lambda x, p, dim: (p * x.unsqueeze(-2)).sum(-1),

@@ -1,4 +1,4 @@
-"""Cases of the family `tracking`: the identity, by every road."""
+"""Cases of the family `tracking`: the identity, under every transform."""
 
 import torch
 
@@ -24,6 +24,7 @@ SCALES = CONTEXT.__enter__()
 CASES = [
     Case(
         name="ScaleTracker",
+        elementwise=False,
         covers=("ScaleTracker", "ScalePair"),
         operator=lambda x: fullgrad.ScaleTracker.apply(x, PAIR),
         inputs=(X,),
@@ -33,6 +34,7 @@ CASES = [
     ),
     Case(
         name="track_scales",
+        elementwise=False,
         covers=("track_scales", "ModuleScales"),
         operator=TRACKED,
         inputs=(X,),

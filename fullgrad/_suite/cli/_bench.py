@@ -120,7 +120,7 @@ def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_m
     for kind, title, make in (
         (TARGETS, "targets", targets_table),
         (FACTS, "what is no time", facts_table),
-        (OPERATORS, "operators: our time, and its ratio to each rival's (least times / medians)", operators_table),
+        (OPERATORS, "operators: our time, and its ratio to each rival's (minimal times / medians)", operators_table),
     ):
         if not rows[kind]:
             continue

@@ -22,7 +22,7 @@ from fullgrad._suite.cli._errors import UsageError, extra
 from fullgrad.testing import CHECKS, GROUPS, Report, Subject
 from fullgrad.testing._check_operator import choose, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED
-from fullgrad.testing._subject import devices
+from fullgrad.testing._subject import float64_devices
 
 # The checks that take a second or more; the quick run leaves them out, but for one of each kind.
 _SLOW = {"compile_hessian", "compile_forward_over_forward", "compile_vmap", "compile_vmap_of_grad", "compile_dynamic_shapes"}
@@ -83,7 +83,7 @@ def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     for name in options.names:
         if ":" not in name and name not in known:
             raise UsageError(f"{name} is neither a public operator nor MODULE:CALLABLE; `python -m fullgrad list` has the names.")
-    found = options.device or devices()
+    found = options.device or float64_devices()
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""
         for case in CASES:

@@ -1,0 +1,50 @@
+"""What the tests of several folders share: a right operator, and the list of what autograd saves."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from fullgrad import Function
+
+
+class Cube(Function):
+    """x ** 3 with its true derivative: one tensor in, one out, the input saved."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 3 * x**2
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * 3 * x**2
+
+    @classmethod
+    def vmap(cls, info, in_dims, x):
+        return cls.apply(x), in_dims[0]
+
+
+@contextlib.contextmanager
+def saved_tensors() -> Iterator[list[Tensor]]:
+    """The tensors that autograd saves in the block, in order."""
+    saved: list[Tensor] = []
+    with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        yield saved
+
+
+def storage_bytes(tensors: list[Tensor], but: tuple[Tensor, ...] = ()) -> int:
+    """The bytes of the storages of tensors, each counted once, without those of others."""
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(n for pointer, n in held.items() if pointer not in {t.untyped_storage().data_ptr() for t in but})

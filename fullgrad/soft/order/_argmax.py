@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.extremum import place
+from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argmax(
@@ -11,8 +13,8 @@ def argmax(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the largest element, as weights.
@@ -49,7 +51,8 @@ def argmax(
     Source: ``softtorch.argmax``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    return place("argmax", x, dim, keepdim, softness, (mode, method, standardize), True, mode == "hard")
+    options = mode, method, standardize, True
+    return extremum_operator("argmax", x, dim, keepdim, softness, options, largest=True, outputs="weights", hard=False)
 
 
 def argmax_st(
@@ -57,8 +60,8 @@ def argmax_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the largest element as a one, with the derivative of its relaxation.
@@ -96,4 +99,5 @@ def argmax_st(
 
     Source: ``softtorch.argmax_st``.
     """
-    return place("argmax_st", x, dim, keepdim, softness, (mode, method, standardize), True, True)
+    options = mode, method, standardize, True
+    return extremum_operator("argmax_st", x, dim, keepdim, softness, options, largest=True, outputs="weights", hard=True)

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import called, places
-from fullgrad.soft.order._rows import PERMUTATION_METHODS
+from fullgrad.soft.order._operators.quantile import quantile_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argmedian(
@@ -12,8 +13,8 @@ def argmedian(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the median, as weights.
@@ -49,8 +50,8 @@ def argmedian(
 
     Source: ``softtorch.argmedian``.
     """
-    call = called("argmedian", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
+    options = mode, method, standardize, True
+    return quantile_operator("argmedian", x, None, dim, keepdim, softness, options, "median", "weights", hard=False)
 
 
 def argmedian_st(
@@ -58,8 +59,8 @@ def argmedian_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the median as a one, with the derivative of the relaxation.
@@ -94,5 +95,5 @@ def argmedian_st(
 
     Source: ``softtorch.argmedian_st``.
     """
-    call = called("argmedian_st", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), True)
+    options = mode, method, standardize, True
+    return quantile_operator("argmedian_st", x, None, dim, keepdim, softness, options, "median", "weights", hard=True)

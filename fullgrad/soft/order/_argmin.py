@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.extremum import place
+from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argmin(
@@ -11,8 +13,8 @@ def argmin(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the least element, as weights.
@@ -49,7 +51,8 @@ def argmin(
     Source: ``softtorch.argmin``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    return place("argmin", x, dim, keepdim, softness, (mode, method, standardize), False, mode == "hard")
+    options = mode, method, standardize, True
+    return extremum_operator("argmin", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=False)
 
 
 def argmin_st(
@@ -57,8 +60,8 @@ def argmin_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of the least element as a one, with the derivative of its relaxation.
@@ -96,4 +99,5 @@ def argmin_st(
 
     Source: ``softtorch.argmin_st``.
     """
-    return place("argmin_st", x, dim, keepdim, softness, (mode, method, standardize), False, True)
+    options = mode, method, standardize, True
+    return extremum_operator("argmin_st", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=True)

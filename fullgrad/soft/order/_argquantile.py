@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import called, places
-from fullgrad.soft.order._rows import PERMUTATION_METHODS
+from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argquantile(
@@ -15,9 +16,9 @@ def argquantile(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of a quantile, as weights.
@@ -55,8 +56,8 @@ def argquantile(
 
     Source: ``softtorch.argquantile``.
     """
-    call = called("argquantile", x, q, dim, softness, mode, method, interpolation, PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
+    options = mode, method, standardize, True
+    return quantile_operator("argquantile", x, q, dim, keepdim, softness, options, interpolation, "weights", hard=False)
 
 
 def argquantile_st(
@@ -65,9 +66,9 @@ def argquantile_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
 ) -> Tensor:
     r"""The place of a quantile as at most two weights, with the derivative of the relaxation.
@@ -105,5 +106,5 @@ def argquantile_st(
 
     Source: ``softtorch.argquantile_st``.
     """
-    call = called("argquantile_st", x, q, dim, softness, mode, method, interpolation, PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), True)
+    options = mode, method, standardize, True
+    return quantile_operator("argquantile_st", x, q, dim, keepdim, softness, options, interpolation, "weights", hard=True)

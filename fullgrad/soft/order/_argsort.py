@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import places
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argsort(
@@ -11,8 +13,8 @@ def argsort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The order of the elements, as weights of each element in each place.
@@ -66,7 +68,8 @@ def argsort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
     https://arxiv.org/abs/2105.04019 (sorting_network).
     """
-    return places("argsort", x, dim, descending, softness, (mode, method, standardize, True), mode == "hard")
+    options = mode, method, standardize, True
+    return sort_operator("argsort", x, dim, descending, softness, options, "weights", hard=False)
 
 
 def argsort_st(
@@ -74,8 +77,8 @@ def argsort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The order of the elements as a permutation matrix, with the derivative of its relaxation.
@@ -112,4 +115,5 @@ def argsort_st(
 
     Source: ``softtorch.argsort_st``.
     """
-    return places("argsort_st", x, dim, descending, softness, (mode, method, standardize, True), True)
+    options = mode, method, standardize, True
+    return sort_operator("argsort_st", x, dim, descending, softness, options, "weights", hard=True)

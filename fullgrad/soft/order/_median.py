@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
-from fullgrad.soft.order._statistic import check_gate, make_return_type
+from fullgrad.soft.order._operators.quantile import quantile_operator
+from fullgrad.soft.order._statistic import make_return_type
+from fullgrad.soft.order.methods import SortMethod
 
 
 def median(
@@ -16,8 +17,8 @@ def median(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Any:
@@ -56,18 +57,12 @@ def median(
 
     Source: ``softtorch.median``.
     """
-    call = called("median", x, 0.5, dim, softness, mode, method, "median", METHODS)
-    check_gate("median", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    if dim is None or method not in WEIGHTED_SUM_METHODS:
-        y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
-        y = call.values(y, keepdim)
-        return y if dim is None else make_return_type(torch.return_types.median, y, None)
-    if mode == "hard":
-        values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
-    else:
-        values, weights = Quantile.apply(*call.soft, how, "both", False)
-    return make_return_type(torch.return_types.median, call.values(values, keepdim), call.weights(weights, keepdim))
+    outputs = "values" if dim is None else "values_and_weights"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
+    if dim is None:
+        return y
+    return make_return_type(torch.return_types.median, *(y if isinstance(y, tuple) else (y, None)))
 
 
 def median_st(
@@ -75,8 +70,8 @@ def median_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Any:
@@ -117,11 +112,7 @@ def median_st(
 
     Source: ``softtorch.median_st``.
     """
-    call = called("median_st", x, 0.5, dim, softness, mode, method, "median", METHODS)
-    check_gate("median_st", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    wants = "values" if dim is None else "indices"
-    y = hard_quantile(*call.hard, wants) if mode == "hard" else Quantile.apply(*call.soft, how, wants, True)
-    if dim is None:
-        return call.values(y, keepdim)
-    return type(y)([call.values(v, keepdim) for v in y])
+    outputs = "values" if dim is None else "values_and_indices"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median", outputs, hard=True)
+    return y if dim is None else make_return_type(torch.return_types.median, *y)

@@ -4,8 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.extremum import soft, straight
+from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def min(
@@ -13,8 +15,8 @@ def min(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Any:
@@ -57,7 +59,8 @@ def min(
     Source: ``softtorch.min``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    return soft("min", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), False)
+    options = mode, method, standardize, gated_grad
+    return extremum_operator("min", x, dim, keepdim, softness, options, largest=False, outputs="values_and_weights", hard=False)
 
 
 def min_st(
@@ -65,8 +68,8 @@ def min_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Any:
@@ -107,4 +110,5 @@ def min_st(
 
     Source: ``softtorch.min_st``.
     """
-    return straight("min_st", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), False)
+    options = mode, method, standardize, gated_grad
+    return extremum_operator("min_st", x, dim, keepdim, softness, options, largest=False, outputs="values_and_indices", hard=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
-from fullgrad.soft.order._statistic import check_gate
+from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def quantile(
@@ -17,9 +17,9 @@ def quantile(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
     return_argquantile: bool = False,
     gated_grad: bool = True,
@@ -65,18 +65,10 @@ def quantile(
 
     Source: ``softtorch.quantile``.
     """
-    call = called("quantile", x, q, dim, softness, mode, method, interpolation, METHODS)
-    check_gate("quantile", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    if return_argquantile and method in WEIGHTED_SUM_METHODS:
-        if mode == "hard":
-            values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
-        else:
-            values, weights = Quantile.apply(*call.soft, how, "both", False)
-        return call.values(values, keepdim), call.weights(weights, keepdim)
-    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
-    y = call.values(y, keepdim)
-    return (y, None) if return_argquantile else y
+    outputs = "values_and_weights" if return_argquantile else "values"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation, outputs, hard=False)
+    return (y, None) if return_argquantile and isinstance(y, Tensor) else y
 
 
 def quantile_st(
@@ -85,9 +77,9 @@ def quantile_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Tensor:
@@ -132,8 +124,5 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
-    call = called("quantile_st", x, q, dim, softness, mode, method, interpolation, METHODS)
-    check_gate("quantile_st", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", True)
-    return call.values(y, keepdim)
+    options = mode, method, standardize, gated_grad
+    return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation, "values", hard=True)

@@ -1,21 +1,19 @@
 """`rank`: the place of each element."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from fullgrad.soft._relaxation import Softness, with_zero_derivative
-from fullgrad.soft.order._rows import RANK_METHODS, ranks, rows_of
-from fullgrad.soft.order._statistic import OrderStatistic, canonicalize_args
+from fullgrad.soft._modes import Mode
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._operators.rank import rank_operator
+from fullgrad.soft.order.methods import RankMethod
 
 
 def rank(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: RankMethod = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
@@ -57,18 +55,16 @@ def rank(
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
     """
-    rows, d = canonicalize_args("rank", x, dim, softness, mode, method, RANK_METHODS)
-    if mode == "hard":
-        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), False).reshape(x.shape)
+    options = mode, method, standardize, True
+    return rank_operator("rank", x, dim, softness, descending, options, hard=False)
 
 
 def rank_st(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: RankMethod = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
@@ -108,33 +104,5 @@ def rank_st(
 
     Source: ``softtorch.rank_st``.
     """
-    rows, d = canonicalize_args("rank_st", x, dim, softness, mode, method, RANK_METHODS)
-    if mode == "hard":
-        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), True).reshape(x.shape)
-
-
-class Rank(OrderStatistic):
-    """The operator of :func:`rank` and :func:`rank_st`; ``how`` is mode, method, standardize."""
-
-    @staticmethod
-    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
-        return hard_rank(x, dim, descending) if hard else Rank.soft_forward(x, softness, dim, descending, how, hard)
-
-    @staticmethod
-    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
-        if descending and how[1] == "sorting_network":  # of which the negated row is no mirror image
-            y = x.shape[dim] + 1 - ranks(rows_of(x, softness, dim, *how))
-        else:
-            y = ranks(rows_of(-x if descending else x, softness, dim, *how))
-        return y.movedim(-1, dim).to(x.dtype)
-
-
-def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
-    order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
-    shape = [1] * x.ndim
-    shape[dim] = x.shape[dim]
-    numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    # In place, which keeps the strides of the input; done again, as a linearized graph does it, it changes nothing.
-    return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)
+    options = mode, method, standardize, True
+    return rank_operator("rank_st", x, dim, softness, descending, options, hard=True)

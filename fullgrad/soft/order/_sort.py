@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import soft, straight
-from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._statistic import canonicalize_args, check_gate
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def sort(
@@ -14,8 +14,8 @@ def sort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -63,9 +63,9 @@ def sort(
     Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
     """
-    rows, d = canonicalize_args("sort", x, dim, softness, mode, method, METHODS)
-    check_gate("sort", gated_grad, mode, method)
-    return soft(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad), return_indices)
+    outputs = "values_and_weights" if return_indices else "values"
+    options = mode, method, standardize, gated_grad
+    return sort_operator("sort", x, dim, descending, softness, options, outputs, hard=False)
 
 
 def sort_st(
@@ -73,8 +73,8 @@ def sort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.sort:
@@ -116,6 +116,5 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
-    rows, d = canonicalize_args("sort_st", x, dim, softness, mode, method, METHODS)
-    check_gate("sort_st", gated_grad, mode, method)
-    return straight(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad))
+    options = mode, method, standardize, gated_grad
+    return sort_operator("sort_st", x, dim, descending, softness, options, "values_and_indices", hard=True)

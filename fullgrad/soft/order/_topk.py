@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import soft, straight
-from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._statistic import canonicalize_args, check_gate
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def topk(
@@ -15,8 +14,8 @@ def topk(
     k: int,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -60,10 +59,9 @@ def topk(
 
     Source: ``softtorch.topk``.
     """
-    rows, d = canonicalize_args("topk", x, -1 if dim is None else dim, softness, mode, method, METHODS)
-    check_gate("topk", gated_grad, mode, method)
-    k = _checks.positive_integer("topk", "k", k, at_most=rows.shape[d])
-    return soft(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad), return_indices)
+    dim, outputs = -1 if dim is None else dim, "values_and_weights" if return_indices else "values"
+    options = mode, method, standardize, gated_grad
+    return sort_operator("topk", x, dim, True, softness, options, outputs, hard=False, k=k)
 
 
 def topk_st(
@@ -71,8 +69,8 @@ def topk_st(
     k: int,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.topk:
@@ -115,7 +113,6 @@ def topk_st(
 
     Source: ``softtorch.topk_st``.
     """
-    rows, d = canonicalize_args("topk_st", x, -1 if dim is None else dim, softness, mode, method, METHODS)
-    check_gate("topk_st", gated_grad, mode, method)
-    k = _checks.positive_integer("topk_st", "k", k, at_most=rows.shape[d])
-    return straight(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad))
+    dim = -1 if dim is None else dim
+    options = mode, method, standardize, gated_grad
+    return sort_operator("topk_st", x, dim, True, softness, options, "values_and_indices", hard=True, k=k)

@@ -1,4 +1,4 @@
-"""`argmax`: the place of the largest element, soft."""
+"""`argmax`: the index of the largest element, soft."""
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ def argmax(
     method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the largest element, as weights.
+    r"""The index of the largest element, as weights.
 
     .. math::
         P_n, \qquad D_x = \frac{\partial P_n}{\partial x}
@@ -29,18 +29,18 @@ def argmax(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+        The weights, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -64,7 +64,7 @@ def argmax_st(
     method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the largest element as a one, with the derivative of its relaxation.
+    r"""The index of the largest element as a one-hot vector, with the derivative of its relaxation.
 
     .. math::
         e_{\operatorname{argmax} x}, \qquad D_x = \frac{\partial P_n}{\partial x}
@@ -75,18 +75,18 @@ def argmax_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        Zeros and a one, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+        Zeros and a one, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

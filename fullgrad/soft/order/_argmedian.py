@@ -1,4 +1,4 @@
-"""`argmedian`: the place of the median, soft."""
+"""`argmedian`: the index of the median, soft."""
 
 from torch import Tensor
 
@@ -17,30 +17,30 @@ def argmedian(
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the median, as weights.
+    r"""The index of the median, as weights.
 
     .. math::
         P_m, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
 
-    with the weights P of :func:`argquantile`; of an even number the lower one of the two in the middle, as in torch. Saved:
-    ``x``.
+    with the weights P of :func:`argquantile`; of an even number of elements that of the lower one in the middle, as in torch.
+    Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own.
+        The weights, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -63,7 +63,7 @@ def argmedian_st(
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the median as a one, with the derivative of the relaxation.
+    r"""The index of the median as a one-hot vector, with the derivative of its relaxation.
 
     .. math::
         e_{(m)}, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
@@ -74,18 +74,18 @@ def argmedian_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        Zeros and a one, in a last dimension of their own.
+        Zeros and a one, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

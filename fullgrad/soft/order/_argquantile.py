@@ -1,4 +1,4 @@
-"""`argquantile`: the place of a quantile, soft."""
+"""`argquantile`: the index of a quantile, soft."""
 
 from collections.abc import Sequence
 
@@ -21,32 +21,32 @@ def argquantile(
     interpolation: Interpolation = "linear",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of a quantile, as weights.
+    r"""The index of a quantile, as weights.
 
     .. math::
         (1 - a)\, P_k + a\, P_{k+1}, \qquad D_x = (1 - a)\, \dot P_k + a\, \dot P_{k+1}
 
-    with p = q (n - 1), its place k below and a = p - k, and the weights P of :func:`argsort`, counted from 0; to ``ot`` the
+    with p = q (n - 1), k the integer below p and a = p - k, and the weights P of :func:`argsort`, counted from 0; for ``ot`` the
     elements below and above are two groups. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own; those of several ``q`` in front.
+        The weights, in a new last dimension; several ``q`` give a first dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -71,32 +71,32 @@ def argquantile_st(
     interpolation: Interpolation = "linear",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of a quantile as at most two weights, with the derivative of the relaxation.
+    r"""The index of a quantile as at most two weights, with the derivative of its relaxation.
 
     .. math::
         (1 - a)\, e_{(k)} + a\, e_{(k+1)}, \qquad D_x = (1 - a)\, \dot P_k + a\, \dot P_{k+1}
 
-    with p = q (n - 1), its place k below and a = p - k, and the weights P of :func:`fullgrad.soft.argquantile`, at every order.
-    Saved: ``x``.
+    with p = q (n - 1), k the integer below p and a = p - k, and the weights P of :func:`fullgrad.soft.argquantile`, at every
+    order. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own; those of several ``q`` in front.
+        The weights, in a new last dimension; several ``q`` give a first dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -1,4 +1,4 @@
-"""`rank`: the place of each element."""
+"""`rank`: the rank of each element, soft."""
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ def rank(
     .. math::
         y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
 
-    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the places, :math:`y_j = \sum_i i\,
+    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the positions, :math:`y_j = \sum_i i\,
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
     ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
 
@@ -32,8 +32,8 @@ def rank(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
@@ -42,9 +42,9 @@ def rank(
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -68,18 +68,18 @@ def rank_st(
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
-    r"""The rank of each element, with the derivative of the relaxation.
+    r"""The rank of each element, with the derivative of its relaxation.
 
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
-    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements have the order of their places. Saved:
-    ``x``.
+    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order in which they
+    stand. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
@@ -89,9 +89,9 @@ def rank_st(
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

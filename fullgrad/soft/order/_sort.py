@@ -26,30 +26,29 @@ def sort(
         y = P x, \qquad D_x\, t = P t + \dot P x
 
     with the weights P of :func:`argsort`, and :math:`\dot P` their derivative along t. ``fast_soft_sort`` projects onto the
-    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0,
-    1).
+    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both map the values back from (0, 1).
 
-    In smooth mode, and in the others, ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n)
-    memory, derivatives included; indices are n by n. Saved: ``x``.
+    In every mode ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n) memory, derivatives
+    included; indices are n by n. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
-        return_indices: Whether there are indices, n numbers for each place.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        return_indices: Whether there are indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.sort`` of the values, and the weights of :func:`argsort` as indices, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -78,32 +77,33 @@ def sort_st(
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.sort:
-    r"""The elements in order, with the derivative of the relaxation.
+    r"""The elements in order, with the derivative of their relaxation.
 
     .. math::
         y = \operatorname{sort} x, \qquad D_x\, t = P t + \dot P x
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by
-    ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at its price: the relaxation
-    is computed when a derivative is. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at the cost of
+    :func:`torch.sort`: the relaxation is computed when a derivative is. In the derivative an infinity counts as the last finite
+    element. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.sort` gives: values and integer indices.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -25,27 +25,28 @@ def topk(
     .. math::
         y_i = \sum_j P_{n + 1 - i, j}\, x_j, \qquad D_x\, t = P t + \dot P x
 
-    with the weights P of :func:`argsort`; to ``ot`` the rest is one group. ``fast_soft_sort`` projects onto the permutahedron of
-    z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0, 1). Saved: ``x``.
+    with the weights P of :func:`argsort`; for ``ot`` the rest of the row is one group. ``fast_soft_sort`` projects onto the
+    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both map the values back from (0, 1).
+    Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
-        return_indices: Whether there are indices, n numbers for each place.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        return_indices: Whether there are indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.topk`` of the values, the largest first, and their weights as indices, k by n, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -74,31 +75,31 @@ def topk_st(
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.topk:
-    r"""The k largest elements, with the derivative of the relaxation.
+    r"""The k largest elements, with the derivative of their relaxation.
 
     .. math::
         y = \operatorname{topk} x, \qquad D_x\, t = P t + \dot P x
 
-    with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at its
-    price. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at the
+    cost of :func:`torch.topk`. In the derivative an infinity counts as the last finite element. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.topk` gives: values and integer indices.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -8,7 +8,6 @@ from torch import Tensor
 from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import quantile_operator
-from fullgrad.soft.order._statistic import make_return_type
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -82,9 +81,7 @@ def median(
     outputs = "values" if dim is None else "values_and_weights"
     options = mode, method, standardize, gated_grad
     y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
-    if dim is None:
-        return y
-    return make_return_type(torch.return_types.median, *(y if isinstance(y, tuple) else (y, None)))
+    return y if dim is None else torch.return_types.median(y if isinstance(y, tuple) else (y, None))
 
 
 @overload
@@ -159,4 +156,4 @@ def median_st(
     outputs = "values" if dim is None else "values_and_indices"
     options = mode, method, standardize, gated_grad
     y = quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median", outputs, hard=True)
-    return y if dim is None else make_return_type(torch.return_types.median, *y)
+    return y if dim is None else torch.return_types.median(y)

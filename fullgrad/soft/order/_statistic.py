@@ -13,7 +13,7 @@ from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
 from fullgrad.soft._relaxation import MODES, Softness, check, floating
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
-from fullgrad.soft.order.methods import METHODS, WEIGHTED_SUM_METHODS, Method
+from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
 # What an operator returns. Integer indices come with hard values, weights with soft ones.
 Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices"]
@@ -110,12 +110,14 @@ def relax(x: Tensor, softness: Softness, dim: int, options: PlainOptions, finite
 
 
 def canonicalize_args(
-    name: str, x: Any, dim: Any, softness: Any, mode: Any, method: Any, methods: tuple[str, ...], nonempty: bool = False
+    name: str, x: Any, dim: Any, softness: Any, options: Any, outputs: Outputs | Literal["ranks"], nonempty: bool = False
 ) -> tuple[Tensor, int]:
     """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
 
     ``nonempty``: a row must have an element.
     """
+    mode, method, _, gated_grad = options
+    methods = PERMUTATION_METHODS if outputs == "weights" else RANK_METHODS if outputs == "ranks" else SORT_METHODS
     # What almost every call gives is looked at first, in a microsecond.
     if not (
         softness.__class__ is float
@@ -143,6 +145,10 @@ def canonicalize_args(
         x, dim = (x, dim - x.ndim if dim >= 0 else dim) if x.ndim else (x.reshape(1), -1)
     if nonempty and x.shape[dim] == 0:
         raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
+    if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
+        raise ValueError(
+            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
+        )
     return x, dim
 
 
@@ -156,19 +162,6 @@ def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, position: int, leadin
     if dim is None:
         return y.reshape(*y.shape[:leading], *(1,) * x.ndim, *y.shape[leading:])
     return y.unsqueeze(position)
-
-
-def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
-    """Constant weights need weights."""
-    if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
-        raise ValueError(
-            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
-        )
-
-
-def make_return_type(kind: Any, *items: Any) -> Any:
-    """One of torch's return types; its fields may be None."""
-    return kind(items)
 
 
 def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:

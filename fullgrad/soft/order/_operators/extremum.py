@@ -12,13 +12,11 @@ from fullgrad.soft.order._statistic import (
     Outputs,
     PlainOptions,
     canonicalize_args,
-    check_gate,
-    make_return_type,
     one_hot,
     relax,
     restore_keepdim,
 )
-from fullgrad.soft.order.methods import PERMUTATION_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
 def extremum_operator(
@@ -33,10 +31,8 @@ def extremum_operator(
     hard: bool,
 ) -> Any:
     """The largest or the smallest element as torch returns it: the value alone without ``dim``; or the weights of its place."""
-    mode, method, _, gated_grad = options
-    methods = PERMUTATION_METHODS if outputs == "weights" else SORT_METHODS
-    rows, d = canonicalize_args(name, x, dim, softness, mode, method, methods, nonempty=True)
-    check_gate(name, gated_grad, mode, method)
+    mode, method, *_ = options
+    rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
     if (outputs != "weights" and dim is None) or (
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS
     ):
@@ -45,10 +41,8 @@ def extremum_operator(
         y = hard_extremum(rows, d, largest, outputs)  # as the operator would; the call would cost more than a small maximum
     else:
         y = Extremum.apply(rows, softness, d, largest, options, outputs, hard)
-    if outputs == "weights":
-        return restore_keepdim(y, x, dim, d - 1) if keepdim else y
-    if dim is None:
-        return restore_keepdim(y, x, dim, d) if keepdim else y
+    if outputs == "weights" or dim is None:
+        return restore_keepdim(y, x, dim, d - 1 if outputs == "weights" else d) if keepdim else y
     if outputs == "values_and_indices" and not keepdim:
         return y
     values, indices = (y, None) if outputs == "values" else y
@@ -56,7 +50,8 @@ def extremum_operator(
         values = restore_keepdim(values, x, dim, d)
         if indices is not None:
             indices = restore_keepdim(indices, x, dim, d if outputs == "values_and_indices" else d - 1)
-    return make_return_type(torch.return_types.max if largest else torch.return_types.min, values, indices)
+    kind: Any = torch.return_types.max if largest else torch.return_types.min
+    return kind((values, indices))
 
 
 class Extremum(OrderStatistic):

@@ -15,13 +15,11 @@ from fullgrad.soft.order._statistic import (
     Outputs,
     PlainOptions,
     canonicalize_args,
-    check_gate,
-    make_return_type,
     one_hot,
     relax,
     restore_keepdim,
 )
-from fullgrad.soft.order.methods import PERMUTATION_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 # torch.quantile takes no more.
 _LARGEST = 16_000_000
@@ -54,10 +52,8 @@ def quantile_operator(
 
     The median is the interpolation "median", without a ``q``.
     """
-    mode, method, _, gated_grad = options
-    methods = PERMUTATION_METHODS if outputs == "weights" else SORT_METHODS
-    rows, d, q, several = parse_quantile_args(name, x, q, dim, softness, mode, method, interpolation, methods)
-    check_gate(name, gated_grad, mode, method)
+    mode, method, *_ = options
+    rows, d, q, several = parse_quantile_args(name, x, q, dim, softness, options, interpolation, outputs)
     if outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
     if mode == "hard":
@@ -76,10 +72,10 @@ def quantile_operator(
 
 
 def parse_quantile_args(
-    name: str, x: Any, q: Any, dim: Any, softness: Any, mode: Any, method: Any, interpolation: Any, methods: tuple[str, ...]
+    name: str, x: Any, q: Any, dim: Any, softness: Any, options: Any, interpolation: Any, outputs: Outputs
 ) -> QuantileArgs:
     """The arguments, checked."""
-    rows, d = canonicalize_args(name, x, dim, softness, mode, method, methods, nonempty=True)
+    rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
     if q is None and interpolation == "median":
         return QuantileArgs(rows, d, (0.5,), False)
     _checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
@@ -114,7 +110,7 @@ class Quantile(OrderStatistic):
     ) -> Any:
         if hard:
             y = hard_quantile(x, q, dim, interpolation, outputs)
-            return clone_if_view(y) if isinstance(y, Tensor) else make_return_type(type(y), *map(clone_if_view, y))
+            return clone_if_view(y) if isinstance(y, Tensor) else type(y)(tuple(map(clone_if_view, y)))
         return Quantile.soft_forward(x, q, softness, dim, interpolation, options, outputs, hard)
 
     @staticmethod
@@ -200,4 +196,4 @@ def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
     both = torch.median(x, dim)
     if outputs == "weights":
         return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
-    return both.values.unsqueeze(-1) if outputs == "values" else make_return_type(type(both), *[v.unsqueeze(-1) for v in both])
+    return both.values.unsqueeze(-1) if outputs == "values" else type(both)([v.unsqueeze(-1) for v in both])

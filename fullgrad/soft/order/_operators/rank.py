@@ -7,16 +7,15 @@ from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
 from fullgrad.soft.order._statistic import OrderStatistic, PlainOptions, canonicalize_args, relax
-from fullgrad.soft.order.methods import METHODS, RANK_METHODS
+from fullgrad.soft.order.methods import METHODS
 
 
 def rank_operator(
     name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: PlainOptions, hard: bool
 ) -> Tensor:
     """The ranks in the shape of ``x``."""
-    mode, method, *_ = options
-    rows, d = canonicalize_args(name, x, dim, softness, mode, method, RANK_METHODS)
-    if mode == "hard":
+    rows, d = canonicalize_args(name, x, dim, softness, options, "ranks")
+    if options[0] == "hard":
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, options, hard).reshape(x.shape)
 

@@ -14,12 +14,10 @@ from fullgrad.soft.order._statistic import (
     Outputs,
     PlainOptions,
     canonicalize_args,
-    check_gate,
-    make_return_type,
     one_hot,
     relax,
 )
-from fullgrad.soft.order.methods import PERMUTATION_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
 def sort_operator(
@@ -34,10 +32,8 @@ def sort_operator(
     k: int | None = None,
 ) -> Any:
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their places."""
-    mode, method, _, gated_grad = options
-    methods = PERMUTATION_METHODS if outputs == "weights" else SORT_METHODS
-    rows, d = canonicalize_args(name, x, dim, softness, mode, method, methods)
-    check_gate(name, gated_grad, mode, method)
+    mode, method, *_ = options
+    rows, d = canonicalize_args(name, x, dim, softness, options, outputs)
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
@@ -54,7 +50,8 @@ def sort_operator(
         values = values.reshape(())
         if indices is not None:
             indices = indices.reshape(() if outputs == "values_and_indices" else 1)
-    return make_return_type(torch.return_types.sort if k is None else torch.return_types.topk, values, indices)
+    kind: Any = torch.return_types.sort if k is None else torch.return_types.topk
+    return kind((values, indices))
 
 
 class Sort(OrderStatistic):

@@ -29,15 +29,3 @@ RANK_METHODS = tuple(METHODS)
 PermutationMethod = Literal["softsort", "neuralsort", "ot", "sorting_network"]
 SortMethod = Literal[PermutationMethod, "fast_soft_sort"]
 RankMethod = Literal[SortMethod, "sigmoid"]
-
-__all__ = [
-    "METHODS",
-    "PERMUTATION_METHODS",
-    "RANK_METHODS",
-    "SORT_METHODS",
-    "WEIGHTED_SUM_METHODS",
-    "Method",
-    "PermutationMethod",
-    "RankMethod",
-    "SortMethod",
-]

@@ -117,7 +117,7 @@ def canonicalize_args(
     ``nonempty``: a row must have an element.
     """
     mode, method, _, gated_grad = options
-    methods = PERMUTATION_METHODS if outputs == "weights" else RANK_METHODS if outputs == "ranks" else SORT_METHODS
+    methods = _METHODS_WITH.get(outputs, SORT_METHODS)
     # What almost every call gives is looked at first, in a microsecond.
     if not (
         softness.__class__ is float
@@ -153,6 +153,7 @@ def canonicalize_args(
 
 
 _INFINITY = float("inf")
+_METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}
 
 
 def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, position: int, leading: int = 0) -> Tensor:

@@ -1,8 +1,11 @@
 """The order statistics and their twins: golden values, exact hard values, per-sample gradients, the defects of others, errors."""
 
+import inspect
 import json
 import math
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
+from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS
 from fullgrad.testing._subject import close, equal
 
 INF, NAN = math.inf, math.nan
@@ -417,3 +421,36 @@ def test_errors_of_k_and_q():
         fullgrad.quantile_st(x, 0.5, interpolation="cubic")
     with pytest.raises(TypeError, match="quantile: `q` must be a number"):
         soft.quantile(x, "half")
+
+
+STATISTICS = (
+    "argmax",
+    "argmedian",
+    "argmin",
+    "argquantile",
+    "argsort",
+    "max",
+    "median",
+    "min",
+    "quantile",
+    "rank",
+    "sort",
+    "topk",
+)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_types_and_docstring_name_the_methods(name):
+    """The literals and the documented lists are those of the table of methods."""
+    methods = PERMUTATION_METHODS if name.startswith("arg") else RANK_METHODS if name == "rank" else SORT_METHODS
+    for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
+        assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
+        (line,) = re.findall(r"^ *method: (.*)$", function.__doc__, re.MULTILINE)
+        assert set(re.findall(r"``\"(\w+)\"``", line)) == set(methods)
+
+
+@pytest.mark.parametrize("call", [soft.quantile, soft.argquantile, fullgrad.quantile_st, fullgrad.argquantile_st])
+def test_median_is_no_interpolation(call):
+    """The lower median is a function of its own, and its internal name is not accepted."""
+    with pytest.raises(ValueError, match="`interpolation` must be one of 'linear'"):
+        call(torch.arange(4.0), 0.3, interpolation="median")

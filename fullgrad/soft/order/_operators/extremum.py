@@ -31,7 +31,7 @@ def extremum_operator(
     hard: bool,
 ) -> Any:
     """The largest or the smallest element as torch returns it: the value alone without ``dim``; or the weights of its place."""
-    mode, method, *_ = options
+    mode, method, _, _ = options
     rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
     if (outputs != "weights" and dim is None) or (
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS

@@ -1,13 +1,13 @@
 """`Quantile`: the operator of quantiles and the median."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import clone_if_view, is_tracing
+from fullgrad._dispatch import can_skip_autograd, clone_if_view, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._statistic import (
@@ -27,13 +27,8 @@ Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
-class QuantileArgs(NamedTuple):
-    """Checked arguments: the quantiles as a row, and whether they were more than a number."""
-
-    rows: Tensor
-    dim: int
-    q: Tensor | tuple[float, ...]
-    several: bool
+# The rows, their dimension, the quantiles as a row, and whether they were more than one number.
+QuantileArgs = tuple[Tensor, int, Tensor | tuple[float, ...], bool]
 
 
 def quantile_operator(
@@ -52,23 +47,25 @@ def quantile_operator(
 
     The median is the interpolation "median", without a ``q``.
     """
-    mode, method, *_ = options
+    mode, method, _, _ = options
     rows, d, q, several = parse_quantile_args(name, x, q, dim, softness, options, interpolation, outputs)
     if outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
-    if mode == "hard":
+    if mode == "hard" or (hard and softness.__class__ is float and q.__class__ is tuple and can_skip_autograd(rows)):
         y = hard_quantile(rows, q, d, interpolation, outputs)
     else:
         y = Quantile.apply(rows, q, softness, d, interpolation, options, outputs, hard)
 
-    def restore(y: Tensor, has_weights: bool) -> Tensor:
-        at = -2 if has_weights else -1
-        y = y.movedim(at, 0) if several else y.squeeze(at)
-        return restore_keepdim(y, x, dim, d - has_weights, int(several)) if keepdim else y
-
     if isinstance(y, Tensor):
-        return restore(y, outputs == "weights")
-    return restore(y[0], False), restore(y[1], outputs == "values_and_weights")
+        return _restore(y, x, dim, d, keepdim, several, -2 if outputs == "weights" else -1)
+    second = -2 if outputs == "values_and_weights" else -1
+    return _restore(y[0], x, dim, d, keepdim, several, -1), _restore(y[1], x, dim, d, keepdim, several, second)
+
+
+def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
+    """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
+    y = y.movedim(position, 0) if several else y.squeeze(position)
+    return restore_keepdim(y, x, dim, d + position + 1, int(several)) if keepdim else y
 
 
 def parse_quantile_args(
@@ -77,19 +74,20 @@ def parse_quantile_args(
     """The arguments, checked."""
     rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
     if q is None and interpolation == "median":
-        return QuantileArgs(rows, d, (0.5,), False)
+        return rows, d, (0.5,), False
     _checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
     if isinstance(q, Tensor):
         _checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
-        return QuantileArgs(rows, d, q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1)
+        return rows, d, q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
-    for number in q if several else (q,):
+    numbers: tuple[Any, ...] = tuple(q) if several else (q,)
+    for number in numbers:
         _checks.real_number(name, "q", number)
         if not 0 <= number <= 1:
             raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
-    return QuantileArgs(rows, d, tuple(map(float, q)) if several else (float(q),), several)
+    return rows, d, tuple(map(float, numbers)), several
 
 
 class Quantile(OrderStatistic):

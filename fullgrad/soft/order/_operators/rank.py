@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
 from fullgrad.soft.order._statistic import OrderStatistic, PlainOptions, canonicalize_args, relax
 from fullgrad.soft.order.methods import METHODS
@@ -17,6 +18,8 @@ def rank_operator(
     rows, d = canonicalize_args(name, x, dim, softness, options, "ranks")
     if options[0] == "hard":
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
+    if hard and softness.__class__ is float and can_skip_autograd(rows):
+        return hard_rank(rows, d, descending).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, options, hard).reshape(x.shape)
 
 

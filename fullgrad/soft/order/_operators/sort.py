@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import clone_if_view
+from fullgrad._dispatch import can_skip_autograd, clone_if_view
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._statistic import (
@@ -32,12 +32,12 @@ def sort_operator(
     k: int | None = None,
 ) -> Any:
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their places."""
-    mode, method, *_ = options
+    mode, method, _, _ = options
     rows, d = canonicalize_args(name, x, dim, softness, options, outputs)
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
-    if mode == "hard":
+    if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_sort(rows, d, descending, count, outputs)
     else:
         y = Sort.apply(rows, softness, d, descending, count, options, outputs, hard)

@@ -13,14 +13,11 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
-from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS
+from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
 
 INF, NAN = math.inf, math.nan
 MODES = ("smooth", "c0", "c1", "c2")
-WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
-PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
-METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
 
 
@@ -136,7 +133,7 @@ def test_weights_of_a_twin_are_those_of_torchs_index(name):
 
 CALLS = {
     **{f"{n} {m}": (n, m) for n in ("argmax", "argmin", "argmedian") for m in PERMUTATION_METHODS},
-    **{f"{n} {m}": (n, m) for n in ("max", "min", "median", "sort", "rank") for m in METHODS},
+    **{f"{n} {m}": (n, m) for n in ("max", "min", "median", "sort", "rank") for m in SORT_METHODS},
 }
 
 
@@ -200,7 +197,7 @@ def test_keepdim(name):
         close(kept.flatten(), plain.flatten())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_one_element(method):
     """A row of one, and a tensor without dimensions, have their element and its derivative."""
     for x in (torch.tensor([3.0]), torch.tensor(3.0)):
@@ -215,7 +212,7 @@ def test_empty_rows():
     """Nothing sorts to nothing; the largest of nothing is an error."""
     for x in (torch.zeros(0), torch.zeros(2, 0)):
         assert fullgrad.sort_st(x).values.shape == x.shape
-    for method in METHODS:
+    for method in SORT_METHODS:
         assert soft.sort(torch.zeros(0, 3), method=method).values.shape == (0, 3)
         assert soft.rank(torch.zeros(0, 3), dim=-1, method=method).shape == (0, 3)
     with pytest.raises(ValueError, match="max_st: `x` must have at least one element"):
@@ -225,7 +222,7 @@ def test_empty_rows():
 # --- per sample -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 @pytest.mark.parametrize("name", ["sort_st", "topk_st", "rank_st"])
 def test_gradients_per_sample(name, method):
     """``vmap(grad)`` equals the loop."""
@@ -240,7 +237,7 @@ def test_gradients_per_sample(name, method):
     close(vmap(grad(loss))(x), torch.stack([grad(loss)(row) for row in x]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_softness_per_sample(method):
     """A softness for each sample, and its gradient, transport included."""
     x, s = numbers(3, 5), torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
@@ -270,7 +267,7 @@ def test_quantile_per_sample():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "method"),
-    [(n, m) for n in ("sort", "rank", "max") for m in METHODS] + [("rank", "sigmoid")],
+    [(n, m) for n in ("sort", "rank", "max") for m in SORT_METHODS] + [("rank", "sigmoid")],
 )
 def test_second_derivatives_are_those_of_the_first(name, method, mode):
     """The Hessian is the numerical derivative of the gradient. In softtorch 0.1.1 it is silently wrong for softsort and
@@ -339,7 +336,7 @@ def test_rows_of_a_network_do_not_see_each_other(standardize):
     equal(first, second)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 @pytest.mark.parametrize("masked", [INF, -INF])
 def test_infinity_does_not_poison_ranks_and_gradients(masked, method):
     """Ranks of a row with an infinity are finite and in order, and so are gradients of hard values."""
@@ -359,7 +356,7 @@ def test_infinity_does_not_poison_ranks_and_gradients(masked, method):
         assert g[1] == 0 or name != "max_st"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_nan_stays_in_its_row(method):
     """A NaN makes its row NaN and leaves the others alone."""
     x = numbers(3, 4)

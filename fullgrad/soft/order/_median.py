@@ -1,6 +1,6 @@
 """`median`: the median, soft."""
 
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -81,7 +81,8 @@ def median(
     outputs = "values" if dim is None else "values_and_weights"
     options = mode, method, standardize, gated_grad
     y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
-    return y if dim is None else torch.return_types.median(y if isinstance(y, tuple) else (y, None))
+    pair: Any = y if isinstance(y, tuple) else (y, None)
+    return y if dim is None else torch.return_types.median(pair)
 
 
 @overload

@@ -194,4 +194,6 @@ def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
     both = torch.median(x, dim)
     if outputs == "weights":
         return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
-    return both.values.unsqueeze(-1) if outputs == "values" else type(both)([v.unsqueeze(-1) for v in both])
+    return (
+        both.values.unsqueeze(-1) if outputs == "values" else type(both)((both.values.unsqueeze(-1), both.indices.unsqueeze(-1)))
+    )

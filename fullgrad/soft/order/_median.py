@@ -81,8 +81,10 @@ def median(
     outputs = "values" if dim is None else "values_and_weights"
     options = mode, method, standardize, gated_grad
     y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
+    if dim is None:
+        return y
     pair: Any = y if isinstance(y, tuple) else (y, None)
-    return y if dim is None else torch.return_types.median(pair)
+    return torch.return_types.median(pair)
 
 
 @overload

@@ -16,10 +16,11 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.soft import _abs_of, _step
-from fullgrad.soft.order import _rank
-from fullgrad.soft.order._operators import extremum as _extreme
-from fullgrad.soft.order._operators import quantile as _place
-from fullgrad.soft.order._operators import sort as _sorted
+from fullgrad.soft.order._operators import extremum as _extremum
+from fullgrad.soft.order._operators import quantile as _quantile
+from fullgrad.soft.order._operators import rank as _rank
+from fullgrad.soft.order._operators import sort as _sort
+from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.soft.order.projections import permutahedron as _permutahedron
 from fullgrad.soft.order.projections import simplex as _simplex
 from fullgrad.soft.order.projections import transport_polytope as _transport
@@ -187,9 +188,6 @@ def _ranks(x, s, mode, method, descending=True):
 
 # --- The cases --------------------------------------------------------------------------------------------------------
 
-WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
-PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
-METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
 LARGEST = ([0.0, 1.0], [3.0, 1.0])
 TWO = ([1.0, 0.5, 0.0], [1.0, 1.0, 2.0])
 QUARTILE = ([0.0, 1 / 3, 2 / 3, 1.0], [0.0, 1.0, 1.0, 2.0])
@@ -264,18 +262,24 @@ def _quantile_of(x):
 _argmax, _argmin, _median = _at(3, 1, LARGEST), _at(3, 1, LARGEST, -1), _at(1, 1, MIDDLE)
 # Of each statistic its options, formula(x, s, mode, method), hard value, methods and operator class.
 STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
-    "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), PERMUTATION_METHODS, _extreme.Extreme),
-    "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), PERMUTATION_METHODS, _extreme.Extreme),
-    "max": ({"dim": -1}, _value_at(3, _argmax), lambda x: x.max(-1).values, METHODS, _extreme.Extreme),
-    "min": ({"dim": -1}, _value_at(3, _argmin, -1), lambda x: x.min(-1).values, METHODS, _extreme.Extreme),
-    "argmedian": ({"dim": -1}, _median, lambda x: _one_hot(x.median(-1).indices, x), PERMUTATION_METHODS, _place.Quantile),
-    "median": ({"dim": -1}, _value_at(1, _median), lambda x: x.median(-1).values, METHODS, _place.Quantile),
-    "argquantile": ({"q": 0.25, "dim": -1}, _quarter, _hard_quartile, PERMUTATION_METHODS, _place.Quantile),
-    "quantile": ({"q": 0.25, "dim": -1}, _quarter_value, lambda x: (_hard_quartile(x) * x).sum(-1), METHODS, _place.Quantile),
-    "argsort": ({}, _weights, lambda x: _one_hot(torch.argsort(x, -1), x), PERMUTATION_METHODS, _sorted.Sorted),
-    "sort": ({}, _values, lambda x: torch.sort(x, -1).values, METHODS, _sorted.Sorted),
-    "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, METHODS, _sorted.Sorted),
-    "rank": ({"dim": -1}, _ranks, _hard_rank, (*METHODS, "sigmoid"), _rank.Rank),
+    "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), PERMUTATION_METHODS, _extremum.Extremum),
+    "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), PERMUTATION_METHODS, _extremum.Extremum),
+    "max": ({"dim": -1}, _value_at(3, _argmax), lambda x: x.max(-1).values, SORT_METHODS, _extremum.Extremum),
+    "min": ({"dim": -1}, _value_at(3, _argmin, -1), lambda x: x.min(-1).values, SORT_METHODS, _extremum.Extremum),
+    "argmedian": ({"dim": -1}, _median, lambda x: _one_hot(x.median(-1).indices, x), PERMUTATION_METHODS, _quantile.Quantile),
+    "median": ({"dim": -1}, _value_at(1, _median), lambda x: x.median(-1).values, SORT_METHODS, _quantile.Quantile),
+    "argquantile": ({"q": 0.25, "dim": -1}, _quarter, _hard_quartile, PERMUTATION_METHODS, _quantile.Quantile),
+    "quantile": (
+        {"q": 0.25, "dim": -1},
+        _quarter_value,
+        lambda x: (_hard_quartile(x) * x).sum(-1),
+        SORT_METHODS,
+        _quantile.Quantile,
+    ),
+    "argsort": ({}, _weights, lambda x: _one_hot(torch.argsort(x, -1), x), PERMUTATION_METHODS, _sort.Sort),
+    "sort": ({}, _values, lambda x: torch.sort(x, -1).values, SORT_METHODS, _sort.Sort),
+    "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, SORT_METHODS, _sort.Sort),
+    "rank": ({"dim": -1}, _ranks, _hard_rank, RANK_METHODS, _rank.Rank),
 }
 # What torch cannot linearize.
 EXACT = {"quantile": _quantile_of}
@@ -299,7 +303,7 @@ def _relaxed(operator_class: Any) -> Callable[..., Any]:
 
     def forward(*args: Any) -> Any:
         y = operator_class.relaxed(*args)
-        several = args[-2] in ("both", "indices")
+        several = args[-2] == "values_and_indices"
         return (y, torch.zeros(y.shape, dtype=torch.int64, device=y.device)) if several else y
 
     return forward

@@ -1,5 +1,7 @@
-"""Order statistics: the largest and least elements, sorted ones, quantiles and ranks. Each is a function of the rows of a tensor
-(`_rows`) by one of several methods, which stand on projections.
+"""Order statistics: the largest and smallest elements, sorted ones, quantiles and ranks.
+
+Public pairs call operators (`_operators`), whose rules are in `_statistic`. Operators are written in terms of a method
+(`methods`), which works on rows (`_rows`) and stands on projections (`projections`) and kernels (`kernels`).
 """
 
 from fullgrad.soft.order._argmax import argmax, argmax_st

@@ -1,10 +1,11 @@
-"""`argmedian`: the place of the median, soft."""
+"""`argmedian`: the index of the median, soft."""
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import called, places
-from fullgrad.soft.order._rows import PERMUTATION_METHODS
+from fullgrad.soft.order._operators.quantile import quantile_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argmedian(
@@ -12,34 +13,34 @@ def argmedian(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the median, as weights.
+    r"""The index of the median, as weights.
 
     .. math::
         P_m, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
 
-    with the weights P of :func:`argquantile`; of an even number the lower one of the two in the middle, as in torch. Saved:
-    ``x``.
+    with the weights P of :func:`argquantile`; of an even number of elements that of the lower one in the middle, as in torch.
+    Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own.
+        The weights, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -49,8 +50,8 @@ def argmedian(
 
     Source: ``softtorch.argmedian``.
     """
-    call = called("argmedian", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), mode == "hard")
+    options = mode, method, standardize, True
+    return quantile_operator("argmedian", x, None, dim, keepdim, softness, options, "median", "weights", hard=False)
 
 
 def argmedian_st(
@@ -58,11 +59,11 @@ def argmedian_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the median as a one, with the derivative of the relaxation.
+    r"""The index of the median as a one-hot vector, with the derivative of its relaxation.
 
     .. math::
         e_{(m)}, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
@@ -73,18 +74,18 @@ def argmedian_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        Zeros and a one, in a last dimension of their own.
+        Zeros and a one, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -94,5 +95,5 @@ def argmedian_st(
 
     Source: ``softtorch.argmedian_st``.
     """
-    call = called("argmedian_st", x, 0.5, dim, softness, mode, method, "median", PERMUTATION_METHODS)
-    return places(call, keepdim, (mode, method, standardize, True), True)
+    options = mode, method, standardize, True
+    return quantile_operator("argmedian_st", x, None, dim, keepdim, softness, options, "median", "weights", hard=True)

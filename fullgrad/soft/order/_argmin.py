@@ -1,9 +1,11 @@
-"""`argmin`: the place of the least element, soft."""
+"""`argmin`: the index of the smallest element, soft."""
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.extremum import place
+from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argmin(
@@ -11,11 +13,11 @@ def argmin(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the least element, as weights.
+    r"""The index of the smallest element, as weights.
 
     .. math::
         P_1, \qquad D_x = \frac{\partial P_1}{\partial x}
@@ -27,18 +29,18 @@ def argmin(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+        The weights, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -49,7 +51,8 @@ def argmin(
     Source: ``softtorch.argmin``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    return place("argmin", x, dim, keepdim, softness, (mode, method, standardize), False, mode == "hard")
+    options = mode, method, standardize, True
+    return extremum_operator("argmin", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=False)
 
 
 def argmin_st(
@@ -57,11 +60,11 @@ def argmin_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "softsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The place of the least element as a one, with the derivative of its relaxation.
+    r"""The index of the smallest element as a one-hot vector, with the derivative of its relaxation.
 
     .. math::
         e_{\operatorname{argmin} x}, \qquad D_x = \frac{\partial P_1}{\partial x}
@@ -72,18 +75,18 @@ def argmin_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        Zeros and a one, in a last dimension of their own: the shape of ``x`` without ``dim``, and n behind it.
+        Zeros and a one, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -96,4 +99,5 @@ def argmin_st(
 
     Source: ``softtorch.argmin_st``.
     """
-    return place("argmin_st", x, dim, keepdim, softness, (mode, method, standardize), False, True)
+    options = mode, method, standardize, True
+    return extremum_operator("argmin_st", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=True)

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import places
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import PermutationMethod
 
 
 def argsort(
@@ -11,11 +13,11 @@ def argsort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
-    r"""The order of the elements, as weights of each element in each place.
+    r"""The order of the elements, as the weights of each element in each position.
 
     .. math::
         P, \qquad D_x = \frac{\partial P}{\partial x}
@@ -28,8 +30,8 @@ def argsort(
     * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A),\ A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
       :func:`abs`.
 
-    * ``ot``: n times the plan of :func:`proj_transport_polytope` that moves z to n even places in [0, 1], at the square of the
-      distance.
+    * ``ot``: n times the plan of :func:`proj_transport_polytope` that moves z to n equally spaced points of [0, 1], at the cost
+      of the squared distance.
 
     * ``sorting_network``: the exchanges of a bitonic network, each as far as :func:`sigmoidal` says.
 
@@ -40,19 +42,19 @@ def argsort(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        The weights: k = n places where ``dim`` was, and the elements in a last dimension of their own.
+        The weights: the positions where ``dim`` was, and the elements in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -66,7 +68,8 @@ def argsort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
     https://arxiv.org/abs/2105.04019 (sorting_network).
     """
-    return places("argsort", x, dim, descending, softness, (mode, method, standardize, True), mode == "hard")
+    options = mode, method, standardize, True
+    return sort_operator("argsort", x, dim, descending, softness, options, "weights", hard=False)
 
 
 def argsort_st(
@@ -74,8 +77,8 @@ def argsort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: PermutationMethod = "neuralsort",
     standardize: bool = True,
 ) -> Tensor:
     r"""The order of the elements as a permutation matrix, with the derivative of its relaxation.
@@ -88,19 +91,19 @@ def argsort_st(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
 
     Returns:
-        Zeros and ones: n places where ``dim`` was, and the elements in a last dimension of their own.
+        Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -112,4 +115,5 @@ def argsort_st(
 
     Source: ``softtorch.argsort_st``.
     """
-    return places("argsort_st", x, dim, descending, softness, (mode, method, standardize, True), True)
+    options = mode, method, standardize, True
+    return sort_operator("argsort_st", x, dim, descending, softness, options, "weights", hard=True)

@@ -1,23 +1,48 @@
 """`max`: the largest element, soft."""
 
-from typing import Any
+from typing import overload
 
+import torch
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.extremum import soft, straight
+from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
+@overload
+def max(
+    x: Tensor,
+    dim: None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> Tensor: ...
+@overload
+def max(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> torch.return_types.max: ...
 def max(
     x: Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
-) -> Any:
+) -> Tensor | torch.return_types.max:
     r"""The largest element, soft.
 
     .. math::
@@ -30,20 +55,20 @@ def max(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         With ``dim`` a ``torch.return_types.max`` of the values and their indices, which are the weights of :func:`argmax` (None
         by ``fast_soft_sort`` and ``sorting_network``); without, the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -57,19 +82,42 @@ def max(
     Source: ``softtorch.max``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    return soft("max", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), True)
+    options = mode, method, standardize, gated_grad
+    return extremum_operator("max", x, dim, keepdim, softness, options, largest=True, outputs="values_and_weights", hard=False)
 
 
+@overload
+def max_st(
+    x: Tensor,
+    dim: None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> Tensor: ...
+@overload
+def max_st(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> torch.return_types.max: ...
 def max_st(
     x: Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "softsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
-) -> Any:
+) -> Tensor | torch.return_types.max:
     r"""The largest element, with the derivative of its relaxation.
 
     .. math::
@@ -82,19 +130,19 @@ def max_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.max` gives: with ``dim`` values and integer indices, without it the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -107,4 +155,5 @@ def max_st(
 
     Source: ``softtorch.max_st``.
     """
-    return straight("max_st", x, dim, keepdim, softness, (mode, method, standardize, gated_grad), True)
+    options = mode, method, standardize, gated_grad
+    return extremum_operator("max_st", x, dim, keepdim, softness, options, largest=True, outputs="values_and_indices", hard=True)

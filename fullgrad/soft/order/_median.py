@@ -1,52 +1,74 @@
 """`median`: the median, soft."""
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
-from fullgrad.soft.order._statistic import check_gate, make_return_type
+from fullgrad.soft.order._operators.quantile import quantile_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
+@overload
+def median(
+    x: Tensor,
+    dim: None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> Tensor: ...
+@overload
+def median(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> torch.return_types.median: ...
 def median(
     x: Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
-) -> Any:
+) -> Tensor | torch.return_types.median:
     r"""The median, soft.
 
     .. math::
         y = \sum_j P_{mj} x_j, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
 
-    with the weights P of :func:`argmedian`, or the value of :func:`sort` in that place by ``fast_soft_sort`` and
+    with the weights P of :func:`argmedian`, or the value of :func:`sort` in that position by ``fast_soft_sort`` and
     ``sorting_network``. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None by
         ``fast_soft_sort`` and ``sorting_network``); without, the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -56,55 +78,72 @@ def median(
 
     Source: ``softtorch.median``.
     """
-    call = called("median", x, 0.5, dim, softness, mode, method, "median", METHODS)
-    check_gate("median", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    if dim is None or method not in WEIGHTED_SUM_METHODS:
-        y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
-        y = call.values(y, keepdim)
-        return y if dim is None else make_return_type(torch.return_types.median, y, None)
-    if mode == "hard":
-        values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
-    else:
-        values, weights = Quantile.apply(*call.soft, how, "both", False)
-    return make_return_type(torch.return_types.median, call.values(values, keepdim), call.weights(weights, keepdim))
+    outputs = "values" if dim is None else "values_and_weights"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
+    if dim is None:
+        return y
+    pair: Any = y if isinstance(y, tuple) else (y, None)
+    return torch.return_types.median(pair)
 
 
+@overload
+def median_st(
+    x: Tensor,
+    dim: None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> Tensor: ...
+@overload
+def median_st(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    standardize: bool = ...,
+    gated_grad: bool = ...,
+) -> torch.return_types.median: ...
 def median_st(
     x: Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
-) -> Any:
-    r"""The median, with the derivative of the relaxation.
+) -> Tensor | torch.return_types.median:
+    r"""The median, with the derivative of its relaxation.
 
     .. math::
         y = \operatorname{median} x, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
 
     with the weights P of :func:`fullgrad.soft.argmedian`, at every order. The value is that of :func:`torch.median`, bit for bit.
-    An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    In the derivative an infinity counts as the last finite element. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.median` gives: with ``dim`` values and integer indices, without it the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -117,11 +156,7 @@ def median_st(
 
     Source: ``softtorch.median_st``.
     """
-    call = called("median_st", x, 0.5, dim, softness, mode, method, "median", METHODS)
-    check_gate("median_st", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    wants = "values" if dim is None else "indices"
-    y = hard_quantile(*call.hard, wants) if mode == "hard" else Quantile.apply(*call.soft, how, wants, True)
-    if dim is None:
-        return call.values(y, keepdim)
-    return type(y)([call.values(v, keepdim) for v in y])
+    outputs = "values" if dim is None else "values_and_indices"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median", outputs, hard=True)
+    return y if dim is None else torch.return_types.median(y)

@@ -1,57 +1,86 @@
 """`quantile`: a quantile, soft."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, overload
 
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.quantile import Quantile, called, hard_quantile
-from fullgrad.soft.order._rows import METHODS, WEIGHTED_SUM_METHODS
-from fullgrad.soft.order._statistic import check_gate
+from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
+@overload
+def quantile(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    interpolation: Interpolation = ...,
+    standardize: bool = ...,
+    return_argquantile: Literal[False] = ...,
+    gated_grad: bool = ...,
+) -> Tensor: ...
+@overload
+def quantile(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    interpolation: Interpolation = ...,
+    standardize: bool = ...,
+    *,
+    return_argquantile: Literal[True],
+    gated_grad: bool = ...,
+) -> tuple[Tensor, Tensor | None]: ...
 def quantile(
     x: Tensor,
     q: float | Sequence[float] | Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
     return_argquantile: bool = False,
     gated_grad: bool = True,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor | None]:
     r"""A quantile, soft.
 
     .. math::
         y = \sum_j \big((1 - a)\, P_{kj} + a\, P_{k+1, j}\big)\, x_j, \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
 
-    with p = q (n - 1), its place k below and a = p - k, and W the weights of :func:`argquantile`, or the same of the values of
-    :func:`sort` by ``fast_soft_sort`` and ``sorting_network``. Saved: ``x``.
+    with p = q (n - 1), k the integer below p and a = p - k, and W the weights of :func:`argquantile`. ``fast_soft_sort``
+    and ``sorting_network`` interpolate the values of :func:`sort`. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
         return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        The quantile; those of several ``q`` in front. With ``return_argquantile`` the pair of it and its weights.
+        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
@@ -65,18 +94,10 @@ def quantile(
 
     Source: ``softtorch.quantile``.
     """
-    call = called("quantile", x, q, dim, softness, mode, method, interpolation, METHODS)
-    check_gate("quantile", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    if return_argquantile and method in WEIGHTED_SUM_METHODS:
-        if mode == "hard":
-            values, weights = (hard_quantile(*call.hard, wants) for wants in ("values", "weights"))
-        else:
-            values, weights = Quantile.apply(*call.soft, how, "both", False)
-        return call.values(values, keepdim), call.weights(weights, keepdim)
-    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", False)
-    y = call.values(y, keepdim)
-    return (y, None) if return_argquantile else y
+    outputs = "values_and_weights" if return_argquantile else "values"
+    options = mode, method, standardize, gated_grad
+    y = quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation, outputs, hard=False)
+    return (y, None) if return_argquantile and isinstance(y, Tensor) else y
 
 
 def quantile_st(
@@ -85,13 +106,13 @@ def quantile_st(
     dim: int | None = None,
     keepdim: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
-    interpolation: str = "linear",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
+    interpolation: Interpolation = "linear",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> Tensor:
-    r"""A quantile, with the derivative of the relaxation.
+    r"""A quantile, with the derivative of its relaxation.
 
     .. math::
         y = \operatorname{quantile}(x, q), \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
@@ -102,23 +123,23 @@ def quantile_st(
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        q: From 0 to 1: a number, or several, which come in front; a tensor gets its own gradient.
+        q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
-        interpolation: Between neighboring places: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
+        interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        The quantile; those of several ``q`` in front.
+        The quantile; several ``q`` give a first dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, ``q`` is a number beyond 0 and 1, or ``interpolation`` is not known, or ``gated_grad`` is False for
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
@@ -132,8 +153,5 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
-    call = called("quantile_st", x, q, dim, softness, mode, method, interpolation, METHODS)
-    check_gate("quantile_st", gated_grad, mode, method)
-    how = (mode, method, standardize, gated_grad)
-    y = hard_quantile(*call.hard, "values") if mode == "hard" else Quantile.apply(*call.soft, how, "values", True)
-    return call.values(y, keepdim)
+    options = mode, method, standardize, gated_grad
+    return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation, "values", hard=True)

@@ -1,21 +1,19 @@
-"""`rank`: the place of each element."""
+"""`rank`: the rank of each element, soft."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from fullgrad.soft._relaxation import Softness, with_zero_derivative
-from fullgrad.soft.order._rows import RANK_METHODS, ranks, rows_of
-from fullgrad.soft.order._statistic import OrderStatistic, canonicalize_args
+from fullgrad.soft._modes import Mode
+from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._operators.rank import rank_operator
+from fullgrad.soft.order.methods import RankMethod
 
 
 def rank(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: RankMethod = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
@@ -24,7 +22,7 @@ def rank(
     .. math::
         y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
 
-    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the places, :math:`y_j = \sum_i i\,
+    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the positions, :math:`y_j = \sum_i i\,
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
     ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
 
@@ -34,8 +32,8 @@ def rank(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
@@ -44,9 +42,9 @@ def rank(
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -57,33 +55,31 @@ def rank(
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
     """
-    rows, d = canonicalize_args("rank", x, dim, softness, mode, method, RANK_METHODS)
-    if mode == "hard":
-        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), False).reshape(x.shape)
+    options = mode, method, standardize, True
+    return rank_operator("rank", x, dim, softness, descending, options, hard=False)
 
 
 def rank_st(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: RankMethod = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
-    r"""The rank of each element, with the derivative of the relaxation.
+    r"""The rank of each element, with the derivative of its relaxation.
 
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
-    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements have the order of their places. Saved:
-    ``x``.
+    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order in which they
+    stand. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
@@ -93,9 +89,9 @@ def rank_st(
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -108,33 +104,5 @@ def rank_st(
 
     Source: ``softtorch.rank_st``.
     """
-    rows, d = canonicalize_args("rank_st", x, dim, softness, mode, method, RANK_METHODS)
-    if mode == "hard":
-        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    return Rank.apply(rows, softness, d, descending, (mode, method, standardize), True).reshape(x.shape)
-
-
-class Rank(OrderStatistic):
-    """The operator of :func:`rank` and :func:`rank_st`; ``how`` is mode, method, standardize."""
-
-    @staticmethod
-    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
-        return hard_rank(x, dim, descending) if hard else Rank.soft_forward(x, softness, dim, descending, how, hard)
-
-    @staticmethod
-    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, how: tuple[Any, ...], hard: bool) -> Tensor:
-        if descending and how[1] == "sorting_network":  # of which the negated row is no mirror image
-            y = x.shape[dim] + 1 - ranks(rows_of(x, softness, dim, *how))
-        else:
-            y = ranks(rows_of(-x if descending else x, softness, dim, *how))
-        return y.movedim(-1, dim).to(x.dtype)
-
-
-def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
-    order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
-    shape = [1] * x.ndim
-    shape[dim] = x.shape[dim]
-    numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    # In place, which keeps the strides of the input; done again, as a linearized graph does it, it changes nothing.
-    return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)
+    options = mode, method, standardize, True
+    return rank_operator("rank_st", x, dim, softness, descending, options, hard=True)

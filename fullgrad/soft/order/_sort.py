@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import soft, straight
-from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._statistic import canonicalize_args, check_gate
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def sort(
@@ -14,8 +14,8 @@ def sort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -26,30 +26,29 @@ def sort(
         y = P x, \qquad D_x\, t = P t + \dot P x
 
     with the weights P of :func:`argsort`, and :math:`\dot P` their derivative along t. ``fast_soft_sort`` projects onto the
-    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0,
-    1).
+    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both map the values back from (0, 1).
 
-    In smooth mode, and in the others, ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n)
-    memory, derivatives included; indices are n by n. Saved: ``x``.
+    In every mode ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n) memory, derivatives
+    included; indices are n by n. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
-        return_indices: Whether there are indices, n numbers for each place.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        return_indices: Whether there are indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.sort`` of the values, and the weights of :func:`argsort` as indices, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -63,9 +62,9 @@ def sort(
     Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
     """
-    rows, d = canonicalize_args("sort", x, dim, softness, mode, method, METHODS)
-    check_gate("sort", gated_grad, mode, method)
-    return soft(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad), return_indices)
+    outputs = "values_and_weights" if return_indices else "values"
+    options = mode, method, standardize, gated_grad
+    return sort_operator("sort", x, dim, descending, softness, options, outputs, hard=False)
 
 
 def sort_st(
@@ -73,37 +72,38 @@ def sort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.sort:
-    r"""The elements in order, with the derivative of the relaxation.
+    r"""The elements in order, with the derivative of their relaxation.
 
     .. math::
         y = \operatorname{sort} x, \qquad D_x\, t = P t + \dot P x
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by
-    ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at its price: the relaxation
-    is computed when a derivative is. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at the cost of
+    :func:`torch.sort`: the relaxation is computed when a derivative is. In the derivative an infinity counts as the last finite
+    element. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None takes the tensor as one row.
-        descending: Whether the order is from the largest to the least.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        descending: Whether the order is from the largest to the smallest.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.sort` gives: values and integer indices.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -116,6 +116,5 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
-    rows, d = canonicalize_args("sort_st", x, dim, softness, mode, method, METHODS)
-    check_gate("sort_st", gated_grad, mode, method)
-    return straight(x, rows, d, softness, descending, 0, (mode, method, standardize, gated_grad))
+    options = mode, method, standardize, gated_grad
+    return sort_operator("sort_st", x, dim, descending, softness, options, "values_and_indices", hard=True)

@@ -1,25 +1,42 @@
-"""`OrderStatistic`: the rules of every order statistic and its straight-through twin, written once."""
+"""`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import clone_if_view
+from fullgrad._dispatch.rules import VmapInfo
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
-from fullgrad.soft._relaxation import MODES, check, floating
-from fullgrad.soft.order._rows import WEIGHTED_SUM_METHODS
+from fullgrad.soft._relaxation import MODES, Softness, check, floating
+from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
+from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
+
+# What an operator returns. Integer indices come with hard values, weights with soft ones.
+Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices"]
+
+
+class Options(NamedTuple):
+    """How a statistic is relaxed. Calls pass it as a plain tuple, of which a small call takes no notice."""
+
+    mode: str
+    method: str
+    standardize: bool
+    gated_grad: bool
+
+
+PlainOptions = tuple[str, str, bool, bool]
 
 
 class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
     A member gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
-    input is true, the hard operator. ``relaxed`` is called when a derivative is asked for, from the inputs, which alone
-    are saved; it stands on the projections, whose rules are explicit, and so derivatives of any order are its own.
+    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it stands on the
+    projections, whose rules are explicit, and so derivatives of any order are its own.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
@@ -70,7 +87,7 @@ class OrderStatistic(Function):
         return pushed if isinstance(pushed, tuple) else (pushed, None)
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         x, x_dim = args[0], in_dims[0]
         x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
         # A number for each sample, against rows.
@@ -83,13 +100,24 @@ class OrderStatistic(Function):
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
 
 
+def relax(x: Tensor, softness: Softness, dim: int, options: PlainOptions, finite_values: bool) -> tuple[Method, Rows]:
+    """The method, and the rows that it works on; ``finite_values``: without infinities among their values."""
+    mode, method, standardize, gated_grad = Options(*options)
+    rows = make_rows(x, softness, dim, mode, standardize)
+    if finite_values:
+        rows = with_finite_values(rows)
+    return METHODS[method], rows if gated_grad else with_constant_weights(rows)
+
+
 def canonicalize_args(
-    name: str, x: Any, dim: Any, softness: Any, mode: Any, method: Any, methods: tuple[str, ...], some: bool = False
+    name: str, x: Any, dim: Any, softness: Any, options: Any, outputs: Outputs | Literal["ranks"], nonempty: bool = False
 ) -> tuple[Tensor, int]:
     """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
 
-    ``some``: a row must have an element.
+    ``nonempty``: a row must have an element.
     """
+    mode, method, _, gated_grad = options
+    methods = _METHODS_WITH.get(outputs, SORT_METHODS)
     # What almost every call gives is looked at first, in a microsecond.
     if not (
         softness.__class__ is float
@@ -115,36 +143,28 @@ def canonicalize_args(
         if isinstance(dim, (tuple, list)):
             raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
         x, dim = (x, dim - x.ndim if dim >= 0 else dim) if x.ndim else (x.reshape(1), -1)
-    if some and x.shape[dim] == 0:
+    if nonempty and x.shape[dim] == 0:
         raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
-    return x, dim
-
-
-_INFINITY = float("inf")
-
-
-def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, place: int, behind: int = 0) -> Tensor:
-    """The result of a reduction with the dimensions that ``x`` has: one at a place, or all, behind so many others."""
-    if x.ndim == 0:
-        return y
-    if dim is None:
-        return y.reshape(*y.shape[:behind], *(1,) * x.ndim, *y.shape[behind:])
-    return y.unsqueeze(place)
-
-
-def check_gate(name: str, gated_grad: bool, mode: str, method: str) -> None:
-    """Weights that can be held constant are needed to hold them constant."""
     if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         raise ValueError(
             f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
         )
+    return x, dim
 
 
-def make_return_type(kind: Any, *items: Any) -> Any:
-    """One of torch's return types; its fields may be None."""
-    return kind(items)
+_INFINITY = float("inf")
+_METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}
+
+
+def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, position: int, leading: int = 0) -> Tensor:
+    """The result of a reduction with the dimensions of ``x``: the reduced one at a position, or all, after some leading ones."""
+    if x.ndim == 0:
+        return y
+    if dim is None:
+        return y.reshape(*y.shape[:leading], *(1,) * x.ndim, *y.shape[leading:])
+    return y.unsqueeze(position)
 
 
 def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Weights that are all in one place, in a new last dimension."""
+    """A one at the index and zeros elsewhere, in a new last dimension."""
     return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad.soft._modes import Mode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._operators.sort import soft, straight
-from fullgrad.soft.order._rows import METHODS
-from fullgrad.soft.order._statistic import canonicalize_args, check_gate
+from fullgrad.soft.order._operators.sort import sort_operator
+from fullgrad.soft.order.methods import SortMethod
 
 
 def topk(
@@ -15,8 +14,8 @@ def topk(
     k: int,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -26,27 +25,28 @@ def topk(
     .. math::
         y_i = \sum_j P_{n + 1 - i, j}\, x_j, \qquad D_x\, t = P t + \dot P x
 
-    with the weights P of :func:`argsort`; to ``ot`` the rest is one group. ``fast_soft_sort`` projects onto the permutahedron of
-    z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both take the values back from (0, 1). Saved: ``x``.
+    with the weights P of :func:`argsort`; for ``ot`` the rest of the row is one group. ``fast_soft_sort`` projects onto the
+    permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both map the values back from (0, 1).
+    Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's own function and derivative.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
-        return_indices: Whether there are indices, n numbers for each place.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        return_indices: Whether there are indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.topk`` of the values, the largest first, and their weights as indices, k by n, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -60,10 +60,9 @@ def topk(
 
     Source: ``softtorch.topk``.
     """
-    rows, d = canonicalize_args("topk", x, -1 if dim is None else dim, softness, mode, method, METHODS)
-    check_gate("topk", gated_grad, mode, method)
-    k = _checks.positive_integer("topk", "k", k, at_most=rows.shape[d])
-    return soft(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad), return_indices)
+    dim, outputs = -1 if dim is None else dim, "values_and_weights" if return_indices else "values"
+    options = mode, method, standardize, gated_grad
+    return sort_operator("topk", x, dim, True, softness, options, outputs, hard=False, k=k)
 
 
 def topk_st(
@@ -71,36 +70,36 @@ def topk_st(
     k: int,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: str = "smooth",
-    method: str = "neuralsort",
+    mode: Mode = "smooth",
+    method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.topk:
-    r"""The k largest elements, with the derivative of the relaxation.
+    r"""The k largest elements, with the derivative of their relaxation.
 
     .. math::
         y = \operatorname{topk} x, \qquad D_x\, t = P t + \dot P x
 
-    with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at its
-    price. An infinity counts as the last finite element in the derivative. Saved: ``x``.
+    with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at the
+    cost of :func:`torch.topk`. In the derivative an infinity counts as the last finite element. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How far elements are mixed, positive: a number, or a tensor without dimensions that gets its own gradient.
+        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        gated_grad: Whether the weights have a derivative. Without one they are constants, at every order.
+        gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
         What :func:`torch.topk` gives: values and integer indices.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is no integer.
-        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is not
-            known, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -115,7 +114,6 @@ def topk_st(
 
     Source: ``softtorch.topk_st``.
     """
-    rows, d = canonicalize_args("topk_st", x, -1 if dim is None else dim, softness, mode, method, METHODS)
-    check_gate("topk_st", gated_grad, mode, method)
-    k = _checks.positive_integer("topk_st", "k", k, at_most=rows.shape[d])
-    return straight(x, rows, d, softness, True, k, (mode, method, standardize, gated_grad))
+    dim = -1 if dim is None else dim
+    options = mode, method, standardize, gated_grad
+    return sort_operator("topk_st", x, dim, True, softness, options, "values_and_indices", hard=True, k=k)

@@ -7,9 +7,9 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad import soft
+from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import blocks as _blocks
-from fullgrad.soft.order.methods import neuralsort as _neuralsort
-from fullgrad.soft.order.methods import pairwise_sigmoid as _pairwise
+from fullgrad.soft.order.methods import METHODS, neuralsort, pairwise_sigmoid
 from fullgrad.soft.order.projections.simplex import project
 
 MODES = ("smooth", "c0", "c1", "c2")
@@ -41,13 +41,25 @@ def dense_pairwise(u, mode):
     return 0.5 + soft.sigmoidal(u.unsqueeze(-1) - u.unsqueeze(-2), 1.0, mode).sum(-1)
 
 
+def soft_values(u, x, mode):
+    return METHODS["neuralsort"].values(Rows(x, u, u, 1.0, mode))
+
+
+def soft_ranks(u, mode, method="neuralsort"):
+    return METHODS[method].ranks(Rows(u, u, u, 1.0, mode))
+
+
+def soft_weights(u, mode, places):
+    return METHODS["neuralsort"].weights(Rows(u, u, u, 1.0, mode), torch.tensor(places, device=u.device))
+
+
 # What is computed by blocks, and whole: functions of u, x and the mode.
 FUNCTIONS = {
-    "values": (_neuralsort.values, dense_values),
-    "ranks": (lambda u, x, mode: _neuralsort.ranks(u, mode), lambda u, x, mode: dense_ranks(u, mode)),
-    "pairwise": (lambda u, x, mode: _pairwise.ranks(u, mode), lambda u, x, mode: dense_pairwise(u, mode)),
+    "values": (soft_values, dense_values),
+    "ranks": (lambda u, x, mode: soft_ranks(u, mode), lambda u, x, mode: dense_ranks(u, mode)),
+    "pairwise": (lambda u, x, mode: soft_ranks(u, mode, "sigmoid"), lambda u, x, mode: dense_pairwise(u, mode)),
     "weights": (
-        lambda u, x, mode: (_neuralsort.weights(u, mode, [0, -1 + u.shape[-1]]) * x.unsqueeze(-2)).sum(-1),
+        lambda u, x, mode: (soft_weights(u, mode, [0, -1 + u.shape[-1]]) * x.unsqueeze(-2)).sum(-1),
         lambda u, x, mode: dense_values(u, x, mode)[..., [0, -1]],
     ),
 }
@@ -61,7 +73,7 @@ def blocks(monkeypatch):
 
     def resize(size, rows):
         monkeypatch.setattr(_blocks, "BLOCK", size)
-        monkeypatch.setattr(_neuralsort, "ROWS", rows)
+        monkeypatch.setattr(neuralsort, "ROWS", rows)
 
     resize(8, 2)
     return resize
@@ -120,8 +132,8 @@ def test_windows_are_narrow(monkeypatch):
     monkeypatch.setattr(_blocks, "BLOCK", 2**16)
     u = torch.linspace(0, 10, 4096)
     for mode in MODES:
-        args = u, _neuralsort.distances(u, mode), u
-        found = list(_neuralsort.Values.blocks(mode, 2**16, *args))
+        args = u, pairwise_sigmoid.distances(u, mode), u
+        found = list(neuralsort.Values.blocks(mode, 2**16, *args))
         assert [i for b in found for i in range(b.top, b.bottom)] == list(range(4096))
         assert sum((b.bottom - b.top) * (b.right - b.left) for b in found) < 4096**2 / 4
         assert all((b.bottom - b.top) * (b.right - b.left) <= 2**16 for b in found)
@@ -194,7 +206,7 @@ def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, 
     def f(x):
         h = (x - x.mean()) / (x.var(unbiased=False) + 1e-6).sqrt()
         u = torch.sigmoid(h) / softness
-        return _neuralsort.values(u, x, mode) if op == "sort" else _neuralsort.ranks(-u if descending else u, mode)
+        return soft_values(u, x, mode) if op == "sort" else soft_ranks(-u if descending else u, mode)
 
     def weighted(x):
         return (f(x) * torch.arange(1, 6, dtype=double)).sum()
@@ -301,7 +313,7 @@ def test_compile(blocks, name):
 
 def test_compiled_hessian(blocks):
     """Beyond the first derivative a tracer sees a few blocks."""
-    f = total(_neuralsort.values, "smooth")
+    f = total(soft_values, "smooth")
     u, x = point(6)
     traced = make_fx(jacrev(grad(f)))(u, x)
     close(traced(u + 0.1, x), hessian(f)(u + 0.1, x), rtol=1e-9, atol=1e-9)
@@ -376,12 +388,11 @@ def test_descending(blocks, name, mode):
         close(f(-u, x, mode), f(u, x, mode).flip(-1))
 
 
-@pytest.mark.parametrize("positions", [[4, 0], torch.tensor([4, 0])])
-def test_weights(blocks, positions):
+def test_weights(blocks):
     """Rows in the order asked for, which sum to 1."""
     u, _ = point(2, 6)
     for mode in MODES:
-        p = _neuralsort.weights(u, mode, positions)
+        p = soft_weights(u, mode, [4, 0])
         close(p, dense_weights(u, mode)[..., [4, 0], :])
         close(p.sum(-1), torch.ones(2, 2, dtype=double))
 

@@ -1,8 +1,11 @@
 """The order statistics and their twins: golden values, exact hard values, per-sample gradients, the defects of others, errors."""
 
+import inspect
 import json
 import math
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,13 +13,11 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
+from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
 
 INF, NAN = math.inf, math.nan
 MODES = ("smooth", "c0", "c1", "c2")
-WEIGHTED_SUM_METHODS = ("softsort", "neuralsort", "ot")
-PERMUTATION_METHODS = (*WEIGHTED_SUM_METHODS, "sorting_network")
-METHODS = (*PERMUTATION_METHODS, "fast_soft_sort")
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
 
 
@@ -132,7 +133,7 @@ def test_weights_of_a_twin_are_those_of_torchs_index(name):
 
 CALLS = {
     **{f"{n} {m}": (n, m) for n in ("argmax", "argmin", "argmedian") for m in PERMUTATION_METHODS},
-    **{f"{n} {m}": (n, m) for n in ("max", "min", "median", "sort", "rank") for m in METHODS},
+    **{f"{n} {m}": (n, m) for n in ("max", "min", "median", "sort", "rank") for m in SORT_METHODS},
 }
 
 
@@ -196,7 +197,7 @@ def test_keepdim(name):
         close(kept.flatten(), plain.flatten())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_one_element(method):
     """A row of one, and a tensor without dimensions, have their element and its derivative."""
     for x in (torch.tensor([3.0]), torch.tensor(3.0)):
@@ -211,7 +212,7 @@ def test_empty_rows():
     """Nothing sorts to nothing; the largest of nothing is an error."""
     for x in (torch.zeros(0), torch.zeros(2, 0)):
         assert fullgrad.sort_st(x).values.shape == x.shape
-    for method in METHODS:
+    for method in SORT_METHODS:
         assert soft.sort(torch.zeros(0, 3), method=method).values.shape == (0, 3)
         assert soft.rank(torch.zeros(0, 3), dim=-1, method=method).shape == (0, 3)
     with pytest.raises(ValueError, match="max_st: `x` must have at least one element"):
@@ -221,7 +222,7 @@ def test_empty_rows():
 # --- per sample -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 @pytest.mark.parametrize("name", ["sort_st", "topk_st", "rank_st"])
 def test_gradients_per_sample(name, method):
     """``vmap(grad)`` equals the loop."""
@@ -236,7 +237,7 @@ def test_gradients_per_sample(name, method):
     close(vmap(grad(loss))(x), torch.stack([grad(loss)(row) for row in x]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_softness_per_sample(method):
     """A softness for each sample, and its gradient, transport included."""
     x, s = numbers(3, 5), torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
@@ -266,7 +267,7 @@ def test_quantile_per_sample():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "method"),
-    [(n, m) for n in ("sort", "rank", "max") for m in METHODS] + [("rank", "sigmoid")],
+    [(n, m) for n in ("sort", "rank", "max") for m in SORT_METHODS] + [("rank", "sigmoid")],
 )
 def test_second_derivatives_are_those_of_the_first(name, method, mode):
     """The Hessian is the numerical derivative of the gradient. In softtorch 0.1.1 it is silently wrong for softsort and
@@ -335,7 +336,7 @@ def test_rows_of_a_network_do_not_see_each_other(standardize):
     equal(first, second)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 @pytest.mark.parametrize("masked", [INF, -INF])
 def test_infinity_does_not_poison_ranks_and_gradients(masked, method):
     """Ranks of a row with an infinity are finite and in order, and so are gradients of hard values."""
@@ -355,7 +356,7 @@ def test_infinity_does_not_poison_ranks_and_gradients(masked, method):
         assert g[1] == 0 or name != "max_st"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SORT_METHODS)
 def test_nan_stays_in_its_row(method):
     """A NaN makes its row NaN and leaves the others alone."""
     x = numbers(3, 4)
@@ -417,3 +418,36 @@ def test_errors_of_k_and_q():
         fullgrad.quantile_st(x, 0.5, interpolation="cubic")
     with pytest.raises(TypeError, match="quantile: `q` must be a number"):
         soft.quantile(x, "half")
+
+
+STATISTICS = (
+    "argmax",
+    "argmedian",
+    "argmin",
+    "argquantile",
+    "argsort",
+    "max",
+    "median",
+    "min",
+    "quantile",
+    "rank",
+    "sort",
+    "topk",
+)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_types_and_docstring_name_the_methods(name):
+    """The literals and the documented lists are those of the table of methods."""
+    methods = PERMUTATION_METHODS if name.startswith("arg") else RANK_METHODS if name == "rank" else SORT_METHODS
+    for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
+        assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
+        (line,) = re.findall(r"^ *method: (.*)$", function.__doc__, re.MULTILINE)
+        assert set(re.findall(r"``\"(\w+)\"``", line)) == set(methods)
+
+
+@pytest.mark.parametrize("call", [soft.quantile, soft.argquantile, fullgrad.quantile_st, fullgrad.argquantile_st])
+def test_median_is_no_interpolation(call):
+    """The lower median is a function of its own, and its internal name is not accepted."""
+    with pytest.raises(ValueError, match="`interpolation` must be one of 'linear'"):
+        call(torch.arange(4.0), 0.3, interpolation="median")

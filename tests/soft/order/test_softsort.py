@@ -1,4 +1,4 @@
-"""SoftSort in linear memory: equal to the formula with matrices, at every order, by every road, in every range."""
+"""SoftSort in linear memory: equal to the formula with matrices, at every order, under every transform, in every range."""
 
 import subprocess
 import sys
@@ -10,7 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fullgrad.soft.order.methods import softsort as _softsort
+from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.methods import softsort
 from fullgrad.testing._subject import close
 
 POWER = {"c0": 1, "c1": 2, "c2": 3}
@@ -19,8 +20,16 @@ MODES = ("smooth", *POWER)
 
 @pytest.fixture(autouse=True)
 def linear(monkeypatch):
-    """Every size takes the linear road."""
-    monkeypatch.setattr(_softsort, "SMALL", dict.fromkeys(MODES, -1))
+    """Every size is computed in linear memory."""
+    monkeypatch.setattr(softsort, "SMALL", dict.fromkeys(MODES, -1))
+
+
+def soft_values(u, x, mode):
+    return softsort.SoftSort().values(Rows(x, u, u, 1.0, mode))
+
+
+def soft_ranks(u, mode):
+    return softsort.SoftSort().ranks(Rows(u, u, u, 1.0, mode))
 
 
 def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
@@ -70,8 +79,8 @@ def weighed(f):
 def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
     u, x = draw(3, n, ties=ties, scale=max(scale, 1.0) if ties else scale), draw(3, n, seed=1)
     for ours, theirs, args in (
-        (lambda u, x: _softsort.values(u, x, mode), lambda u, x: dense_values(u, x, mode), (u, x)),
-        (lambda u: _softsort.ranks(u, mode), lambda u: dense_ranks(u, mode), (u,)),
+        (lambda u, x: soft_values(u, x, mode), lambda u, x: dense_values(u, x, mode), (u, x)),
+        (lambda u: soft_ranks(u, mode), lambda u: dense_ranks(u, mode), (u,)),
     ):
         close(ours(*args), theirs(*args), rtol=1e-11, atol=1e-11)
         for i in range(len(args)):
@@ -86,16 +95,16 @@ def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
 def test_second_derivative_is_that_of_the_matrix(mode, ties, road):
     u, x = draw(2, 7, ties=ties, scale=1.0), draw(2, 7, seed=1)
     both = torch.stack((u, x))
-    ours, theirs = (weighed(lambda v, f=f: f(v[0], v[1], mode)) for f in (_softsort.values, dense_values))
+    ours, theirs = (weighed(lambda v, f=f: f(v[0], v[1], mode)) for f in (soft_values, dense_values))
     close(road(ours)(both), road(theirs)(both), rtol=1e-10, atol=1e-10)
-    ours, theirs = (weighed(lambda v, f=f: f(v, mode)) for f in (_softsort.ranks, dense_ranks))
+    ours, theirs = (weighed(lambda v, f=f: f(v, mode)) for f in (soft_ranks, dense_ranks))
     close(road(ours)(u), road(theirs)(u), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_third_derivative_is_that_of_the_matrix(mode):
     u = draw(5, scale=0.5)
-    ours, theirs = (weighed(lambda v, f=f: f(v, v, mode)) for f in (_softsort.values, dense_values))
+    ours, theirs = (weighed(lambda v, f=f: f(v, v, mode)) for f in (soft_values, dense_values))
     close(jacfwd(hessian(ours))(u), jacfwd(hessian(theirs))(u), rtol=1e-8, atol=1e-8)
     close(grad(lambda v: hessian(ours)(v).sum())(u), grad(lambda v: hessian(theirs)(v).sum())(u), rtol=1e-8, atol=1e-8)
 
@@ -103,7 +112,7 @@ def test_third_derivative_is_that_of_the_matrix(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_numbers_confirm_the_derivatives(mode):
     u, x = draw(2, 6, scale=0.7).requires_grad_(), draw(2, 6, seed=1).requires_grad_()
-    f = lambda u, x: _softsort.values(u, x, mode)  # noqa: E731
+    f = lambda u, x: soft_values(u, x, mode)  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert gradcheck(f, (u, x), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
@@ -113,7 +122,7 @@ def test_numbers_confirm_the_derivatives(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_is_a_loop(mode):
     u, x = draw(4, 3, 9), draw(4, 3, 9, seed=1)
-    f = grad(weighed(lambda u, x: _softsort.values(u, x, mode)), (0, 1))
+    f = grad(weighed(lambda u, x: soft_values(u, x, mode)), (0, 1))
     loop = [torch.stack(parts) for parts in zip(*[f(u[i], x[i]) for i in range(4)], strict=True)]
     close(list(vmap(f)(u, x)), loop)
     close(list(vmap(vmap(f))(u, x)), loop)
@@ -127,7 +136,7 @@ def test_a_batch_is_a_loop(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_many_cotangents_at_once(mode):
     u = draw(2, 5).requires_grad_()
-    y = _softsort.values(u, u, mode)
+    y = soft_values(u, u, mode)
     g = draw(3, 2, 5, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,7 +147,7 @@ def test_many_cotangents_at_once(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_and_traced(mode):
     u, other = draw(2, 6), draw(2, 6, seed=1)
-    f = weighed(lambda u: _softsort.values(u, u, mode) + _softsort.ranks(u, mode))
+    f = weighed(lambda u: soft_values(u, u, mode) + soft_ranks(u, mode))
     close(torch.compile(f, fullgraph=True, backend="aot_eager")(u), f(u))
     v = u.clone().requires_grad_()
     torch.compile(f, fullgraph=True, backend="aot_eager")(v).backward()
@@ -153,22 +162,22 @@ def test_compiled_and_traced(mode):
 def test_empty_single_equal(mode):
     for shape in ((0, 5), (3, 1), (2, 0, 4)):
         u = torch.zeros(shape, requires_grad=True)
-        y = _softsort.values(u, u * 2, mode)
+        y = soft_values(u, u * 2, mode)
         y.sum().backward()
         assert y.shape == shape
         assert torch.equal(u.grad, torch.full(shape, 2.0))
     u = torch.full((2, 50), 3.0, dtype=torch.float64)
-    close(_softsort.values(u, draw(50).expand(2, 50), mode), draw(50).mean().expand(2, 50))
-    close(_softsort.ranks(u, mode), torch.full_like(u, 25.5))
+    close(soft_values(u, draw(50).expand(2, 50), mode), draw(50).mean().expand(2, 50))
+    close(soft_ranks(u, mode), torch.full_like(u, 25.5))
     meta = torch.zeros(2, 5, device="meta", requires_grad=True)
-    assert torch.autograd.grad(_softsort.values(meta, meta, mode).sum(), meta)[0].shape == (2, 5)
+    assert torch.autograd.grad(soft_values(meta, meta, mode).sum(), meta)[0].shape == (2, 5)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_not_a_number_is_not_a_number(mode):
     u = draw(2, 8)
     u[0, 3] = torch.nan
-    y = _softsort.values(u, u.nan_to_num(), mode)
+    y = soft_values(u, u.nan_to_num(), mode)
     assert y[0].isnan().all()
     assert y[1].isfinite().all()
 
@@ -182,7 +191,7 @@ def test_float32_has_the_digits_of_float64(mode, softness):
     u = ((torch.randn(n, generator=torch.Generator().manual_seed(3)) * 2**12).round() / 2**12 / softness).requires_grad_()
     g = torch.randn(n, generator=torch.Generator().manual_seed(4))
     x = (u.detach() * softness).requires_grad_()
-    y = _softsort.values(u, x, mode)
+    y = soft_values(u, x, mode)
     ours = torch.autograd.grad(y, (u, x), g)
     wide_u, wide_x = u.detach().double().requires_grad_(), x.detach().double().requires_grad_()
     expected = dense_values(wide_u, wide_x, mode)
@@ -199,7 +208,7 @@ def test_saves_rows_and_no_matrix(mode):
     n, saved = 4096, []
     u = draw(n, dtype=torch.float32).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y = _softsort.values(u, u, mode)
+        y = soft_values(u, u, mode)
     assert max(t.numel() for t in saved) <= 4 * n
     kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
     assert sum(kept.values()) <= 400 * n
@@ -209,12 +218,14 @@ def test_saves_rows_and_no_matrix(mode):
 PEAK = """
 import resource, torch
 torch.set_num_threads(1)
-from fullgrad.soft.order.methods import softsort as _softsort
+from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.methods.softsort import SoftSort
 def run(n):
     for mode in ("smooth", "c0", "c1", "c2"):
         u = torch.linspace(-5, 5, n).requires_grad_()
-        _softsort.values(u, u, mode).sum().backward()
-        _softsort.ranks(u, mode).sum().backward()
+        rows = Rows(u, u, u, 1.0, mode)
+        SoftSort().values(rows).sum().backward()
+        SoftSort().ranks(rows).sum().backward()
 run(600)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 run(16384)
@@ -232,7 +243,7 @@ def test_memory_is_linear():
 @pytest.mark.parametrize("mode", MODES)
 def test_short_rows_take_the_matrix(mode, monkeypatch):
     u, x = draw(3, 9, ties=True), draw(3, 9, seed=1)
-    f = weighed(lambda v: _softsort.values(v[0], v[1], mode) + _softsort.ranks(v[0], mode))
+    f = weighed(lambda v: soft_values(v[0], v[1], mode) + soft_ranks(v[0], mode))
     linear = f(torch.stack((u, x))), grad(f)(torch.stack((u, x))), hessian(f)(torch.stack((u, x)))
     monkeypatch.undo()
     close(

@@ -1,1 +1,31 @@
-"""The methods by which an order is made soft."""
+"""The methods by which an order is made soft: each one file, and one line here."""
+
+from typing import Literal
+
+from fullgrad.soft.order.methods._method import Method
+from fullgrad.soft.order.methods.fast_soft_sort import FastSoftSort
+from fullgrad.soft.order.methods.neuralsort import NeuralSort
+from fullgrad.soft.order.methods.optimal_transport import OptimalTransport
+from fullgrad.soft.order.methods.pairwise_sigmoid import PairwiseSigmoid
+from fullgrad.soft.order.methods.softsort import SoftSort
+from fullgrad.soft.order.methods.sorting_network import SortingNetwork
+
+METHODS: dict[str, Method] = {
+    "softsort": SoftSort(),
+    "neuralsort": NeuralSort(),
+    "ot": OptimalTransport(),
+    "sorting_network": SortingNetwork(),
+    "fast_soft_sort": FastSoftSort(),
+    "sigmoid": PairwiseSigmoid(),
+}
+
+# Methods whose values are sums with weights; those that have weights; those that have values; and all, which have ranks.
+WEIGHTED_SUM_METHODS = tuple([name for name, method in METHODS.items() if method.values_are_weighted_sums])
+PERMUTATION_METHODS = tuple([name for name, method in METHODS.items() if method.has_weights])
+SORT_METHODS = tuple([name for name, method in METHODS.items() if method.has_values])
+RANK_METHODS = tuple(METHODS)
+
+# The same for type checkers, which know only what is written out.
+PermutationMethod = Literal["softsort", "neuralsort", "ot", "sorting_network"]
+SortMethod = Literal[PermutationMethod, "fast_soft_sort"]
+RankMethod = Literal[SortMethod, "sigmoid"]

@@ -8,7 +8,7 @@ Source: Grover et al., https://arxiv.org/abs/1903.08850.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fullgrad._autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, weighted
+from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block
+from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.methods.pairwise_sigmoid import distances
 from fullgrad.soft.order.projections.simplex import Excess, project
 
@@ -24,34 +26,29 @@ from fullgrad.soft.order.projections.simplex import Excess, project
 ROWS = 32
 
 
-def weights(u: Tensor, mode: str, positions: Tensor | Sequence[int]) -> Tensor:
-    """The rows of P at the given positions, counted from 0 in ascending order: (..., k, n)."""
-    u = _centered(u)
-    if not isinstance(positions, Tensor):
-        positions = torch.tensor(positions, dtype=torch.int64, device=u.device)
-    return project(_scores_at(positions, u.shape[-1], u, distances(u, mode)), mode)
+class NeuralSort(Method):
+    r""":math:`P_i = \Pi((2i - n - 1) u - A)`."""
 
+    def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
+        u = _centered(rows.u)
+        places = torch.arange(rows.n, device=u.device) if places is None else places
+        return project(_scores_at(places, rows.n, u, distances(u, rows.mode)), rows.mode)
 
-def values(u: Tensor, x: Tensor, mode: str) -> Tensor:
-    """All n values in ascending order, P x."""
-    u = _centered(u)
-    if not one_block(u, x):
-        u, order = u.sort(-1)
-        x = x.gather(-1, order)
-    return blocked(Values, mode, u, distances(u, mode), x)[0]
+    def values(self, rows: Rows) -> Tensor:
+        u, x = _centered(rows.u), rows.x
+        if not one_block(u, x):
+            u, order = u.sort(-1)
+            x = x.gather(-1, order)
+        return blocked(Values, rows.mode, u, distances(u, rows.mode), x)[0]
 
-
-def ranks(u: Tensor, mode: str) -> Tensor:
-    r"""The ascending ranks from 1 to n: :math:`\sum_i i P_{ij} / \sum_i P_{ij}`, each the mean position of an element.
-
-    An element that has no weight anywhere has rank 0.
-    """
-    u, order = _centered(u).sort(-1)
-    # Positions are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
-    rank = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
-    moment, mass = blocked(Moments, mode, u, distances(u, mode), rank)
-    least = mass.clamp(min=1e-10)
-    return (moment / least + rank * (mass / least)).gather(-1, order.argsort(-1))
+    def ranks(self, rows: Rows) -> Tensor:
+        r""":math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has rank 0."""
+        u, order = _centered(rows.u).sort(-1)
+        # Places are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
+        rank = rows.numbers(rows.u)
+        moment, mass = blocked(Moments, rows.mode, u, distances(u, rows.mode), rank)
+        positive = mass.clamp(min=1e-10)
+        return (moment / positive + rank * (mass / positive)).gather(-1, order.argsort(-1))
 
 
 def _centered(u: Tensor) -> Tensor:

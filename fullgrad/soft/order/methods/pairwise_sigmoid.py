@@ -1,4 +1,7 @@
-"""Sums over all pairs of a row: the ranks that a soft comparison of every pair gives, and the soft distances to all others."""
+"""Sums over all pairs of a row: the ranks that a soft comparison of every pair gives, and the soft distances to all others.
+
+Source of the ranks: Qin, Liu, Li, https://doi.org/10.1007/s10791-009-9124-x.
+"""
 
 from torch import Tensor
 
@@ -6,15 +9,21 @@ from fullgrad._autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked
+from fullgrad.soft.order.methods._method import Method
 
 
-def ranks(u: Tensor, mode: str) -> Tensor:
-    r"""Ascending ranks from 1 to n, by counting softly how many elements are less: :math:`R_j = 1/2 + \sum_k S(u_j - u_k)`.
+class PairwiseSigmoid(Method):
+    r"""Ranks count softly how many elements are smaller: :math:`R_j = 1/2 + \sum_k S(u_j - u_k)`.
 
-    Rows of softness 1. An element counts itself by a half.
+    An element counts itself by a half.
     """
-    return blocked(Steps, mode, u, u)[0] + 0.5
+
+    has_weights = has_values = values_are_weighted_sums = False
+
+    def ranks(self, rows: Rows) -> Tensor:
+        return blocked(Steps, rows.mode, rows.u, rows.u)[0] + 0.5
 
 
 def distances(u: Tensor, mode: str) -> Tensor:

@@ -1,4 +1,7 @@
-"""The bitonic sorting network, each of its comparisons soft."""
+"""The bitonic sorting network, each of its comparisons soft.
+
+Source: Petersen et al., https://arxiv.org/abs/2105.04019.
+"""
 
 from collections.abc import Iterator
 
@@ -6,32 +9,38 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.methods._method import Method
 
 
-def values(u: Tensor, pad: Tensor, mode: str) -> Tensor:
-    """Rows of softness 1 in ascending order. ``pad``, of shape (…, 1), fills them up to a power of two."""
-    v = _padded(u, pad)
-    for d, sign in _layers(v):
-        c = _crossing(v, d, sign, mode)
-        v = _exchanged(v.unsqueeze(-1), c.unsqueeze(-1), d).squeeze(-1)
-    return v[..., : u.shape[-1]]
+class SortingNetwork(Method):
+    """Rows are filled up to a power of two; each comparison exchanges its two elements softly."""
+
+    values_are_weighted_sums = negation_reverses = False
+
+    def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
+        v = _padded(rows)
+        p = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1, -1)
+        for d, sign in _layers(v):
+            c = _crossing(v, d, sign, rows.mode).unsqueeze(-1)
+            v, p = _exchanged(v.unsqueeze(-1), c, d).squeeze(-1), _exchanged(p, c, d)
+        p = p[..., : rows.n, : rows.n]
+        p = p / p.sum(-1, keepdim=True).clamp(min=1e-10)
+        return p if places is None else p.gather(-2, places.unsqueeze(-1).expand(*p.shape[:-2], places.shape[-1], rows.n))
+
+    def values(self, rows: Rows) -> Tensor:
+        v = _padded(rows)
+        for d, sign in _layers(v):
+            c = _crossing(v, d, sign, rows.mode)
+            v = _exchanged(v.unsqueeze(-1), c.unsqueeze(-1), d).squeeze(-1)
+        return rows.restore(v[..., : rows.n] * rows.softness)
 
 
-def weights(u: Tensor, pad: Tensor, mode: str) -> Tensor:
-    """How much of each element is in each place, in ascending order."""
-    n = u.shape[-1]
-    v = _padded(u, pad)
-    p = torch.eye(v.shape[-1], dtype=u.dtype, device=u.device).expand(*v.shape[:-1], -1, -1)
-    for d, sign in _layers(v):
-        c = _crossing(v, d, sign, mode).unsqueeze(-1)
-        v, p = _exchanged(v.unsqueeze(-1), c, d).squeeze(-1), _exchanged(p, c, d)
-    p = p[..., :n, :n]
-    return p / p.sum(-1, keepdim=True).clamp(min=1e-10)
-
-
-def _padded(u: Tensor, pad: Tensor) -> Tensor:
-    size = max(2, 1 << (u.shape[-1] - 1).bit_length())
-    return torch.cat((u, pad.expand(*u.shape[:-1], size - u.shape[-1])), -1)
+def _padded(rows: Rows) -> Tensor:
+    """The rows of softness 1, filled up with what is beyond their largest element."""
+    size = max(2, 1 << (rows.n - 1).bit_length())
+    end = torch.ones_like(rows.z[..., :1]) if rows.is_standardized else rows.z.amax(-1, keepdim=True) + 1
+    return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
 
 def _layers(v: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -1,0 +1,50 @@
+"""`Rank`: the operator of the place of each element."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import can_skip_autograd
+from fullgrad.soft._relaxation import Softness, with_zero_derivative
+from fullgrad.soft.order._statistic import OrderStatistic, PlainOptions, canonicalize_args, relax
+from fullgrad.soft.order.methods import METHODS
+
+
+def rank_operator(
+    name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: PlainOptions, hard: bool
+) -> Tensor:
+    """The ranks in the shape of ``x``."""
+    rows, d = canonicalize_args(name, x, dim, softness, options, "ranks")
+    if options[0] == "hard":
+        return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
+    if hard and softness.__class__ is float and can_skip_autograd(rows):
+        return hard_rank(rows, d, descending).reshape(x.shape)
+    return Rank.apply(rows, softness, d, descending, options, hard).reshape(x.shape)
+
+
+class Rank(OrderStatistic):
+    """The operator of ``rank`` and its straight-through version."""
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, options: PlainOptions, hard: bool) -> Tensor:
+        return hard_rank(x, dim, descending) if hard else Rank.soft_forward(x, softness, dim, descending, options, hard)
+
+    @staticmethod
+    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, options: PlainOptions, hard: bool) -> Tensor:
+        negate = descending and METHODS[options[1]].negation_reverses
+        method, rows = relax(-x if negate else x, softness, dim, options, False)
+        y = method.ranks(rows)
+        if descending and not negate:
+            y = rows.n + 1 - y
+        return y.movedim(-1, dim).to(x.dtype)
+
+
+def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
+    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
+    order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
+    # In place, which keeps the strides of the input; done again, as a linearized graph does it, it changes nothing.
+    return torch.empty_like(order, dtype=x.dtype).scatter_(dim, order, numbers)

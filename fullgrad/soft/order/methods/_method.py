@@ -1,0 +1,62 @@
+"""`Method`: what the methods compute, each in its own way."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft.order._numbers import weighted
+from fullgrad.soft.order._rows import Rows
+
+
+class Method:
+    """A way to make the order of rows soft. Places are counted from the smallest element, as 0.
+
+    A subclass gives `weights`, or `values` and `ranks`, and whatever else it has in a better form than what follows from these.
+    """
+
+    # Whether there are weights of each element in each place.
+    has_weights: ClassVar[bool] = True
+    # Whether there are values, and not ranks alone.
+    has_values: ClassVar[bool] = True
+    # Whether the values are the sums with the weights.
+    values_are_weighted_sums: ClassVar[bool] = True
+    # Whether the order of -x is the reversed order of x.
+    negation_reverses: ClassVar[bool] = True
+
+    def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
+        """The weights (…, k, n) in k places; None: in all."""
+        raise NotImplementedError
+
+    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights (…, k, n) in k places, and in the places that follow them, or in the last one again."""
+        return self.weights(rows, low), self.weights(rows, high)
+
+    def topk_weights(self, rows: Rows, k: int) -> Tensor:
+        """The weights (…, k, n) in the k last places, the last one first."""
+        return self.weights(rows, torch.arange(rows.n - 1, rows.n - 1 - k, -1, device=rows.x.device))
+
+    def largest_weights(self, rows: Rows) -> Tensor:
+        """The weights (…, n) in the last place."""
+        return self.weights(rows, torch.tensor([rows.n - 1], device=rows.x.device)).squeeze(-2)
+
+    def values(self, rows: Rows) -> Tensor:
+        """The values (…, n) in all places."""
+        return weighted(self.weights(rows), rows.x)
+
+    def topk(self, rows: Rows, k: int) -> Tensor:
+        """The values (…, k) in the k last places, the last one first."""
+        return (
+            weighted(self.topk_weights(rows, k), rows.x)
+            if self.values_are_weighted_sums
+            else self.values(rows)[..., -k:].flip(-1)
+        )
+
+    def largest(self, rows: Rows) -> Tensor:
+        """The value (…) in the last place."""
+        return (self.largest_weights(rows) * rows.x).sum(-1) if self.values_are_weighted_sums else self.values(rows)[..., -1]
+
+    def ranks(self, rows: Rows) -> Tensor:
+        """The ranks (…, n) of the elements, 1 for the smallest: the mean place of each, by its weights."""
+        weights = self.weights(rows)
+        return weighted(weights.mT, rows.numbers(rows.x)) / weights.sum(-2).clamp(min=1e-10)

@@ -1,0 +1,25 @@
+r"""Fast soft sorting and ranking: projections onto the permutahedron, in O(n log n) time and O(n) memory.
+
+Source: Blondel et al., https://arxiv.org/abs/2002.08871.
+"""
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.methods._method import Method
+from fullgrad.soft.order.projections.permutahedron import project, project_sorted
+
+
+class FastSoftSort(Method):
+    """Values project even places onto the permutahedron of z; ranks project z onto that of even places."""
+
+    has_weights = values_are_weighted_sums = False
+
+    def values(self, rows: Rows) -> Tensor:
+        anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True).values
+        return rows.restore(project_sorted(anchors / rows.softness, falling, rows.mode).flip(-1))
+
+    def ranks(self, rows: Rows) -> Tensor:
+        scale = max(rows.n - 1, 1)
+        return scale * project(rows.u, (rows.numbers(rows.x) / scale).expand(rows.u.shape), rows.mode)

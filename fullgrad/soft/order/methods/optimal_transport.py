@@ -1,0 +1,59 @@
+r"""Sorting by optimal transport: z moves to even places in [0, 1], at the square of the distance.
+
+Where some places are wanted, the rest of the row moves to one place between them, or below or above them, as a group.
+
+Source: Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from fullgrad.soft.order._numbers import wide
+from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.methods._method import Method
+from fullgrad.soft.order.projections.transport_polytope import plan
+
+
+class OptimalTransport(Method):
+    """The weights are n times a transport plan; each place is an anchor in [0, 1]."""
+
+    def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
+        if places is None:
+            return _transported(rows, rows.anchors(), rows.tensor([1.0]).expand(rows.n))
+        return _in_groups(rows, places)[0]
+
+    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = _in_groups(rows, low, high)
+        return first, second
+
+    def topk_weights(self, rows: Rows, k: int) -> Tensor:
+        anchors = torch.arange(k, -1, -1, dtype=rows.x.dtype, device=rows.x.device) / k
+        return _transported(rows, anchors, rows.tensor([1.0] * k + [rows.n - k]))[..., :k, :]
+
+    def largest_weights(self, rows: Rows) -> Tensor:
+        return _transported(rows, rows.tensor([0.0, 1.0]), rows.tensor([rows.n - 1.0, 1.0]))[..., 1, :]
+
+
+def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
+    """The weights (…, m, n) of m anchors, to which ``counts`` (…, m) elements go: the plan, times n."""
+    cost = (wide(rows.z).unsqueeze(-1) - anchors).square()
+    cost = cost / (rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness)
+    shares = counts / rows.n
+    batch = torch.broadcast_shapes(cost.shape[:-2], shares.shape[:-1])
+    even = rows.tensor([1 / rows.n]).expand(*batch, rows.n)
+    transport = plan(cost.expand(*batch, *cost.shape[-2:]), even, shares.expand(*batch, -1), rows.mode)
+    return (transport.mT * rows.n).to(rows.x.dtype)
+
+
+def _in_groups(rows: Rows, *places: Tensor) -> list[Tensor]:
+    """The weights (…, k, n) in k places, for each of some ascending ones, with the elements below and above as two groups."""
+    # A plan for each of the k: one more dimension of batch.
+    softness = rows.softness.unsqueeze(-2) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
+    rows = rows._replace(x=rows.x.unsqueeze(-2), z=rows.z.unsqueeze(-2), softness=softness)
+    steps = [after - before for before, after in itertools.pairwise(places)]  # 0 after the last place
+    counts = [places[0], torch.ones_like(places[0]), *steps, rows.n - 1 - places[-1]]
+    anchors = torch.arange(len(counts), dtype=rows.x.dtype, device=rows.x.device) / (len(counts) - 1)
+    weights = _transported(rows, anchors, torch.stack(counts, -1).to(rows.x.dtype))
+    return [weights[..., i, :] for i in range(1, len(places) + 1)]

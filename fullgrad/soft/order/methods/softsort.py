@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.torch_private import transforms_active
+from fullgrad._dispatch import transforms_active
 from fullgrad.soft.order._numbers import POWERS, weighted, wide
 from fullgrad.soft.order.kernels import exponential as _exponential
 from fullgrad.soft.order.kernels import window as _window

@@ -120,7 +120,7 @@ def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> An
 
 def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
     """The call under at least one transform. ``lower`` is the call again, for the transforms further down."""
-    peek, pop, push = torch_private.peek, torch_private.pop, torch_private.push
+    peek = torch_private.peek
     get_single_level, set_single_level = torch_private.get_single_level, torch_private.set_single_level
     levels: dict[tuple[bool, bool], Callable[..., Any]] = {}
 
@@ -150,14 +150,6 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
             set_single_level(allowed)
         return output if isinstance(output, Tensor) else rules.restore(output)
 
-    def below(args: list[Any]) -> Any:
-        """The call without the transform on top."""
-        layer = pop()
-        try:
-            return lower(tuple(args))
-        finally:
-            push(layer)
-
     def batch(interpreter: Any, args: list[Any]) -> Any:
         level = interpreter.level()
         plain, dims, batched = [], [], False
@@ -169,13 +161,9 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
             plain.append(a)
             dims.append(dim)
         if not batched:
-            return below(plain)
-        layer = pop()
-        try:
-            info = VmapInfo(interpreter.batchSize(), _RANDOMNESS[interpreter.randomness()])
-            output, out_dims = rules.vmap(info, tuple(dims), *plain)
-        finally:
-            push(layer)
+            return _without_top(lower, tuple(plain))
+        info = VmapInfo(interpreter.batchSize(), _RANDOMNESS[interpreter.randomness()])
+        output, out_dims = _without_top(rules.vmap, info, tuple(dims), *plain)
         add = torch_private.add_batch_dim
         if isinstance(output, Tensor):
             return output if out_dims is None else add(output, _positive(out_dims, output), level)
@@ -188,7 +176,7 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
     def skip(level: int, args: list[Any]) -> Any:
         """A level that does not record, because the user switched its mode off."""
         plain = [torch_private.unwrap_for_grad(a, level) if isinstance(a, Tensor) else a for a in args]
-        return _map(lambda o: torch_private.wrap_for_grad(o, level), below(plain))
+        return _map(lambda o: torch_private.wrap_for_grad(o, level), _without_top(lower, tuple(plain)))
 
     def functionalize(interpreter: Any, args: list[Any]) -> Any:
         """An operator neither mutates nor aliases its inputs, so there is nothing to do but to pass it on."""
@@ -199,7 +187,7 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
                 torch_private.sync(a)
                 a = torch_private.unwrap_functional(a, views)
             plain.append(a)
-        return _map(lambda o: torch_private.wrap_functional(o, level), below(plain))
+        return _map(lambda o: torch_private.wrap_functional(o, level), _without_top(lower, tuple(plain)))
 
     return transform
 
@@ -210,8 +198,8 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
     Autograd switches both modes off inside a forward; the caller's modes are therefore part of the class.
     """
     set_grad, set_forward_mode = torch_private.set_grad, torch_private.set_forward_mode
-    peek, pop, push = torch_private.peek, torch_private.pop, torch_private.push
-    wrap, unwrap, operator = torch_private.wrap_for_grad, torch_private.unwrap_for_grad, rules.operator
+    peek, operator = torch_private.peek, rules.operator
+    wrap, unwrap = torch_private.wrap_for_grad, torch_private.unwrap_for_grad
 
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
         interpreter = peek()
@@ -225,11 +213,9 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
         plain = [unwrap(a, level) if isinstance(a, Tensor) else a for a in args]
         set_grad(grad)
         set_forward_mode(forward)
-        layer = pop()
         try:
-            output = lower(tuple(plain))
+            output = _without_top(lower, tuple(plain))
         finally:
-            push(layer)
             set_grad(False)
             set_forward_mode(False)
         if isinstance(output, Tensor):
@@ -241,6 +227,21 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
         return output
 
     return _function(rules, f"{rules.name}Level", torch_private.SingleLevelFunction, forward_and_setup)
+
+
+def _without_top(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` without the transform on top.
+
+    While that transform works on a composite operator of torch.library, whose code calls us, C code hides the ones below.
+    """
+    layer = torch_private.pop()
+    try:
+        if torch_private.transforms_are_hidden():
+            with torch_private.restored_keys():
+                return function(*args)
+        return function(*args)
+    finally:
+        torch_private.push(layer)
 
 
 def _map(function: Any, output: Any) -> Any:

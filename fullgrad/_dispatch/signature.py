@@ -48,7 +48,7 @@ _OTHER_IS_PLAIN = "({0}.__class__ in __SCALAR_TYPES or {0}.__class__ is __Tensor
 def make_apply(
     operator: Any, call: Callable[[Any], Any], call_in_graph: Callable[[Any], Any], *, shortcut: bool = False
 ) -> Callable[..., Any]:
-    """A function with the signature of ``forward`` that passes the tuple of its arguments to ``call``, or in a graph to the other.
+    """A function with the signature of ``forward`` that passes the tuple of its arguments on, in a graph to ``call_in_graph``.
 
     With the shortcut it computes the value of a `pure` forward at once where no derivative is wanted.
     """

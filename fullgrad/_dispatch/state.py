@@ -24,19 +24,11 @@ path = _Path()
 
 
 def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``call`` under at least one transform, which the ``forward`` below knows of.
-
-    Inside a composite operator of torch.library C code hides the transforms below its own, whose levels then fail; a call there
-    is made with the dispatch keys of the code around it.
-    """
-    inside_composite, restored_keys = torch_private.inside_composite, torch_private.restored_keys
+    """``call`` under at least one transform, which the ``forward`` below knows of."""
 
     def marked(args: Any) -> Any:
         before, path.inside_transform = path.inside_transform, True
         try:
-            if inside_composite():
-                with restored_keys():
-                    return call(args)
             return call(args)
         finally:
             path.inside_transform = before

@@ -185,35 +185,35 @@ def dirty_tensors(ctx: Any) -> Any:
 
 # --- Names with a safe default: dispatch keys -----------------------------------------------------------------------------
 
-# While an operator of torch.library runs inside a transform, C code hides the dispatch keys of the transforms below.
+# A transform at work on a composite operator of torch.library, whose code may call ours, hides the dispatch keys of the
+# transforms below. There is no public way to read or to set the keys of a thread.
 _COMPOSITE = "an operator inside a composite torch.library operator raises under nested transforms"
 _key_is_excluded = _optional("_C._dispatch_tls_is_dispatch_key_excluded", None, _COMPOSITE)
 _excluded_keys = _optional("_C._dispatch_tls_local_exclude_set", None, _COMPOSITE)
 _included_keys = _optional("_C._dispatch_tls_local_include_set", None, _COMPOSITE)
 _ForceKeys = _optional("_C._ForceDispatchKeyGuard", None, _COMPOSITE)
 _KeySet = _optional("_C.DispatchKeySet", None, _COMPOSITE)
-_FRONT = _optional("_C.DispatchKey.FuncTorchDynamicLayerFrontMode", None, _COMPOSITE)
-_VMAP_MODE = _optional("_C.DispatchKey.FuncTorchVmapMode", None, _COMPOSITE)
-_CAN_RESTORE_KEYS = _COMPOSITE not in LOST.values()
-# What code outside of a transform's own work switches off: autocast, and the handlers written in Python.
-_KEPT: list[Any] = []
-if _CAN_RESTORE_KEYS:
-    keys = torch._C.DispatchKey.__members__
-    _KEPT = [key for name, key in keys.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
+_TRANSFORMS = _optional("_C.DispatchKey.FuncTorchDynamicLayerFrontMode", None, _COMPOSITE)
+_KEYS: dict[str, Any] = _optional("_C.DispatchKey.__members__", {}, _COMPOSITE)
+# What code outside of a transform's own work may have switched off: autocast, and handlers written in Python.
+_KEPT = [key for name, key in _KEYS.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
 
 
-def inside_composite() -> bool:
-    """Whether a transform is at work on an operator whose code calls us, so that the transforms below are hidden."""
-    return _CAN_RESTORE_KEYS and _key_is_excluded(_FRONT)
+def _transforms_are_hidden() -> bool:
+    """Whether the keys of this thread keep operators from the transforms on the stack."""
+    return _key_is_excluded(_TRANSFORMS)
+
+
+transforms_are_hidden = (lambda: False) if _COMPOSITE in LOST.values() else _transforms_are_hidden
 
 
 def restored_keys() -> Any:
-    """A context with the dispatch keys that the code around the composite operator had."""
-    excluded, now = None, _excluded_keys()
+    """A context with the dispatch keys that were in force outside of the composite operator."""
+    included, excluded, kept = _included_keys(), _excluded_keys(), _KeySet(_TRANSFORMS).remove(_TRANSFORMS)
     for key in _KEPT:
-        if now.has(key):
-            excluded = _KeySet(key) if excluded is None else excluded.add(key)
-    return _ForceKeys(_included_keys().remove(_VMAP_MODE), now - now if excluded is None else excluded)
+        if excluded.has(key):
+            kept = kept.add(key)
+    return _ForceKeys(included, kept)
 
 
 # --- Names with a safe default: compilation -------------------------------------------------------------------------------

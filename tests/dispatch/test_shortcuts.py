@@ -1,4 +1,4 @@
-"""Where nobody asks for a derivative a call is short: what each shortcut must still see, and that its value is the long way's."""
+"""Where no derivative is wanted a call is short: what each shortcut must still see, and that its value is the full call's."""
 
 import builtins
 import dis
@@ -72,7 +72,7 @@ def test_what_is_not_pure_is_seen():
 
 
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
-def test_a_forward_in_the_place_of_a_pure_one_is_called(operator):
+def test_a_forward_that_replaces_a_pure_one_is_called(operator):
     """The kit's surrogates are, for one."""
     x = torch.randn(3)
     arguments = {"Clamp": (-1.0, 1.0), "ClipGrad": (1.0,), "ClipGradNorm": (1.0,), "MaskGrad": (x > 0,), "ReplaceGrad": (x,)}
@@ -139,7 +139,7 @@ def test_another_argument_wants_a_derivative(f, at, derivative):
         assert not f(parameter).requires_grad
 
 
-TWINS = {
+STRAIGHT_THROUGH = {
     "abs_st": (fullgrad.abs_st, torch.abs),
     "sign_st": (fullgrad.sign_st, torch.sign),
     "relu_st": (fullgrad.relu_st, torch.relu),
@@ -155,16 +155,16 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize(("twin", "plain"), TWINS.values(), ids=TWINS)
+@pytest.mark.parametrize(("straight_through", "plain"), STRAIGHT_THROUGH.values(), ids=STRAIGHT_THROUGH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_the_value_of_a_twin_is_the_same_on_every_road(twin, plain, dtype):
+def test_the_value_of_a_straight_through_version_is_that_of_torch(straight_through, plain, dtype):
     """With and without a gradient, in no_grad, in inference mode and under a transform: to the last bit."""
     x = X.to(dtype)
     expected = plain(x)
     for y in (
-        twin(x),
-        twin(x.clone().requires_grad_()),
-        torch.func.grad_and_value(lambda x: (twin(x).sum(), twin(x)), has_aux=True)(x)[1][1],
+        straight_through(x),
+        straight_through(x.clone().requires_grad_()),
+        torch.func.grad_and_value(lambda x: (straight_through(x).sum(), straight_through(x)), has_aux=True)(x)[1][1],
     ):
         y = y.detach()
         assert y.dtype == expected.dtype
@@ -172,13 +172,13 @@ def test_the_value_of_a_twin_is_the_same_on_every_road(twin, plain, dtype):
         assert torch.equal(y.signbit() & ~y.isnan(), expected.signbit() & ~expected.isnan())
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            y = twin(x)
+            y = straight_through(x)
             assert not y.requires_grad
             assert torch.equal(y.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_a_softness_with_a_shape_gives_the_hard_value_its_shape():
-    """A number has none; a tensor keeps the long way."""
+    """A number has none; a tensor takes the full call."""
     assert fullgrad.abs_st(torch.ones(3), torch.full((2, 1), 0.1)).shape == (2, 3)
 
 

@@ -1,4 +1,4 @@
-"""Operators inside a composite operator of torch.library: while its code runs torch hides the transforms below the current one."""
+"""Operators inside a composite operator of torch.library: while its code runs torch hides the transforms further down."""
 
 import contextlib
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._dispatch.state import path
+from fullgrad._dispatch.state import current
 from fullgrad._dispatch.torch_private import forward_ad
 
 
@@ -33,6 +33,6 @@ def alias(x: Tensor) -> Tensor:
     Transforms and forward mode have no such guard: there the change would reach ``x`` and not its derivative, in silence. They
     get a copy. Where ``x`` has no derivative there is nothing to guard, and to detach it is the cheapest view.
     """
-    if path.inside_transform or forward_ad._current_level >= 0:
+    if current.inside_transform or forward_ad._current_level >= 0:
         return x.clone()
     return x.view_as(x) if x.requires_grad else x.detach()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullgrad._dispatch.compile_cache import as_graph_node
 from fullgrad._dispatch.rules import Rules
-from fullgrad._dispatch.state import path
+from fullgrad._dispatch.state import current
 from fullgrad._dispatch.torch_private import forward_ad, transforms_active
 
 # Names of its own begin with two underscores, so that parameters may have any name.
@@ -69,7 +69,7 @@ def make_apply(
         "__in_graph": as_graph_node(operator, call_in_graph),
         "__is_compiling": torch.compiler.is_dynamo_compiling,
         "__operator": operator,
-        "__path": path,
+        "__current": current,
         "__pure": forward,
     }
     text = _SOURCE.format(
@@ -97,6 +97,6 @@ def _shortcut(forward: Any, signature: list[inspect.Parameter], arguments: str) 
     first, *others = [p.name for p in signature]
     tests = [_FIRST_IS_PLAIN.format(first), *map(_OTHER_IS_PLAIN.format, others)]
     # What `alias` does, without the calls that lead there.
-    alias = f"{first}.clone() if __path.inside_transform else {first}.detach()"
+    alias = f"{first}.clone() if __current.inside_transform else {first}.detach()"
     value = alias if hasattr(forward, "is_identity") else f"__pure({arguments})"
     return _SHORTCUT.format(all_plain="\n".join(f"            and {test}" for test in tests), value=value)

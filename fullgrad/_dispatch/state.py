@@ -14,24 +14,24 @@ from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transfo
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 
 
-class _Path(threading.local):
+class _Current(threading.local):
     """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs."""
 
     inside_transform = False
 
 
-path = _Path()
+current = _Current()
 
 
 def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``call`` under at least one transform, which the ``forward`` below knows of."""
 
     def marked(args: Any) -> Any:
-        before, path.inside_transform = path.inside_transform, True
+        before, current.inside_transform = current.inside_transform, True
         try:
             return call(args)
         finally:
-            path.inside_transform = before
+            current.inside_transform = before
 
     return marked
 

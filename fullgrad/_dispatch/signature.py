@@ -1,7 +1,7 @@
 """What is written out for the parameters of each operator: its ``apply``, and the ``forward`` that autograd calls.
 
-It is the one piece of generated text. Python binds the arguments itself, to the signature of the author's ``forward``; `linecache`
-knows the text, so that tracebacks and ``inspect.getsource`` show it. Binding through ``inspect.signature`` costs several
+It is the one piece of generated text. Python binds the arguments itself, to the signature of the author's ``forward``;
+`linecache` knows the text, so that tracebacks and ``inspect.getsource`` show it. Binding through ``inspect.signature`` costs several
 microseconds for each call that names an argument or leaves one out.
 """
 

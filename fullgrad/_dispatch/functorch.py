@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.forward_marks import saves_nothing
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
-from fullgrad._dispatch.signature import make_apply, make_forward
+from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
 
 if torch_private.DISPATCH == "functorch":
@@ -85,7 +86,17 @@ def connect(rules: Rules) -> Callable[..., Any]:
             return False
         return value.requires_grad
 
-    function = _function(rules, rules.name, torch.autograd.Function, make_forward(rules))
+    # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
+    def forward_and_setup(ctx: Any, *args: Any) -> Any:
+        output = operator.forward(*args)
+        if not isinstance(output, Tensor):
+            check_output(output)
+        if saves:
+            operator.setup_context(ctx, args, output)
+        return output
+
+    saves = operator.setup_context is not saves_nothing
+    function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     transform = through_transforms(_transforms(rules, in_transforms))
     return make_apply(operator, call, in_transforms, shortcut=True)
 

@@ -3,8 +3,7 @@
 import inspect
 from typing import Any, NoReturn
 
-from fullgrad._dispatch import Rules, alias, connect, is_identity, out_buffer, pure, recomputed, saves_nothing
-from fullgrad._dispatch.rules import in_place_message
+from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, out_buffer, pure, recomputed, saves_nothing
 
 __all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "out_buffer", "saves_nothing"]
 

@@ -15,7 +15,7 @@ from torch._inductor import metrics
 
 import fullgrad
 from fullgrad import soft
-from fullgrad._dispatch import rules
+from fullgrad._dispatch import compile_cache
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
 from tests.operators import saved_tensors, storage_bytes
@@ -164,7 +164,7 @@ def test_the_chains_have_every_elementwise_operator():
 
 
 def public_operators():
-    return {cls for cls, _ in rules._nodes.values() if getattr(fullgrad, cls.__name__, None) is cls}
+    return {cls for cls, _ in compile_cache._nodes.values() if getattr(fullgrad, cls.__name__, None) is cls}
 
 
 def classes_used(function):
@@ -234,7 +234,7 @@ def test_compiled_soft_round_of_numbers_that_are_none(mode):
 def cache(tmp_path, monkeypatch):
     """A folder of its own for what torch caches; the function compiles a chain and returns what torch counts."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(rules, "_fingerprint", lambda: "one")
+    monkeypatch.setattr(compile_cache, "_fingerprint", lambda: "one")
     known = inductor.unsafe_marked_cacheable_functions
 
     def compile(function=lambda x: fullgrad.round(fullgrad.clamp(x, -1.0, 1.0))):
@@ -260,9 +260,9 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
     with mock.patch.object(fullgrad.Clamp, "vjp", staticmethod(lambda ctx, g: (3 * g, None, None))):
         assert cache() == {"miss", "saved"}
     assert cache() == {"hit"}
-    monkeypatch.setattr(rules, "_fingerprint", lambda: "other")
+    monkeypatch.setattr(compile_cache, "_fingerprint", lambda: "other")
     assert cache() == {"miss", "saved"}
-    monkeypatch.setattr(rules, "_fingerprint", lambda: None)
+    monkeypatch.setattr(compile_cache, "_fingerprint", lambda: None)
     inductor.unsafe_marked_cacheable_functions = {}
     assert cache() == {"bypass"}
 
@@ -278,11 +278,11 @@ def test_operators_of_users_are_not_cached(cache):
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
     """It is a hash, the same at every call, and None where a file has changed since the import."""
-    monkeypatch.setattr(rules, "_IMPORTED", time.time() + 10)
-    fresh = rules._fingerprint.__wrapped__
+    monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
+    fresh = compile_cache._fingerprint.__wrapped__
     assert fresh() == fresh()
     assert len(fresh()) == 64
-    monkeypatch.setattr(rules, "_IMPORTED", 0.0)
+    monkeypatch.setattr(compile_cache, "_IMPORTED", 0.0)
     assert fresh() is None
 
 

@@ -1,6 +1,6 @@
-"""The public threads that a declared derivative runs into, by number: what each asks for holds for `fullgrad.Function`.
+"""The public issues that a declared derivative runs into, by number: what each wants holds for `fullgrad.Function`.
 
-Next to each stands what torch's own autograd.Function makes of the same rules: the right result, or the one that the thread
+Next to each stands what torch's own autograd.Function makes of the same rules: the right result, or the one that the issue
 reports, or an error. Those tests record which it is, and stay green when torch mends it.
 """
 
@@ -89,7 +89,7 @@ def tangent(operator):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_192985(backend):
+def test_compiled_jvp_keeps_rules_pytorch_192985(backend):
     """The declared jvp survives torch.func.jvp inside torch.compile.
 
     https://github.com/pytorch/pytorch/issues/192985
@@ -101,7 +101,7 @@ def test_192985(backend):
     assert torch.equal(compiled(vmap(tangent(ZeroSin)), backend)(X, T), torch.zeros(4))
 
 
-def test_192985_in_torch(note):
+def test_compiled_jvp_in_torch_pytorch_192985(note):
     """torch 2.11 to 2.15 compiles the tangent of sin instead: cos(x) t.
 
     https://github.com/pytorch/pytorch/issues/192985
@@ -141,7 +141,7 @@ class Batched(Function):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_193279(backend):
+def test_compiled_grad_and_vmap_keep_rules_pytorch_193279(backend):
     """The declared backward survives torch.func.grad and vmap(grad) inside torch.compile, and so does the vmap rule.
 
     https://github.com/pytorch/pytorch/issues/193279
@@ -154,7 +154,7 @@ def test_193279(backend):
         assert_close(compiled(function, backend)(X), expected)
 
 
-def test_193279_in_torch(note):
+def test_compiled_grad_and_vmap_in_torch_pytorch_193279(note):
     """torch 2.13 compiles cos(x), the gradient of what forward does; later versions are right.
 
     https://github.com/pytorch/pytorch/issues/193279
@@ -172,7 +172,7 @@ def test_193279_in_torch(note):
     assert found in ("right", "dropped") or found.startswith("raises")
 
 
-def test_129845():
+def test_vmap_compiles_pytorch_129845():
     """vmap of an operator compiles, also when an input requires a gradient.
 
     https://github.com/pytorch/pytorch/issues/129845
@@ -226,7 +226,7 @@ RIGHT = torch.tensor([108.0, 108.0, 72.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("transforms", [(a, b, c) for a in (jacfwd, jacrev) for b in (jacfwd, jacrev) for c in (jacfwd, jacrev)])
-def test_197867(transforms):
+def test_nested_forward_mode_pytorch_197867(transforms):
     """Forward mode over forward mode differentiates the declared jvp: second and third derivatives are right in any nesting.
 
     https://github.com/pytorch/pytorch/issues/197867
@@ -234,7 +234,7 @@ def test_197867(transforms):
     assert_close(three_derivatives(Square, transforms), RIGHT)
 
 
-def test_197867_in_nested_jvp():
+def test_nested_jvp_pytorch_197867():
     """The same with jvp of jvp of jvp, and compiled.
 
     https://github.com/pytorch/pytorch/issues/197867
@@ -248,7 +248,7 @@ def test_197867_in_nested_jvp():
     assert_close(compiled(function, "eager")(THREE), RIGHT[1])
 
 
-def test_197867_in_torch(note):
+def test_nested_forward_mode_in_torch_pytorch_197867(note):
     """torch 2.11 to 2.15 gives 108, 0, 0.
 
     https://github.com/pytorch/pytorch/issues/197867
@@ -317,7 +317,7 @@ class Attention(torch.nn.Module):
 # torch looks at .grad of what compiled autograd passes on.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
 @pytest.mark.parametrize("how", ["eager", "aot_eager", "dynamic", "compiled_autograd"])
-def test_180284(how):
+def test_compiled_backward_with_jvp_pytorch_180284(how):
     """A declared jvp does not disturb a compiled backward, with views and several plain arguments.
 
     https://github.com/pytorch/pytorch/issues/180284
@@ -339,7 +339,7 @@ def test_180284(how):
             assert_close(p.grad, q.grad)
 
 
-def test_180284_in_torch(note):
+def test_compiled_backward_with_jvp_in_torch_pytorch_180284(note):
     """torch 2.11 to 2.15 refuses the class that has a jvp ("Unsupported custom jvp"), or fails later.
 
     https://github.com/pytorch/pytorch/issues/180284
@@ -385,7 +385,7 @@ NO_GRAD = {
 
 
 @pytest.mark.parametrize("name", NO_GRAD)
-def test_128600(name):
+def test_no_grad_in_nested_transforms_pytorch_128600(name):
     """torch.no_grad inside nested transforms means for an operator what it means for x * x, at every level.
 
     Reverse mode stops at it and forward mode does not, as torch documents: https://github.com/pytorch/pytorch/issues/128600
@@ -394,7 +394,7 @@ def test_128600(name):
     assert_close(transform(stopped(Square.apply))(THREE), transform(stopped(lambda x: x * x))(THREE))
 
 
-def test_128600_in_torch(note):
+def test_no_grad_in_nested_transforms_in_torch_pytorch_128600(note):
     """torch 2.11 to 2.15 ignores no_grad at the outer levels of a custom Function.
 
     https://github.com/pytorch/pytorch/issues/128600

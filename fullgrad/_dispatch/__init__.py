@@ -1,35 +1,51 @@
 """How an operator reaches torch. Nothing outside this folder knows torch's machinery.
 
-`torch_private` holds the private names, `rules` wraps what an author wrote, `functorch` and `fallback` are the two dispatches,
-`opaque` makes a kernel one node of a graph.
+* `functorch` and `fallback` are the two dispatches; `signature` makes the ``apply`` of both.
+* `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
+* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may say, `opaque` and `effect` make
+  nodes of graphs, `trees` the rest.
+* `torch_private` has the private names.
 """
 
 from fullgrad._dispatch import fallback, functorch
+from fullgrad._dispatch.compile_cache import recomputed
+from fullgrad._dispatch.effect import effect
+from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.opaque import is_traced, opaque
-from fullgrad._dispatch.rules import Rules, alias, is_identity, pure, saves_nothing
-from fullgrad._dispatch.torch_private import (
-    DISPATCH,
-    MISSING,
+from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
+from fullgrad._dispatch.state import (
     can_reuse_buffers,
     can_skip_autograd,
     clone_if_view,
-    effect,
     forward_mode_is_on,
     has_data,
     in_legacy_vmap,
     is_differentiating,
     is_tracing,
     out_buffer,
-    recomputed,
-    tree_map_pairs,
-    tree_map_with_path,
     unwrap_legacy_batched,
 )
+from fullgrad._dispatch.torch_private import (
+    DISPATCH,
+    LOST,
+    MISSING,
+    FakeTensorMode,
+    TorchDispatchMode,
+    is_forward_mode,
+    set_forward_mode,
+    transforms_active,
+    unpack_dual,
+)
+from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 
 __all__ = [
     "DISPATCH",
+    "LOST",
     "MISSING",
+    "FakeTensorMode",
     "Rules",
+    "TorchDispatchMode",
+    "VmapInfo",
     "alias",
     "can_reuse_buffers",
     "can_skip_autograd",
@@ -39,7 +55,9 @@ __all__ = [
     "forward_mode_is_on",
     "has_data",
     "in_legacy_vmap",
+    "in_place_message",
     "is_differentiating",
+    "is_forward_mode",
     "is_identity",
     "is_traced",
     "is_tracing",
@@ -48,8 +66,11 @@ __all__ = [
     "pure",
     "recomputed",
     "saves_nothing",
+    "set_forward_mode",
+    "transforms_active",
     "tree_map_pairs",
     "tree_map_with_path",
+    "unpack_dual",
     "unwrap_legacy_batched",
 ]
 

@@ -4,23 +4,21 @@ It is the fallback when a private name of the functorch dispatch is missing. Slo
 ``torch.func.functionalize``, which torch refuses for every custom Function.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import torch_private
-from fullgrad._dispatch.rules import Apply, Rules, VmapInfo, through_transforms
-
-_SOURCE = """
-def apply({parameters}):
-    return __in_graph({arguments}) if __compiling() else __call(({arguments},))
-"""
+from fullgrad._dispatch.rules import Rules, VmapInfo
+from fullgrad._dispatch.signature import make_apply
+from fullgrad._dispatch.state import through_transforms
+from fullgrad._dispatch.torch_private import transforms_active
 
 
-def connect(rules: Rules) -> Apply:
+def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
-    # torch's own dispatcher compares structures of outputs, in which a namedtuple is no tuple: it sees plain ones.
+    # torch's own dispatch compares structures of outputs, in which a namedtuple is no tuple: it sees plain ones.
 
     def forward(*args: Any) -> Any:
         return _plain(rules.forward(*args))
@@ -33,7 +31,7 @@ def connect(rules: Rules) -> Apply:
         return _plain(output), dims
 
     body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
-    twin: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
+    function: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
 
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
@@ -41,8 +39,8 @@ def connect(rules: Rules) -> Apply:
                 rules.check_argument(a)
         if torch.compiler.is_exporting():
             return rules.export(args)
-        if not torch_private.transforms_active():
-            output = rules.restore(twin.apply(*args))
+        if not transforms_active():
+            output = rules.restore(function.apply(*args))
             # A view of a tensor that requires a gradient says that it requires one too, though without grad mode it has none.
             spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
             return output.detach() if spurious else output
@@ -54,10 +52,8 @@ def connect(rules: Rules) -> Apply:
             args = tuple(same(a) if isinstance(a, Tensor) else a for a in args)
         return rules.restore(transform(args))
 
-    transform = through_transforms(lambda args: twin.apply(*args))
-    namespace = {"__call": call, "__compiling": torch.compiler.is_dynamo_compiling, "__in_graph": rules.as_graph_node(call)}
-    rules.write_out(_SOURCE, namespace)
-    return namespace["apply"]
+    transform = through_transforms(lambda args: function.apply(*args))
+    return make_apply(rules.operator, call, call)
 
 
 def _plain(output: Any) -> Any:

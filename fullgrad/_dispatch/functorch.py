@@ -4,6 +4,7 @@ A transform on top of the stack handles the call at its level and passes it on t
 ordinary autograd. It mirrors what torch's C++ code does for its own operators, grad modes included.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +12,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fullgrad._dispatch import torch_private
-from fullgrad._dispatch.rules import (
-    Apply,
-    Rules,
-    VmapInfo,
-    in_place_message,
-    rebuild,
-    saves_nothing,
-    through,
-    through_transforms,
-)
+from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
+from fullgrad._dispatch.signature import make_apply
+from fullgrad._dispatch.state import through_transforms
 
 if torch_private.DISPATCH == "functorch":
     _GRAD, _JVP = torch_private.TransformType.Grad, torch_private.TransformType.Jvp
@@ -28,76 +23,45 @@ if torch_private.DISPATCH == "functorch":
     _RANDOMNESS = {kind: kind.name.lower() for kind in torch_private.RandomnessType.__members__.values()}
 
 
-# The hot path of small tensors, written out for the parameters of each operator: it has the operator's own signature, binds
-# keywords as any Python function does, and spends no time on lists, loops and packing (0.4 of 4 us at 16 elements). Its own names
-# begin with two underscores, so that parameters may have any name.
-_SOURCE = """
-def forward_and_setup(__ctx, {parameters}):
-    __output = __operator.forward({arguments})
-    if not isinstance(__output, __Tensor):
-        __check_output(__output)
-    __operator.setup_context(__ctx, ({arguments},), __output)
-    return __output
-
-def forward_alone(__ctx, {parameters}):
-    __output = __operator.forward({arguments})
-    return __output if isinstance(__output, __Tensor) else __check_output(__output)
-
-def apply({parameters}):
-{shortcut}
-    if __compiling():
-        return __in_graph({arguments})
-    if __active():
-        return __in_transforms(({arguments},))
-    __needs_grad = False
-{per_argument}
-    if not (__needs_grad and __grad_enabled()) and __forward_ad._current_level < 0 and not __exporting():
-        # Nobody asks for a derivative. As in autograd, forward does not record, not even through a tensor that it closes over.
-        if __grad_enabled():
-            __set_grad(False)
-            try:
-                __output = __operator.forward({arguments})
-            finally:
-                __set_grad(True)
-        else:
-            __output = __operator.forward({arguments})
-        if not isinstance(__output, __Tensor):
-            return __check_output(__output)
-        # A view of a tensor that requires a gradient says that it requires one too, though it has none.
-        return __output.detach() if __output.requires_grad else __output
-    if __exporting():
-        return __in_transforms(({arguments},))
-    __output = __base({arguments})
-    return __output if isinstance(__output, __Tensor) else __restore(__output)
-"""
-
-# For a pure forward of plain tensors that require no gradient: a third of the time of a small operation is saved here.
-_SHORTCUT = """
-    if not __compiling() and {all_plain} and __forward_ad._current_level < 0 and not __active() and __operator.forward is __pure:
-        return {value}
-"""
-
-# The first argument is most often a tensor, the others seldom are.
-_FIRST_IS_PLAIN = "({argument}.__class__ is __Tensor and not {argument}.requires_grad or {argument}.__class__ in __SCALAR_TYPES)"
-_OTHER_IS_PLAIN = "({argument}.__class__ in __SCALAR_TYPES or {argument}.__class__ is __Tensor and not {argument}.requires_grad)"
-
-_INSPECTION = """
-__kind = {argument}.__class__
-if __kind is __Tensor or __kind is __Parameter:
-    if {argument}.requires_grad:
-        {unwrapping}__needs_grad = True
-elif __kind not in __SCALAR_TYPES:
-    __needs_grad = __check_uncommon_argument({argument}) or __needs_grad
-"""
-
-_UNWRAPPING = """if __unwrap_if_dead({argument}) is not {argument}:
-            return __in_transforms(({arguments},))
-        """
-
-
-def connect(rules: Rules) -> Apply:
+def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
-    check_argument, unwrap_if_dead, SCALAR_TYPES = rules.check_argument, torch_private.unwrap_if_dead, rules.SCALAR_TYPES
+    operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
+    SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
+    transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
+    apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
+
+    def call(args: tuple[Any, ...]) -> Any:
+        if transforms_active():
+            return in_transforms(args)
+        needs_grad = False
+        for a in args:
+            kind = a.__class__
+            if kind is Tensor or kind is Parameter:
+                if a.requires_grad:
+                    if not apply_unwraps and unwrap_if_dead(a) is not a:
+                        return in_transforms(args)
+                    needs_grad = True
+            elif kind not in SCALAR_TYPES:
+                needs_grad = check_uncommon_argument(a) or needs_grad
+        grad_mode = is_grad_enabled()
+        if is_exporting():
+            return in_transforms(args)
+        if (needs_grad and grad_mode) or forward_ad._current_level >= 0:
+            output = function(*args)
+            return output if isinstance(output, Tensor) else restore(output)
+        # No derivative is wanted. As in autograd, forward does not record, not even through a tensor that it closes over.
+        if grad_mode:
+            set_grad(False)
+            try:
+                output = operator.forward(*args)
+            finally:
+                set_grad(True)
+        else:
+            output = operator.forward(*args)
+        if not isinstance(output, Tensor):
+            return check_output(output)
+        # A view of a tensor that requires a gradient says that it requires one too, though it has none.
+        return output.detach() if output.requires_grad else output
 
     def in_transforms(args: tuple[Any, ...]) -> Any:
         # No shortcut past autograd here: compiled code opens dual levels that Python does not see.
@@ -108,12 +72,12 @@ def connect(rules: Rules) -> Apply:
             elif a.__class__ not in SCALAR_TYPES:
                 check_argument(a)
             plain.append(a)
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return rules.export(plain)
-        if torch_private.transforms_active():
+        if transforms_active():
             return transform(plain)
-        output = base(*plain)
-        return output if isinstance(output, Tensor) else rules.restore(output)
+        output = function(*plain)
+        return output if isinstance(output, Tensor) else restore(output)
 
     def check_uncommon_argument(value: Any) -> bool:
         """Whether an argument of an uncommon type needs a gradient."""
@@ -122,46 +86,19 @@ def connect(rules: Rules) -> Apply:
             return False
         return value.requires_grad
 
-    namespace: dict[str, Any] = {
-        "__Tensor": Tensor,
-        "__Parameter": Parameter,
-        "__active": torch_private.transforms_active,
-        "__check_output": rules.check_output,
-        "__compiling": torch.compiler.is_dynamo_compiling,
-        "__exporting": torch.compiler.is_exporting,
-        "__forward_ad": torch_private.forward_ad,
-        "__grad_enabled": torch.is_grad_enabled,
-        "__SCALAR_TYPES": SCALAR_TYPES,
-        "__in_graph": rules.as_graph_node(in_transforms),
-        "__in_transforms": in_transforms,
-        "__check_uncommon_argument": check_uncommon_argument,
-        "__operator": rules.operator,
-        "__pure": rules.operator.forward,
-        "__restore": rules.restore,
-        "__set_grad": torch_private.set_grad,
-        "__through": through,
-        "__unwrap_if_dead": unwrap_if_dead,
-    }
-    source = _SOURCE.replace("{shortcut}", _shortcut(rules))
-    rules.write_out(source, namespace, _INSPECTION.replace("{unwrapping}", "" if torch_private.APPLY_UNWRAPS else _UNWRAPPING))
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
-    forward = namespace["forward_alone" if rules.operator.setup_context is saves_nothing else "forward_and_setup"]
-    base = namespace["__base"] = _function(rules, rules.name, torch.autograd.Function, forward)
+    def forward_and_setup(ctx: Any, *args: Any) -> Any:
+        output = operator.forward(*args)
+        if not isinstance(output, Tensor):
+            check_output(output)
+        if saves:
+            operator.setup_context(ctx, args, output)
+        return output
+
+    saves = operator.setup_context is not saves_nothing
+    function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     transform = through_transforms(_transforms(rules, in_transforms))
-    return namespace["apply"]
-
-
-def _shortcut(rules: Rules) -> str:
-    """The first lines of ``apply``, for a forward that is marked as pure."""
-    forward = rules.operator.forward
-    if not hasattr(forward, "is_pure") or any(variadic for _, variadic in rules.parameters):
-        return ""
-    first, *others = [name for name, _ in rules.parameters]
-    tests = [_FIRST_IS_PLAIN.format(argument=first), *[_OTHER_IS_PLAIN.format(argument=name) for name in others]]
-    # What `alias` does, without the calls that lead there.
-    alias = f"{first}.clone() if __through.inside_transform else {first}.detach()"
-    value = alias if hasattr(forward, "is_identity") else "__pure({arguments})"
-    return _SHORTCUT.strip("\n").replace("{all_plain}", " and ".join(tests)).replace("{value}", value)
+    return make_apply(operator, call, in_transforms, shortcut=True)
 
 
 def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> Any:
@@ -175,18 +112,14 @@ def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> An
         "backward": staticmethod(rules.backward),
         "jvp": staticmethod(rules.jvp),
     }
-    function: Any = type(name, (kind,), body)
-    # The engine calls the rules themselves, without the dispatching methods of torch's BackwardCFunction.
-    context = function._backward_cls
-    context.apply, context.apply_jvp, context.mark_dirty = rules.backward, rules.jvp, refuse_in_place
-    return torch_private.bind_apply(function)
+    return torch_private.bind_apply(type(name, (kind,), body), rules.backward, rules.jvp, refuse_in_place)
 
 
-def _transforms(rules: Rules, lower: Apply) -> Apply:
+def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
     """The call under at least one transform. ``lower`` is the call again, for the transforms further down."""
-    peek, pop, push = torch_private.peek, torch_private.pop, torch_private.push
+    peek = torch_private.peek
     get_single_level, set_single_level = torch_private.get_single_level, torch_private.set_single_level
-    levels: dict[tuple[bool, bool], Apply] = {}
+    levels: dict[tuple[bool, bool], Callable[..., Any]] = {}
 
     def transform(args: list[Any]) -> Any:
         interpreter = peek()
@@ -214,14 +147,6 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
             set_single_level(allowed)
         return output if isinstance(output, Tensor) else rules.restore(output)
 
-    def below(args: list[Any]) -> Any:
-        """The call without the transform on top."""
-        layer = pop()
-        try:
-            return lower(tuple(args))
-        finally:
-            push(layer)
-
     def batch(interpreter: Any, args: list[Any]) -> Any:
         level = interpreter.level()
         plain, dims, batched = [], [], False
@@ -233,13 +158,9 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
             plain.append(a)
             dims.append(dim)
         if not batched:
-            return below(plain)
-        layer = pop()
-        try:
-            info = VmapInfo(interpreter.batchSize(), _RANDOMNESS[interpreter.randomness()])
-            output, out_dims = rules.vmap(info, tuple(dims), *plain)
-        finally:
-            push(layer)
+            return _without_top(lower, tuple(plain))
+        info = VmapInfo(interpreter.batchSize(), _RANDOMNESS[interpreter.randomness()])
+        output, out_dims = _without_top(rules.vmap, info, tuple(dims), *plain)
         add = torch_private.add_batch_dim
         if isinstance(output, Tensor):
             return output if out_dims is None else add(output, _positive(out_dims, output), level)
@@ -252,7 +173,7 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
     def skip(level: int, args: list[Any]) -> Any:
         """A level that does not record, because the user switched its mode off."""
         plain = [torch_private.unwrap_for_grad(a, level) if isinstance(a, Tensor) else a for a in args]
-        return _map(lambda o: torch_private.wrap_for_grad(o, level), below(plain))
+        return _map(lambda o: torch_private.wrap_for_grad(o, level), _without_top(lower, tuple(plain)))
 
     def functionalize(interpreter: Any, args: list[Any]) -> Any:
         """An operator neither mutates nor aliases its inputs, so there is nothing to do but to pass it on."""
@@ -263,19 +184,19 @@ def _transforms(rules: Rules, lower: Apply) -> Apply:
                 torch_private.sync(a)
                 a = torch_private.unwrap_functional(a, views)
             plain.append(a)
-        return _map(lambda o: torch_private.wrap_functional(o, level), below(plain))
+        return _map(lambda o: torch_private.wrap_functional(o, level), _without_top(lower, tuple(plain)))
 
     return transform
 
 
-def _single_level(rules: Rules, lower: Apply, grad_mode: bool, forward_mode: bool) -> Apply:
+def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forward_mode: bool) -> Callable[..., Any]:
     """A Function that differentiates at the level on top of the stack and passes the call on to the one below.
 
     Autograd switches both modes off inside a forward; the caller's modes are therefore part of the class.
     """
     set_grad, set_forward_mode = torch_private.set_grad, torch_private.set_forward_mode
-    peek, pop, push = torch_private.peek, torch_private.pop, torch_private.push
-    wrap, unwrap, operator = torch_private.wrap_for_grad, torch_private.unwrap_for_grad, rules.operator
+    peek, operator = torch_private.peek, rules.operator
+    wrap, unwrap = torch_private.wrap_for_grad, torch_private.unwrap_for_grad
 
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
         interpreter = peek()
@@ -289,11 +210,9 @@ def _single_level(rules: Rules, lower: Apply, grad_mode: bool, forward_mode: boo
         plain = [unwrap(a, level) if isinstance(a, Tensor) else a for a in args]
         set_grad(grad)
         set_forward_mode(forward)
-        layer = pop()
         try:
-            output = lower(tuple(plain))
+            output = _without_top(lower, tuple(plain))
         finally:
-            push(layer)
             set_grad(False)
             set_forward_mode(False)
         if isinstance(output, Tensor):
@@ -305,6 +224,21 @@ def _single_level(rules: Rules, lower: Apply, grad_mode: bool, forward_mode: boo
         return output
 
     return _function(rules, f"{rules.name}Level", torch_private.SingleLevelFunction, forward_and_setup)
+
+
+def _without_top(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` without the transform on top.
+
+    While that transform works on a composite operator of torch.library, whose code calls us, C code hides the ones below.
+    """
+    layer = torch_private.pop()
+    try:
+        if torch_private.transforms_are_hidden():
+            with torch_private.restored_keys():
+                return function(*args)
+        return function(*args)
+    finally:
+        torch_private.push(layer)
 
 
 def _map(function: Any, output: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.torch_private import has_data, is_tracing
+from fullgrad._dispatch.state import has_data, is_tracing
 
 _Inputs = ParamSpec("_Inputs")
 _Output = TypeVar("_Output")

@@ -1,14 +1,10 @@
-"""Every private name of torch that fullgrad uses, each with the reason why no public name will do.
+"""Every private name of torch that fullgrad uses: the reason why no public name will do, and what happens when it is gone.
 
-Two dispatches lead from an operator to torch:
+* `_required`: without the name forward mode would be silently zero, so the import of fullgrad fails and says so.
+* `_functorch`: without the name the fallback is taken (`fullgrad._dispatch.fallback`), slower and as right; `MISSING` lists it.
+* `_optional`: there is a safe default, and something small is lost; `LOST` says what.
 
-* ``"functorch"`` dispatches on functorch's interpreter stack itself. It is fast (no class, no pytree and no signature is built
-  per call) and respects ``torch.no_grad()`` at every level. It needs the names of `_FUNCTORCH`.
-* ``"fallback"`` goes through the public ``torch.autograd.Function.apply``. It is taken when a name
-  of the functorch dispatch is missing in the installed torch, or when the environment variable
-  ``FULLGRAD_DISPATCH=fallback`` asks for it.
-
-`DISPATCH` says which one is in use and `MISSING` which names were not found. ``tests/dispatch/test_fallback.py`` reports both.
+``tests/dispatch/test_fallback.py`` reports all three.
 """
 
 import os
@@ -21,313 +17,239 @@ import torch._subclasses
 import torch.fx.traceback
 import torch.utils._python_dispatch
 import torch.utils._pytree
-import torch.utils.checkpoint
-
-__all__ = ["DISPATCH", "MISSING"]
 
 MISSING: list[str] = []
+LOST: dict[str, str] = {}
 
 
-def _find(path: str) -> Any:
-    """The object at a dotted path below ``torch``, or None, in which case the path is added to `MISSING`."""
+def _look_up(path: str) -> Any:
+    """The object at a dotted path below ``torch``, or None."""
     found: Any = torch
     for part in path.split("."):
         found = getattr(found, part, None)
-        if found is None:
-            MISSING.append(f"torch.{path}")
-            return None
     return found
 
 
-# --- Names that both dispatches need ---------------------------------------------------------------------------------------
+def _required(path: str) -> Any:
+    found = _look_up(path)
+    if found is None:
+        raise ImportError(
+            f"fullgrad cannot be right on torch {torch.__version__}: torch.{path} is gone, and without it forward "
+            "mode over a custom derivative is silently zero. Please open an issue on fullgrad and name your torch version."
+        )
+    return found
 
-# Is any torch.func transform active? It decides between the plain call and the transforms' dispatch.
-transforms_active = _find("_C._are_functorch_transforms_active")
+
+def _functorch(path: str, *methods: str) -> Any:
+    """The object at a path, which has these methods."""
+    found = _look_up(path)
+    if found is None:
+        MISSING.append(f"torch.{path}")
+    MISSING.extend(f"torch.{path}.{name}" for name in methods if found is not None and not hasattr(found, name))
+    return found
+
+
+def _optional(path: str, default: Any, lost: str) -> Any:
+    found = _look_up(path)
+    if found is None:
+        LOST[f"torch.{path}"] = lost
+        return default
+    return found
+
+
+# --- Names that both dispatches need --------------------------------------------------------------------------------------
+
+# Is any torch.func transform active? It decides between the plain call and the dispatch under transforms.
+transforms_active = _required("_C._are_functorch_transforms_active")
 
 # Autograd calls a Function's jvp with forward mode switched off. Under nested forward mode the rule itself has to be
 # differentiated, so it is switched on again (https://github.com/pytorch/pytorch/issues/197867).
-set_forward_mode = _find("_C._set_fwd_grad_enabled")
-is_forward_mode = _find("_C._is_fwd_grad_enabled")
+set_forward_mode = _required("_C._set_fwd_grad_enabled")
+is_forward_mode = _required("_C._is_fwd_grad_enabled")
 
 # Saved tensors still carry the tangent of the level that is being differentiated; its primal is wanted. The public
 # `forward_ad.unpack_dual` reads a level kept in Python that compiled code does not set.
-unpack_dual = _find("_VF._unpack_dual")
+unpack_dual = _required("_VF._unpack_dual")
 
-if MISSING:
-    raise ImportError(
-        f"fullgrad cannot be right on torch {torch.__version__}: {', '.join(MISSING)} is gone, and without it "
-        "forward mode over a custom derivative is silently zero. Please open an issue on fullgrad and name your torch version."
-    )
+# --- Names of the functorch dispatch --------------------------------------------------------------------------------------
 
-# --- Names of the functorch dispatch --------------------------------------------------------------------------------------------
+# The interpreter stack: which transform is on top, and how to step below it. torch's own dispatch of Functions
+# (`custom_function_call`) does the same through pytrees and one new class per call.
+peek = _functorch("_C._functorch.peek_interpreter_stack")
+pop = _functorch("_C._functorch.pop_dynamic_layer_stack")
+push = _functorch("_C._functorch.push_dynamic_layer_stack")
+TransformType = _functorch("_C._functorch.TransformType", "Grad", "Jvp", "Vmap", "Functionalize")
+RandomnessType = _functorch("_C._functorch.RandomnessType", "__members__")
+_functorch("_C._functorch.CInterpreter", "key", "level")
+GradInterpreter = _functorch("_C._functorch.CGradInterpreterPtr", "lift", "prevGradMode")
+JvpInterpreter = _functorch("_C._functorch.CJvpInterpreterPtr", "lift", "prevFwdGradMode")
+VmapInterpreter = _functorch("_C._functorch.CVmapInterpreterPtr", "level", "batchSize", "randomness")
+FunctionalizeInterpreter = _functorch("_C._functorch.CFunctionalizeInterpreterPtr", "level", "functionalizeAddBackViews")
 
-_FUNCTORCH: dict[str, str] = {
-    # The interpreter stack: which transform is on top, and how to step below it. torch's own dispatcher for Functions
-    # (`custom_function_call`) does the same through pytrees and one new class per call.
-    "peek": "_C._functorch.peek_interpreter_stack",
-    "pop": "_C._functorch.pop_dynamic_layer_stack",
-    "push": "_C._functorch.push_dynamic_layer_stack",
-    "TransformType": "_C._functorch.TransformType",
-    "GradInterpreter": "_C._functorch.CGradInterpreterPtr",
-    "JvpInterpreter": "_C._functorch.CJvpInterpreterPtr",
-    "VmapInterpreter": "_C._functorch.CVmapInterpreterPtr",
-    "FunctionalizeInterpreter": "_C._functorch.CFunctionalizeInterpreterPtr",
-    "RandomnessType": "_C._functorch.RandomnessType",
-    # Between a tensor of one level and the tensor that it wraps.
-    "unwrap_for_grad": "_C._functorch._unwrap_for_grad",
-    "wrap_for_grad": "_C._functorch._wrap_for_grad",
-    "unwrap_batched": "_C._functorch._unwrap_batched",
-    "add_batch_dim": "_C._functorch._add_batch_dim",
-    "unwrap_functional": "_C._functorch._unwrap_functional_tensor",
-    "wrap_functional": "_C._functorch._wrap_functional_tensor",
-    "is_functional": "_is_functional_tensor",
-    "sync": "_sync",
-    # A function returned by torch.func.vjp sees tensors whose level has ended. torch's operators unwrap them, Functions do not.
-    "unwrap_if_dead": "_C._functorch.unwrap_if_dead",
-    # A Function that differentiates at one level only, which is what a transform needs, and the switch that permits its use.
-    "SingleLevelFunction": "autograd.function._SingleLevelFunction",
-    "get_single_level": "_C._functorch.get_single_level_autograd_function_allowed",
-    "set_single_level": "_C._functorch.set_single_level_autograd_function_allowed",
-    # The grad mode without the context manager, which costs more than a small operation.
-    "set_grad": "_C._set_grad_enabled",
-    # The public Function.apply binds an `inspect.signature` at every call of a Function that has a setup_context: 7 of 10 us.
-    "FunctionBase": "_C._FunctionBase",
-}
+# Between a tensor of one level and the tensor that it wraps.
+unwrap_for_grad = _functorch("_C._functorch._unwrap_for_grad")
+wrap_for_grad = _functorch("_C._functorch._wrap_for_grad")
+unwrap_batched = _functorch("_C._functorch._unwrap_batched")
+add_batch_dim = _functorch("_C._functorch._add_batch_dim")
+unwrap_functional = _functorch("_C._functorch._unwrap_functional_tensor")
+wrap_functional = _functorch("_C._functorch._wrap_functional_tensor")
+is_functional = _functorch("_is_functional_tensor")
+sync = _functorch("_sync")
 
-_names: dict[str, Any] = {short: _find(path) for short, path in _FUNCTORCH.items()}
+# A function returned by torch.func.vjp sees tensors whose level has ended. torch's operators unwrap them, Functions do not.
+unwrap_if_dead = _functorch("_C._functorch.unwrap_if_dead")
 
-peek = _names["peek"]
-pop = _names["pop"]
-push = _names["push"]
-TransformType = _names["TransformType"]
-GradInterpreter = _names["GradInterpreter"]
-JvpInterpreter = _names["JvpInterpreter"]
-VmapInterpreter = _names["VmapInterpreter"]
-FunctionalizeInterpreter = _names["FunctionalizeInterpreter"]
-RandomnessType = _names["RandomnessType"]
-unwrap_for_grad = _names["unwrap_for_grad"]
-wrap_for_grad = _names["wrap_for_grad"]
-unwrap_batched = _names["unwrap_batched"]
-add_batch_dim = _names["add_batch_dim"]
-unwrap_functional = _names["unwrap_functional"]
-wrap_functional = _names["wrap_functional"]
-is_functional = _names["is_functional"]
-sync = _names["sync"]
-unwrap_if_dead = _names["unwrap_if_dead"]
-SingleLevelFunction = _names["SingleLevelFunction"]
-get_single_level = _names["get_single_level"]
-set_single_level = _names["set_single_level"]
-set_grad = _names["set_grad"]
-FunctionBase = _names["FunctionBase"]
+# A Function that differentiates at one level only, which is what a transform needs, and the switch that permits its use.
+SingleLevelFunction = _functorch("autograd.function._SingleLevelFunction")
+get_single_level = _functorch("_C._functorch.get_single_level_autograd_function_allowed")
+set_single_level = _functorch("_C._functorch.set_single_level_autograd_function_allowed")
+
+# The grad mode without the context manager, which costs more than a small operation.
+set_grad = _functorch("_C._set_grad_enabled")
+
+# The public Function.apply binds an `inspect.signature` at every call of a Function that has a setup_context: 7 of 10 us.
+_FunctionBase = _functorch("_C._FunctionBase", "apply")
+
+# What the engine runs in the backward: a class per Function, whose two methods look the rules up at each call.
+_functorch("autograd.Function._backward_cls", "apply", "apply_jvp", "mark_dirty")
 
 DISPATCH: str = "fallback" if MISSING or os.environ.get("FULLGRAD_DISPATCH") == "fallback" else "functorch"
 
-
 # Since torch 2.15 the C code of apply unwraps the tensors of ended levels itself.
-APPLY_UNWRAPS: bool = FunctionBase is not None and torch.autograd.Function.__dict__.get("apply") is FunctionBase.__dict__["apply"]
+APPLY_UNWRAPS: bool = (
+    _FunctionBase is not None and torch.autograd.Function.__dict__.get("apply") is _FunctionBase.__dict__["apply"]
+)
 
 
-def bind_apply(function: type) -> Any:
-    """``function.apply`` as C code offers it, without the Python layers above it."""
-    return FunctionBase.__dict__["apply"].__get__(None, function)
+def bind_apply(function: Any, backward: Any, jvp: Any, mark_dirty: Any) -> Any:
+    """``function.apply`` as C code offers it, and the engine calls the rules as they are: no Python of torch's in between."""
+    context = function._backward_cls
+    context.apply, context.apply_jvp, context.mark_dirty = backward, jvp, mark_dirty
+    return _FunctionBase.__dict__["apply"].__get__(None, function)
 
 
-# --- Names with a safe default ----------------------------------------------------------------------------------------
+# --- Names with a safe default: eager state -------------------------------------------------------------------------------
 
 
-class _LevelUnknown:
-    """Stands in for `forward_ad` where it keeps no level: one may be open, always; speed is lost, nothing else."""
+class _UnknownLevel:
+    """Stands in for `forward_ad` where it keeps no level: one may always be open."""
 
     _current_level = 0
 
 
-# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. There is no public way
-# to ask.
-forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _LevelUnknown
+# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. No public name tells.
+forward_ad: Any = torch.autograd.forward_ad
+if _optional("autograd.forward_ad._current_level", None, "operators without a gradient are slower") is None:
+    forward_ad = _UnknownLevel
 
-
-def forward_mode_is_on() -> bool:
-    """Whether eager code is inside a level of forward mode, `torch.func.jvp` included. Compiled code does not know."""
-    return forward_ad._current_level >= 0
-
-
-# The kit's tensors without data; torch documents them under this name only. Without it `fullgrad.testing` alone fails.
-FakeTensorMode: Any = getattr(torch._subclasses, "FakeTensorMode", None)
-
-# How the kit counts the operations of a backward; this is the path under which torch documents it. Without it, likewise.
-TorchDispatchMode: Any = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)
-
-# Which transforms are active, outermost first. torch.export of a transform depends on it. Without the name it is refused.
-_interpreters: Any = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", None)
-
-
-def only_vmap_active() -> bool:
-    """Whether every active transform is a ``vmap``."""
-    return _interpreters is not None and all(i.key().name == "Vmap" for i in _interpreters() or ())
-
-
-# Structures of tensors as torch.func takes them. torch has no public name for its pytrees.
-_tree_map_with_path: Any = torch.utils._pytree.tree_map_with_path
-_keystr: Any = torch.utils._pytree.keystr
-
-
-def tree_map_with_path(function: Any, tree: Any) -> Any:
-    """``function(path, leaf)`` of every leaf, the path as it would be written in Python, in the same structure."""
-    return _tree_map_with_path(lambda path, leaf: function(_keystr(path), leaf), tree)
-
-
-def tree_map_pairs(function: Any, first: Any, second: Any, name: str) -> Any:
-    """``function`` of the leaves of two structures that are alike."""
-    leaves, structure = torch.utils._pytree.tree_flatten(first)
-    others, other = torch.utils._pytree.tree_flatten(second)
-    if structure != other:
-        raise ValueError(f"{name}: the two outputs must have one structure, got {structure} and {other}.")
-    return torch.utils._pytree.tree_unflatten([function(a, b) for a, b in zip(leaves, others, strict=True)], structure)
-
-
-def is_differentiating() -> bool:
-    """Whether a transform, forward mode or grad mode is on. True in compiled code, which does not know."""
-    return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
-
-
-def can_skip_autograd(x: torch.Tensor) -> bool:
-    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is.
-
-    torch.export has tensors of its own, or compiles.
-    """
-    return (
-        x.__class__ is _Tensor
-        and not x.requires_grad
-        and not transforms_active()
-        and forward_ad._current_level < 0
-        and not _is_compiling()
-    )
-
-
-# The functions that every small operation calls, found once.
-_Tensor, _is_compiling, _is_grad_enabled = torch.Tensor, torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
-
+# Which transforms are active, outermost first: torch.export of a vmap is right, that of a derivative is not.
+interpreters = _optional("_C._functorch.get_interpreter_stack", None, "torch.export of a vmap is refused")
 
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
-# what torch.func.linearize takes for constants, a silently wrong second call. Without the name, a tracer may be on: memory is
-# lost, nothing else.
-_dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+# what torch.func.linearize takes for constants, a silently wrong second call.
+dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporaries are not reused, scales take the graph's way")
+
+# Forward mode wants the tangent of a view in the view's own layout, of another output in any.
+is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
+
+# A tracer's tensor, which has no numbers.
+FakeTensor = _optional(
+    "_subclasses.FakeTensor", (), "a pair may hold a tensor without data, whose reading fails with torch's words"
+)
+
+# torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show. How
+# many are active is seen by entering one more.
+is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor", lambda tensor: False, "is_grads_batched cannot be tracked")
+_enter_legacy_vmap = _optional(
+    "_C._vmapmode_increment_nesting", lambda: 1, "legacy vmap is not seen: is_grads_batched of what reuses buffers raises"
+)
+_leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", lambda: 0, "as without _vmapmode_increment_nesting")
+remove_legacy_dim = _optional("_remove_batch_dim", None, "is_grads_batched cannot be tracked")
 
 
-def is_tracing() -> bool:
-    """Whether a dispatch mode is on, which may be a tracer that wants operations and not numbers."""
-    return _dispatch_modes() > 0
-
-
-# Forward mode wants the tangent of a view in the view's own layout, of another output in any. Without the name all are views.
-_is_view: Any = getattr(torch.Tensor, "_is_view", lambda tensor: True)
-
-
-def clone_if_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where it is a view: for the output of a ``forward`` that ends in one of a temporary."""
-    return tensor.clone() if _is_view(tensor) else tensor
-
-
-def has_data(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
-    return not (tensor.is_meta or (_FakeTensor is not None and isinstance(tensor, _FakeTensor)))
-
-
-_FakeTensor: Any = getattr(torch._subclasses, "FakeTensor", None)
-
-# torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show.
-_is_legacy: Any = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda tensor: False)
-
-
-def unwrap_legacy_batched(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
-    """A tensor of torch's legacy vmap as a plain one with the batch in dim 0: one more of its ``count`` batch dims."""
-    while _is_legacy(tensor):
-        tensor, count = torch._remove_batch_dim(tensor, _legacy_level(), 1, 0), count + 1
-    return tensor, count
-
-
-# An operator that a graph must keep and run in order although nothing uses its output, forward and backward.
-_ordered: Any = getattr(getattr(torch.library, "EffectType", None), "ORDERED", None)
-
-
-def effect(name: str) -> Any:
-    """A decorator: the function as an operator of that name which compiled code calls when it runs, and never drops.
-
-    Without torch's name the operator raises when it is traced, so that nothing stays unrecorded in silence.
-    """
-
-    def decorate(function: Any) -> Any:
-        # CUDA graphs replay kernels and no Python.
-        operator: Any = torch.library.custom_op(name, function, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-        known = _ordered is not None and hasattr(operator, "register_effect")
-        if known:
-            operator.register_effect(_ordered)
-
-        def nothing(*args: Any) -> None:
-            if not known:
-                raise NotImplementedError(
-                    f"{name} cannot be traced: torch {torch.__version__} has no CustomOpDef.register_effect."
-                )
-
-        operator.register_fake(nothing)
-        return operator
-
-    return decorate
-
-
-def can_reuse_buffers() -> bool:
-    """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced."""
-    return not (is_differentiating() or is_tracing() or in_legacy_vmap())
-
-
-def in_legacy_vmap() -> bool:
-    """Whether torch's legacy vmap is active, which no interpreter stack shows."""
-    return _legacy_vmap and _legacy_level() > 0
-
-
-def _legacy_level() -> int:
-    """How many of torch's legacy vmap are active. They are looked at by entering one more."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+def legacy_vmap_level() -> int:
+    """How many of torch's legacy vmap are active."""
+    level = _enter_legacy_vmap() - 1
+    _leave_legacy_vmap()
     return level
 
 
-_legacy_vmap: bool = hasattr(torch._C, "_vmapmode_increment_nesting")
+# `FunctionCtx.mark_dirty` leaves its tensors there; the fallback refuses them, as the functorch dispatch refuses the call.
+_optional("_C._FunctionBase.dirty_tensors", None, "in the fallback an operator that changes its input fails with torch's words")
 
 
-def out_buffer(temporary: torch.Tensor) -> torch.Tensor | None:
-    """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
-    return None if _dispatch_modes() else temporary
+def dirty_tensors(ctx: Any) -> Any:
+    """What ``setup_context`` has marked as dirty."""
+    return getattr(ctx, "dirty_tensors", None)
 
 
-def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
+# --- Names with a safe default: dispatch keys -----------------------------------------------------------------------------
 
-    AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
-    element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
-    It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
-    """
-    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-    if not _dispatch_modes() or first is None or first.device.type != "cpu":
-        return function(*args, **kwargs)
-    meta = getattr(torch.fx.traceback, "current_meta", {})
-    before = {key: meta[key] for key in ("recompute", "ac_graph_id") if key in meta}
-    meta.update(recompute=torch.utils.checkpoint.CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=before.get("ac_graph_id", 0))
-    try:
-        return function(*args, **kwargs)
-    finally:
-        for key in ("recompute", "ac_graph_id"):
-            meta.pop(key)
-        meta.update(before)
+# A transform at work on a composite operator of torch.library, whose code may call ours, hides the dispatch keys of the
+# transforms below. There is no public way to read or to set the keys of a thread.
+_COMPOSITE = "an operator inside a composite torch.library operator raises under nested transforms"
+_key_is_excluded = _optional("_C._dispatch_tls_is_dispatch_key_excluded", None, _COMPOSITE)
+_excluded_keys = _optional("_C._dispatch_tls_local_exclude_set", None, _COMPOSITE)
+_included_keys = _optional("_C._dispatch_tls_local_include_set", None, _COMPOSITE)
+_ForceKeys = _optional("_C._ForceDispatchKeyGuard", None, _COMPOSITE)
+_KeySet = _optional("_C.DispatchKeySet", None, _COMPOSITE)
+_TRANSFORMS = _optional("_C.DispatchKey.FuncTorchDynamicLayerFrontMode", None, _COMPOSITE)
+_KEYS: dict[str, Any] = _optional("_C.DispatchKey.__members__", {}, _COMPOSITE)
+# What code outside of a transform's own work may have switched off: autocast, and handlers written in Python.
+_KEPT = [key for name, key in _KEYS.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
+
+
+def _transforms_are_hidden() -> bool:
+    """Whether the keys of this thread keep operators from the transforms on the stack."""
+    return _key_is_excluded(_TRANSFORMS)
+
+
+transforms_are_hidden = (lambda: False) if _COMPOSITE in LOST.values() else _transforms_are_hidden
+
+
+def restored_keys() -> Any:
+    """A context with the dispatch keys that were in force outside of the composite operator."""
+    included, excluded, kept = _included_keys(), _excluded_keys(), _KeySet(_TRANSFORMS).remove(_TRANSFORMS)
+    for key in _KEPT:
+        if excluded.has(key):
+            kept = kept.add(key)
+    return _ForceKeys(included, kept)
+
+
+# --- Names with a safe default: compilation -------------------------------------------------------------------------------
+
+# Notes that a tracer puts on each node of a graph, those of `torch.utils.checkpoint` among them.
+_optional("fx.traceback.current_meta", None, "compiled backwards keep masks that they could compute again")
+
+
+def node_notes() -> dict[str, Any]:
+    """The notes for the nodes that are traced now; torch may put another dict into its place."""
+    return getattr(torch.fx.traceback, "current_meta", {})
 
 
 def mark_cacheable(functions: Mapping[str, str]) -> None:
     """Tell torch's cache of compiled graphs, by name, which functions may be in a graph and, by key, what they are.
 
-    AOTAutograd does not cache a graph with a function that it does not know. Where inductor is not in use nobody needs to know.
-    It is given a new dict, since torch does not notice a change of the old one.
+    AOTAutograd does not cache a graph with a function that it does not know; without the name in inductor's config ours are not
+    cached. Where inductor is not in use there is nothing to tell. It is given a new dict, since torch does not notice a change of
+    the old one.
     """
     config: Any = sys.modules.get("torch._inductor.config")
     known = getattr(config, "unsafe_marked_cacheable_functions", None)
     if known is not None and not functions.items() <= known.items():
         config.unsafe_marked_cacheable_functions = {**known, **functions}
+
+
+# An operator that a graph must keep and run in order although nothing uses its output, forward and backward.
+ordered_effect = _optional("library.EffectType.ORDERED", None, "scale tracking inside torch.compile raises")
+
+# --- Names with a safe default: structures and the kit --------------------------------------------------------------------
+
+# Structures of tensors as torch.func takes them. torch has no public name for its pytrees.
+pytree: Any = torch.utils._pytree
+
+# The kit's tensors without data; torch documents them under this name only.
+FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
+
+# How the kit counts the operations of a backward; this is the path under which torch documents it.
+TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")

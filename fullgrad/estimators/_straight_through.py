@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._dispatch.torch_private import unpack_dual
+from fullgrad._dispatch import can_reuse_buffers, unpack_dual
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import gradients, pullback, pushed_forward, recorded

@@ -10,7 +10,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from fullgrad._dispatch.torch_private import TorchDispatchMode
+from fullgrad._dispatch import TorchDispatchMode
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, scalar
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fullgrad._dispatch.torch_private import is_forward_mode, set_forward_mode
+from fullgrad._dispatch import is_forward_mode, set_forward_mode
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.torch_private import FakeTensorMode
+from fullgrad._dispatch import FakeTensorMode
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, equal
 

@@ -178,7 +178,7 @@ def _aligned(in_dims, tensors):
 
 
 class MatMul(Function):
-    """The product of two matrices, which skips the gradient that nobody needs."""
+    """The product of two matrices, which skips a gradient that is not needed."""
 
     @staticmethod
     def forward(a, b):

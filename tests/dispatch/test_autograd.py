@@ -88,7 +88,7 @@ def test_gradgradcheck_of_a_derivative_that_is_not_the_true_one(operator):
 
 @pytest.mark.parametrize(("operator", "trick"), [(ThroughRound, through_round), (CubicRound, cubic_round)])
 def test_value_is_exact(operator, trick):
-    """The value is that of round, bit for bit, whoever asks for a derivative; that of the detach trick is not."""
+    """The value is that of round, bit for bit, whether a derivative is wanted or not; that of the detach trick is not."""
     x = torch.cat([torch.randn(1000) * 3, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, -0.2])])
     expected = x.round()
     for value in (operator.apply(x), operator.apply(x.clone().requires_grad_()), torch.func.jvp(operator.apply, (x,), (x,))[0]):
@@ -253,7 +253,7 @@ def test_saved_tensor_hooks(case):
     [(ThroughRound.apply, 0), (Cube.apply, 1), (SinCos.apply, 1), (MatMul.apply, 2), (Norm.apply, 2), (MaxOver.apply, 1)],
 )
 def test_number_of_saved_tensors(function, count):
-    """Nothing is saved beyond what the operator asks for."""
+    """Nothing is saved beyond what the operator needs."""
     saved = []
     x = sample(3).requires_grad_()
     with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

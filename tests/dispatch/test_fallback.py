@@ -1,4 +1,4 @@
-"""Which lane is in use, and what broke when it is not the own one."""
+"""Which dispatch is in use, and what broke when it is the fallback."""
 
 import os
 import subprocess
@@ -7,36 +7,36 @@ import sys
 import pytest
 import torch
 
-from fullgrad._dispatch import DISPATCH, MISSING, torch_private
+from fullgrad._dispatch import DISPATCH, LOST, MISSING, torch_private
 
 
-def test_own_lane_is_in_use():
-    """A private name that torch renamed or removed shows here, by name. The fallback takes over: slower, not wrong."""
-    if os.environ.get("FULLGRAD_DISPATCH") == "torch":
-        assert DISPATCH == "torch"
-    else:
-        assert not MISSING, (
-            f"torch changed: {', '.join(MISSING)} is gone, so the fallback is in use; see fullgrad/_dispatch/torch_private.py"
-        )
-        assert DISPATCH == "functorch"
+def test_functorch_dispatch_is_in_use():
+    """A private name that torch renamed or removed shows here. The fallback takes over: slower, not wrong."""
+    assert not MISSING, (
+        f"torch {torch.__version__} has no {', '.join(MISSING)}, so the fallback is in use and every call is slower. Each "
+        "stands in fullgrad/_dispatch/torch_private.py with its purpose: find the new name."
+    )
+    chosen = os.environ.get("FULLGRAD_DISPATCH", "functorch")
+    assert chosen == DISPATCH, f"FULLGRAD_DISPATCH={chosen}, and the dispatch in use is {DISPATCH}"
 
 
 def test_names_with_a_default_are_found():
     """Names without which something small is lost; each says what."""
-    lost = {
-        "forward_ad": "operators without a gradient take the slow path",
-        "_interpreters": "torch.export of a vmap is refused",
-        "_ordered": "scale tracking inside torch.compile raises",
-        "_FakeTensor": "a pair may hold a tensor without data, whose reading fails with torch's words",
-        "FakeTensorMode": "fullgrad.testing does not run",
-        "TorchDispatchMode": "fullgrad.testing does not run",
-    }
-    gone = {name: what for name, what in lost.items() if getattr(torch_private, name) in (None, torch_private._LevelUnknown)}
-    assert not gone, f"torch changed, see fullgrad/_dispatch/torch_private.py: {gone}"
-    assert torch_private._is_legacy is torch._C._functorch.is_legacy_batchedtensor, "is_grads_batched cannot be tracked"
-    assert torch_private._dispatch_modes is torch._C._len_torch_dispatch_stack, (
-        "temporaries are not reused, and scales always take the graph's road"
-    )
+    broken = "; ".join(f"{name} is gone: {what}" for name, what in LOST.items())
+    assert not LOST, f"torch {torch.__version__} changed, see fullgrad/_dispatch/torch_private.py. {broken}."
+
+
+def test_a_private_name_stands_in_the_table_alone():
+    """No other file of the package spells one."""
+    folder = os.path.dirname(torch_private.__file__)
+    private = ("torch._C", "torch._VF", "torch._subclasses", "torch.utils._", "_functorch.", "._backward_cls", "unsafe_marked")
+    for root, _, files in os.walk(os.path.dirname(folder)):
+        for file in files:
+            path = os.path.join(root, file)
+            if file.endswith(".py") and path != torch_private.__file__:
+                with open(path, encoding="utf-8") as text:
+                    found = [name for name in private if name in text.read()]
+                assert not found, f"{path} has {found}"
 
 
 def _run(code: str, **environment: str) -> str:
@@ -48,20 +48,37 @@ def _run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_missing_name_leads_to_the_torch_lane():
-    """Without a name of the functorch dispatch the operators work through torch's public path, and say which name is missing."""
-    code = """
+# torch itself uses the names, so the import alone is tried here; FULLGRAD_DISPATCH=fallback runs the whole suite.
+@pytest.mark.parametrize("name", ["unwrap_if_dead", "CGradInterpreterPtr.prevGradMode"])
+def test_a_missing_name_leads_to_the_fallback(name):
+    """Without a name of the functorch dispatch the operators use the public autograd.Function, and say which name is missing."""
+    code = f"""
 import torch
-del torch._C._functorch.unwrap_if_dead
+del torch._C._functorch.{name}
 import fullgrad
 from fullgrad._dispatch import DISPATCH, MISSING
-assert (DISPATCH, MISSING) == ("torch", ["torch._C._functorch.unwrap_if_dead"]), (DISPATCH, MISSING)
+assert (DISPATCH, MISSING) == ("fallback", ["torch._C._functorch.{name}"]), (DISPATCH, MISSING)
 """
-    # torch itself uses the name, so the import alone is tried here; FULLGRAD_DISPATCH=fallback runs the whole suite in that lane.
     assert _run(code) == ""
 
 
-def test_a_missing_name_that_both_lanes_need_is_an_error():
+def test_a_missing_name_with_a_default_is_told():
+    """Without it the operators work as before, and what is lost is said."""
+    code = """
+import torch
+from torch.func import hessian
+del torch._C._ForceDispatchKeyGuard
+import fullgrad
+from fullgrad._dispatch import LOST
+hessian(lambda x: fullgrad.soft_round(x).sum())(torch.ones(3))
+print(LOST)
+"""
+    lost = _run(code)
+    assert "torch._C._ForceDispatchKeyGuard" in lost
+    assert "an operator inside a composite torch.library operator raises under nested transforms" in lost
+
+
+def test_a_missing_name_that_both_dispatches_need_is_an_error():
     """Without it forward mode would be silently zero, so the import fails and says what is gone."""
     code = """
 import torch
@@ -76,7 +93,7 @@ except ImportError as error:
 
 @pytest.mark.parametrize("dispatch", ["functorch", "fallback"])
 def test_the_dispatch_can_be_chosen(dispatch):
-    """FULLGRAD_DISPATCH chooses the lane."""
+    """FULLGRAD_DISPATCH chooses it."""
     code = "from fullgrad._dispatch import DISPATCH; print(DISPATCH)"
     assert _run(code, FULLGRAD_DISPATCH=dispatch) == ("fallback" if MISSING else dispatch)
 
@@ -91,6 +108,6 @@ print(torch.compile(grad(f), backend="aot_eager", fullgraph=True)(x).tolist())
 """
 
 
-def test_both_lanes_agree():
+def test_both_dispatches_agree():
     """The same numbers come out of both, to the last bit."""
     assert _run(TRANSFORMS, FULLGRAD_DISPATCH="functorch") == _run(TRANSFORMS, FULLGRAD_DISPATCH="fallback")

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fullgrad
 from fullgrad import ScalePair, ScaleTracker, track_scales
-from fullgrad._dispatch.torch_private import FakeTensorMode
+from fullgrad._dispatch import FakeTensorMode
 from fullgrad.testing._subject import close, like
 
 X = like(torch.empty(3, 4, dtype=torch.float64), 0)

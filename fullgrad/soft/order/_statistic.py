@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import clone_if_view
-from fullgrad._dispatch.rules import VmapInfo
+from fullgrad._dispatch import VmapInfo, clone_if_view
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward

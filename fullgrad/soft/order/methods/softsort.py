@@ -6,7 +6,7 @@ Source: Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038.
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.torch_private import transforms_active
+from fullgrad._dispatch import transforms_active
 from fullgrad.soft.order._numbers import POWERS, weighted, wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window

@@ -1,0 +1,95 @@
+"""How an operator enters a compiled graph, what a compiled backward saves, and which graphs torch may cache."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.state import is_tracing
+
+_PACKAGE = __name__.partition(".")[0]
+_IMPORTED = time.time()
+# The package's own operators, by the name of their node, and the rules that they were defined with.
+_nodes: dict[str, tuple[Any, list[Any]]] = {}
+
+
+def as_graph_node(operator: Any, call: Any) -> Any:
+    """``call`` as one node of a graph, which Dynamo does not look into.
+
+    Dynamo traces a custom Function's forward as plain code and drops its rules in places
+    (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
+    others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real
+    rules.
+    """
+
+    def node(*args: Any) -> Any:
+        _mark_cacheable()
+        return call(args)
+
+    node.__name__ = node.__qualname__ = f"{operator.__name__}_in_graph"
+    node.__module__ = operator.__module__
+    if node.__module__.startswith(f"{_PACKAGE}."):
+        # torch looks a function up by its name before it caches a graph with it.
+        setattr(sys.modules[node.__module__], node.__name__, node)
+        _nodes[f"{node.__module__}.{node.__name__}"] = operator, _rules_of(operator)
+    return torch.compiler.allow_in_graph(node)
+
+
+def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
+
+    AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
+    element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
+    It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
+    """
+    first = next((a for a in args if isinstance(a, Tensor)), None)
+    if not is_tracing() or first is None or first.device.type != "cpu":
+        return function(*args, **kwargs)
+    notes = torch_private.node_notes()
+    before = {key: notes[key] for key in ("recompute", "ac_graph_id") if key in notes}
+    notes.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=before.get("ac_graph_id", 0))
+    try:
+        return function(*args, **kwargs)
+    finally:
+        for key in ("recompute", "ac_graph_id"):
+            notes.pop(key)
+        notes.update(before)
+
+
+def _rules_of(operator: Any) -> list[Any]:
+    return [getattr(operator, rule) for rule in ("forward", "setup_context", "vjp", "jvp", "vmap")]
+
+
+def _mark_cacheable() -> None:
+    """Let torch cache compiled graphs of the package's own operators, under a key that no other code shares.
+
+    A graph knows an operator by name: a graph from the cache, of an operator that has changed since, would be silently wrong. The
+    operators of users are not cached, since there is no telling where their code ends.
+    """
+    key = _fingerprint()
+    if key is None:
+        return
+    if any(_rules_of(operator) != rules for operator, rules in _nodes.values()):
+        key = f"{os.getpid()} {_IMPORTED}"  # a rule was replaced, by a test for instance: good for this process
+    torch_private.mark_cacheable(dict.fromkeys(_nodes, key))
+
+
+@functools.cache
+def _fingerprint() -> str | None:
+    """A hash of the package's source, or None where that may not be what was imported."""
+    digest, folder = hashlib.sha256(torch_private.DISPATCH.encode()), pathlib.Path(__file__).parents[1]
+    files = sorted(folder.rglob("*.py"))
+    for file in files:
+        changed = file.stat()
+        if max(changed.st_mtime, changed.st_ctime) > _IMPORTED - 2:  # seconds, for coarse clocks of file systems
+            return None
+        digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest() if files else None

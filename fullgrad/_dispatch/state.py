@@ -1,0 +1,103 @@
+"""What torch is doing at this moment, and what a ``forward`` may therefore do."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transforms_active
+
+# The functions that every small operation calls, found once.
+_is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+
+
+class _Current(threading.local):
+    """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs."""
+
+    inside_transform = False
+
+
+current = _Current()
+
+
+def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``call`` under at least one transform, which the ``forward`` below knows of."""
+
+    def marked(args: Any) -> Any:
+        before, current.inside_transform = current.inside_transform, True
+        try:
+            return call(args)
+        finally:
+            current.inside_transform = before
+
+    return marked
+
+
+def forward_mode_is_on() -> bool:
+    """Whether eager code is inside a level of forward mode, `torch.func.jvp` included. Compiled code does not know."""
+    return forward_ad._current_level >= 0
+
+
+def is_differentiating() -> bool:
+    """Whether a transform, forward mode or grad mode is on. True in compiled code, which does not know."""
+    return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
+
+
+def can_skip_autograd(x: Tensor) -> bool:
+    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is.
+
+    torch.export has tensors of its own, or compiles.
+    """
+    return (
+        x.__class__ is Tensor
+        and not x.requires_grad
+        and not transforms_active()
+        and forward_ad._current_level < 0
+        and not _is_compiling()
+    )
+
+
+def is_tracing() -> bool:
+    """Whether a dispatch mode is on, which may be a tracer that wants operations and not numbers."""
+    return dispatch_modes() > 0
+
+
+def only_vmap_active() -> bool:
+    """Whether every active transform is a ``vmap``."""
+    interpreters = torch_private.interpreters
+    return interpreters is not None and all(i.key().name == "Vmap" for i in interpreters() or ())
+
+
+def in_legacy_vmap() -> bool:
+    """Whether torch's legacy vmap is active, which no interpreter stack shows."""
+    return torch_private.legacy_vmap_level() > 0
+
+
+def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
+    """A tensor of torch's legacy vmap as a plain one with the batch in dim 0: one more of its ``count`` batch dims."""
+    while torch_private.is_legacy_batched(tensor):
+        tensor, count = torch_private.remove_legacy_dim(tensor, torch_private.legacy_vmap_level(), 1, 0), count + 1
+    return tensor, count
+
+
+def can_reuse_buffers() -> bool:
+    """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced."""
+    return not (is_differentiating() or is_tracing() or in_legacy_vmap())
+
+
+def out_buffer(temporary: Tensor) -> Tensor | None:
+    """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
+    return None if dispatch_modes() else temporary
+
+
+def clone_if_view(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it is a view: for the output of a ``forward`` that ends in one of a temporary."""
+    return tensor.clone() if torch_private.is_view(tensor) else tensor
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
+    return not (tensor.is_meta or isinstance(tensor, torch_private.FakeTensor))

@@ -102,7 +102,7 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int,
 
 def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> dict[str, Callable[..., Any]]:
     """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method costs in small calls."""
-    make = _of_one_input if len(names) == 1 else _of_several_inputs
+    make = _of_one_input if len(names) == 1 else _of_nothing_read if reads == {0: ()} else _of_several_inputs
     return dict(zip(_RULES, make(cls, names, reads), strict=True))
 
 
@@ -118,87 +118,116 @@ def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, 
     return setup_context, lambda ctx, g: term(0, g, *ctx.saved_tensors), lambda ctx, t: term(0, t, *ctx.saved_tensors)
 
 
-class _Plan(NamedTuple):
-    """What a call saves, by the types of its inputs and by which of them need a gradient."""
+def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+    """A first input of which nothing is read, and constants."""
+    term, nothing = cls.vjp_term, (None,) * len(names)
+    first_alone = (True, *(False,) * (len(names) - 1))
 
-    alone: bool
-    """Whether the first input is the only tensor: then it has the shape and dtype of the output."""
-    needed: list[int]
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.needs_input_grad != first_alone:
+            _refuse(cls, names, ctx.needs_input_grad.index(True, 1))
+        return term(0, g, *nothing), *nothing[1:]
+
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        for i, t in enumerate(tangents):
+            if i and t is not None:
+                _refuse(cls, names, i)
+        return term(0, tangents[0], *nothing)
+
+    return saves_nothing, vjp, jvp
+
+
+class _Plan(NamedTuple):
+    """What a call keeps, by the types of its inputs and by which of them need a gradient."""
+
+    tensors: list[int]
+    needed: list[tuple[int, int]]
+    """The inputs that need a gradient, and the place of each among the tensors."""
     backward: list[int]
     forward: list[int]
     blank: list[None] | None
     """The inputs without the tensors, where all are tensors."""
 
 
+# What is most often given beside a tensor.
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+
+
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    term, count, no_more = cls.vjp_term, len(names), (None,) * (len(names) - 1)
-    first_reads_itself = 0 in reads.get(0, ())
+    term, no_more = cls.vjp_term, (None,) * (len(names) - 1)
+    first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
 
     @functools.lru_cache(maxsize=256)
     def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
-        tensors = {i for i, kind in enumerate(types) if issubclass(kind, Tensor)}
+        tensors = [i for i, kind in enumerate(types) if issubclass(kind, Tensor)]
         needed = [i for i, wanted in enumerate(needs) if wanted]
         for i in needed:
             if i not in reads:
-                refuse(i)
-        read, could = (sorted({j for i in some for j in reads.get(i, ())} & tensors) for some in (needed, tensors))
-        return _Plan(tensors == {0} and 0 in reads, needed, read, could, [None] * count if len(tensors) == count else None)
+                _refuse(cls, names, i)
+        read, could = (sorted({j for i in some for j in reads.get(i, ())} & {*tensors}) for some in (needed, tensors))
+        blank = [None] * len(names) if len(tensors) == len(names) else None
+        return _Plan(tensors, [(i, tensors.index(i)) for i in needed], read, could, blank)
 
-    # Each attribute of ctx costs; all that is kept besides tensors is in one.
+    # On the hot path each attribute of ctx costs: what is kept besides tensors is in one. It is a tuple of numbers where the
+    # first input is the only tensor, which then has the shape and dtype of the output.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
-        if plan.alone:
-            ctx.kept = plan, inputs[1:], None, None, None
+        numbers = inputs[1:]
+        if _NUMBERS.issuperset(map(type, numbers)) and first_has_a_term:
+            ctx.kept = numbers
             if first_reads_itself:
                 ctx.save_for_backward(inputs[0])
                 ctx.save_for_forward(inputs[0])
             return
-        constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
-        shape = output.shape
-        for v in inputs:
-            if isinstance(v, Tensor) and v.shape != shape and not _broadcasts(v.shape, shape):
+        plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
+        shape, shapes = output.shape, [inputs[i].shape for i in plan.tensors]
+        for s in shapes:
+            if s and s != shape and not _broadcasts(s, shape):
                 raise ValueError(
                     f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
-                    f"{tuple(shape)} from an input of shape {tuple(v.shape)}."
+                    f"{tuple(shape)} from an input of shape {tuple(s)}."
                 )
-        ctx.kept = plan, constants, [inputs[i].shape for i in plan.needed], shape, output.dtype
+        constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
+        ctx.kept = [plan, constants, shapes, shape, output.dtype]
         ctx.save_for_backward(*map(inputs.__getitem__, plan.backward))
         ctx.save_for_forward(*map(inputs.__getitem__, plan.forward))
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        plan, constants, shapes, _, _ = ctx.kept
-        if plan.alone:
-            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *constants), *no_more
+        kept = ctx.kept
+        if kept.__class__ is tuple:
+            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *kept), *no_more
+        plan, constants, shapes, _, _ = kept
         inputs = constants.copy()
         gradients: list[Tensor | None] = [None, *no_more]
-        for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905  # on the hot path
+        for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
-        for i, shape in zip(plan.needed, shapes):  # noqa: B905
+        for i, k in plan.needed:
             part = term(i, g, *inputs)
-            gradients[i] = part if part is None or part.shape == shape else sum_to(part, shape)
+            gradients[i] = part if part is None else sum_to(part, shapes[k])
         return tuple(gradients)
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
-        plan, constants, _, shape, dtype = ctx.kept
-        if plan.alone:
-            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *constants)
+        kept = ctx.kept
+        if kept.__class__ is tuple:
+            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *kept)
+        plan, constants, _, shape, dtype = kept
         inputs, total = constants.copy(), None
         for j, t in zip(plan.forward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
         for i, t in enumerate(tangents):
             if t is not None:
-                part = term(i, t, *inputs) if i in reads else refuse(i)
+                part = term(i, t, *inputs) if i in reads else _refuse(cls, names, i)
                 total = part if total is None else total if part is None else total + part
         if total is None:
             return None
         total = total if total.dtype == dtype else total.to(dtype)
         return total if total.shape == shape else total.expand(shape)
 
-    def refuse(i: int) -> Any:
-        raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")
-
     return setup_context, vjp, jvp
+
+
+def _refuse(cls: Any, names: tuple[str, ...], i: int) -> Any:
+    raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")
 
 
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

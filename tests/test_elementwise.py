@@ -92,7 +92,11 @@ def test_a_constant_has_no_derivative():
     x, k = torch.rand(3), torch.tensor(2.0)
     message = "KBitQuantize: `k` is a constant, which `reads` does not name"
     with pytest.raises(TypeError, match=message):
-        fullgrad.KBitQuantize.apply(x, k.clone().requires_grad_())
+        fullgrad.KBitQuantize.apply(x, k.clone().requires_grad_()).sum().backward()
+    message = "AffineKBitQuantize: `k` is a constant"
+    with pytest.raises(TypeError, match=message):
+        fullgrad.AffineKBitQuantize.apply(x, k.clone().requires_grad_(), 1.0, 0.0)
+    message = "KBitQuantize: `k` is a constant"
     with pytest.raises(TypeError, match=message):
         jvp(lambda k: fullgrad.KBitQuantize.apply(x, k), (k,), (k,))
 

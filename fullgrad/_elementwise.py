@@ -30,7 +30,7 @@ class Elementwise(Function):
 
     The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
-    An input that is may be given as a number, which has no derivative.
+    An input that is in ``reads`` may be a number, which has no derivative.
 
     ``vjp_term`` is plain torch code without in-place operations. It is differentiated itself, so derivatives of every order
     follow from it. Compiled code on the CPU computes it in the backward and keeps no masks (``recompute_in_backward``).

@@ -29,7 +29,7 @@ class Function:
     family of operators writes it once; a class without ``forward`` is such a family and has no ``apply``.
 
     Operators are functions of their inputs: ``ctx.mark_dirty`` is refused. So are tensors inside containers, whose gradient
-    torch would lose in silence. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
+    torch would silently lose. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
 
     A class whose ``vjp`` is made of elementwise operations may set ``recompute_in_backward = True``: compiled code on the CPU
     then computes them in the backward and saves what ``setup_context`` saves, where it would keep masks.

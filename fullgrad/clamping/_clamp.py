@@ -21,7 +21,7 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
         D_x = [\,l \le x \le h\,], \quad D_l = [\,x < l \le h\,], \quad D_h = [\,x > h \text{ or } l > h\,]
 
     The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
-    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and the gradient is its. A NaN
+    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient. A NaN
     in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
     derivatives are 0. Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
 

@@ -1,4 +1,4 @@
-"""`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
+"""`Relaxation`: the rules of every elementwise relaxation and its straight-through version, written once."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ _INFINITY = float("inf")
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool = False) -> Tensor:
     """A comparison as 0 or 1 in the floating dtype of x - y, written as that where possible: torch converts bools slowly.
 
-    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the question.
+    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the test.
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)

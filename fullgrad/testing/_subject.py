@@ -38,7 +38,7 @@ class Subject:
             one, to run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
         max_saved_bytes: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
-        options: What single checks ask for, by name, such as ``backend`` for compilation.
+        options: Options of single checks, by name, such as ``backend`` for compilation.
     """
 
     operator: Callable[..., Tensor]
@@ -191,7 +191,7 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 
 def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error says what was expected and what came."""
+    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error has what was expected and what was found."""
     try:
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:

@@ -71,7 +71,7 @@ class Ratio:
 
     @property
     def contradictory(self) -> bool:
-        """Whether minima and medians tell different stories."""
+        """Whether minima and medians contradict each other."""
         return max(self.of_minima, self.of_medians) > AGREEMENT_LIMIT * min(self.of_minima, self.of_medians)
 
     def at_most(self, target: float) -> bool | None:

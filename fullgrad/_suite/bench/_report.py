@@ -136,7 +136,7 @@ def ratio(r: dict[str, Any]) -> str:
 
 
 def _cpu() -> str:
-    """The model's name, where the system tells it; Python knows the architecture only."""
+    """The model's name, where the system reports it; Python reports the architecture only."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -73,8 +73,8 @@ def rank_st(
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
-    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order in which they
-    stand. Saved: ``x``.
+    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order of their
+    positions. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

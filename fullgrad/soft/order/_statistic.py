@@ -19,7 +19,7 @@ Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices
 
 
 class Options(NamedTuple):
-    """How a statistic is relaxed. Calls pass it as a plain tuple, of which a small call takes no notice."""
+    """How a statistic is relaxed. Calls pass it as a plain tuple, which costs a small call nothing."""
 
     mode: str
     method: str
@@ -34,7 +34,7 @@ class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
     A member gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
-    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it stands on the
+    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it is built on the
     projections, whose rules are explicit, and so derivatives of any order are its own.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.

@@ -36,7 +36,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -59,7 +59,7 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
 
     Raises:
         TypeError: An argument is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: The shapes do not fit, ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: The shapes do not fit, ``softness`` is a number that is not positive, or ``mode`` is unknown.
         RuntimeError: The solver did not converge.
 
     Example:

@@ -117,7 +117,7 @@ def dim(name: str, value: Any, ndim: int) -> None:
         isinstance(d, (int, torch.SymInt)) and not isinstance(d, bool) for d in named
     ):
         raise TypeError(f"{name}: `dim` must be an integer, a tuple of integers or None, got {value!r}.")
-    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a tensor without dimensions
+    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a 0-dimensional tensor
     for d in named:
         if not -count <= d < count:
             raise IndexError(f"{name}: `dim` must be from {-count} to {count - 1} for {ndim} dimensions, got {d}.")

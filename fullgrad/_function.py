@@ -11,7 +11,7 @@ _RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 
 
 class Function:
-    r"""An operator with a declared derivative, right under everything torch does with a function.
+    r"""An operator with a declared derivative, right under every transform of torch.
 
     A subclass writes five static methods with the signatures of ``torch.autograd.Function`` and is called through
     ``apply``, positionally or by keyword:

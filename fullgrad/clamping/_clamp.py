@@ -120,7 +120,7 @@ def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
 
 
 def _has_tensor(low: Bound, high: Bound) -> bool:
-    """Whether a bound is a tensor. That both are floats is looked at first: it takes a fifth of the time."""
+    """Whether a bound is a tensor. That both are floats is checked first: it takes a fifth of the time."""
     return not (low.__class__ is high.__class__ is float) and (isinstance(low, Tensor) or isinstance(high, Tensor))
 
 

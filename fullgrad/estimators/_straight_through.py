@@ -103,14 +103,14 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
 
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
-    """The check of the output where leaves of a graph cannot be told apart: without any of the inputs there must be none."""
+    """The check of the output where leaves of a graph cannot be told apart: with detached inputs it must have no graph."""
     with torch.enable_grad():
         alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
     _check_output(name, alone, like, alone.requires_grad)
 
 
 def _leaves(y: Tensor) -> set[int]:
-    """The identities of the tensors at the ends of a graph."""
+    """The identities of the leaf tensors of a graph."""
     found, seen, stack = set(), set(), [y.grad_fn]
     while stack:
         node = stack.pop()

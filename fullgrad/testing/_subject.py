@@ -21,7 +21,7 @@ class NotApplicable(Exception):
 
 
 class TorchLimit(NotApplicable):
-    """torch cannot do this, not even for its own operators: nothing is proved or disproved here."""
+    """torch cannot do this, not even for its own operators: so the check says nothing about the operator."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Subject:
     """An operator, one list of inputs, and its oracles.
 
     Args:
-        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are looked at as one.
+        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are treated as one.
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
             one the transforms are compared with each other: eager reverse mode is then the reference.

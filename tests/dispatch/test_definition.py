@@ -39,7 +39,7 @@ def test_backward_is_pointed_to_vjp():
 
 
 class Scaled(Function):
-    """A family: every rule but forward, written once as classmethods. A member gives its factor, and forward."""
+    """A family: every rule but forward, written once as classmethods. A subclass gives its factor, and forward."""
 
     factor = 0.0
 

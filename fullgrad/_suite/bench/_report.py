@@ -104,7 +104,7 @@ def markdown(table: Iterator[list[str]]) -> str:
 
 
 def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What a reader is warned of."""
+    """Warnings for the reader."""
     ratios = [v["ratio"] for r in rows for v in r.get("rivals", {}).values()]
     noisy = sum(r["spread"] > SPREAD_LIMIT for r in ratios)
     if noisy:

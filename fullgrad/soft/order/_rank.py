@@ -32,7 +32,7 @@ def rank(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
@@ -79,7 +79,7 @@ def rank_st(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.

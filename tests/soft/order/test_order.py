@@ -167,7 +167,7 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
 
 @pytest.mark.parametrize("key", CALLS)
 def test_dims_and_batches(key):
-    """A statistic along any dim is that of each row by itself; None takes all as one row."""
+    """A statistic along any dim is that of each row by itself; None treats all as one row."""
     name, method = CALLS[key]
     x = numbers(2, 4, 3)
     for dim in range(-3, 3):
@@ -199,7 +199,7 @@ def test_keepdim(name):
 
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_one_element(method):
-    """A row of one, and a tensor without dimensions, have their element and its derivative."""
+    """A row of one, and a 0-dimensional tensor, have their element and its derivative."""
     for x in (torch.tensor([3.0]), torch.tensor(3.0)):
         assert soft.sort(x, method=method).values.shape == x.shape
         close(soft.max(x, method=method), torch.tensor(3.0), rtol=1e-3, atol=1e-3)

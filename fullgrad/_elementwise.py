@@ -65,7 +65,7 @@ class Elementwise(Function):
     _made: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # What a class or a family writes itself is kept; what was made for a parent is made anew.
+        # What a class or a family writes itself is kept; what was made for a parent is made again.
         missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
         if hasattr(cls, "forward") and missing:
             cls._made = _rules(cls, *_checked_definition(cls))

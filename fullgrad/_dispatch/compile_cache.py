@@ -44,7 +44,7 @@ def as_graph_node(operator: Any, call: Any) -> Any:
 
 
 def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
+    """``function(…)`` for use in a derivative rule: compiled code computes it in the backward and does not save its result.
 
     AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
     element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.

@@ -142,7 +142,7 @@ class Subject:
         backend = self.options.get("backend", "aot_eager")
 
         def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-            torch.compiler.reset()  # a function compiled before must not answer for this one
+            torch.compiler.reset()  # a function that was compiled before must not be reused for this one
             return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic or None)
 
         return lambda *arguments: self.possible(lambda f: compile(transform(f))(*arguments))

@@ -12,7 +12,7 @@ from fullgrad._dispatch import DISPATCH
 from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
 
-# Where a function of x meets the mode: around a part of it, or around the whole.
+# Where the mode applies in a function of x: around a part of it, or around the whole.
 PLACES = {
     "part": lambda f, mode: lambda x: x.sin() * _under(mode, f, x) + f(x),
     "whole": lambda f, mode: lambda x: _under(mode, f, x) + x**3,

@@ -150,7 +150,7 @@ def test_what_the_rule_is_told(randomness):
 
 
 def test_rule_is_not_asked_without_a_batch():
-    """A call of which nothing is batched goes straight on."""
+    """A call without a batched argument skips the rule."""
     Told.calls = ()
     y = sample()
     assert_close(vmap(lambda x: x * Told.apply(y, y))(sample(5)), sample(5) * y**4)

@@ -432,7 +432,7 @@ def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dty
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_smooth_rectifiers_and_steps_of_infinity_are_the_hard_ones(dtype):
-    """In every precision, by every kernel: no infinity meets a 0."""
+    """In every precision, by every kernel: no infinity is multiplied by 0."""
     x = torch.tensor([-math.inf, math.inf], dtype=dtype).requires_grad_()
     for f, hard in (
         (soft.relu, torch.relu),

@@ -86,7 +86,7 @@ class Ratio:
 
 
 def measure(statements: Sequence[Statement], seconds: float, device: str = "cpu") -> dict[Statement, Times]:
-    """Time every statement once per round, in an order shuffled anew each round, for about so many seconds for each.
+    """Time every statement once per round, in an order shuffled in each round, for about so many seconds for each.
 
     A round calls it for a millisecond, or once; there are at least five. Statements that raise are left out.
     """

@@ -1,4 +1,4 @@
-"""Checks of arguments. The only place that words their errors: name, rule, found.
+"""Checks of arguments. All of their error messages are here: name, rule, found.
 
 Public functions call them before the operator, so that nothing is recorded when one fails, under ``torch.compile`` and ``vmap``
 too.
@@ -23,7 +23,7 @@ def tensor(name: str, argument: str, value: Any) -> None:
 
 def real_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of real numbers: integer or floating, neither bool nor complex."""
-    if not isinstance(value, Tensor):  # looked at here too: it saves a call in every small operation
+    if not isinstance(value, Tensor):  # checked here too: it saves a call in every small operation
         tensor(name, argument, value)
     if value.dtype in _UNORDERED:
         raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
@@ -69,7 +69,7 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
 
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
-    """A positive Python number, finite unless infinity is welcome."""
+    """A positive Python number, finite unless infinity is allowed."""
     if value.__class__ is float and 0.0 < value < math.inf:
         return
     real_number(name, argument, value)
@@ -87,7 +87,7 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
-    """A positive, finite Python number, or a real tensor, whose numbers are not looked at."""
+    """A positive, finite Python number, or a real tensor, whose elements are not checked."""
     if value.__class__ is float and 0.0 < value < math.inf:
         return
     if isinstance(value, Tensor):
@@ -117,7 +117,7 @@ def dim(name: str, value: Any, ndim: int) -> None:
         isinstance(d, (int, torch.SymInt)) and not isinstance(d, bool) for d in named
     ):
         raise TypeError(f"{name}: `dim` must be an integer, a tuple of integers or None, got {value!r}.")
-    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a tensor without dimensions
+    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a 0-dimensional tensor
     for d in named:
         if not -count <= d < count:
             raise IndexError(f"{name}: `dim` must be from {-count} to {count - 1} for {ndim} dimensions, got {d}.")

@@ -30,7 +30,7 @@ class Elementwise(Function):
 
     The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
-    An input that is may be given as a number, which has no derivative.
+    An input that is in ``reads`` may be a number, which has no derivative.
 
     ``vjp_term`` is plain torch code without in-place operations. It is differentiated itself, so derivatives of every order
     follow from it. Compiled code on the CPU computes it in the backward and keeps no masks (``recompute_in_backward``).
@@ -65,7 +65,7 @@ class Elementwise(Function):
     _made: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # What a class or a family writes itself is kept; what was made for a parent is made anew.
+        # What a class or a family writes itself is kept; what was made for a parent is made again.
         missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
         if hasattr(cls, "forward") and missing:
             cls._made = _rules(cls, *_checked_definition(cls))

@@ -11,7 +11,7 @@ _RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 
 
 class Function:
-    r"""An operator with a declared derivative, right under everything torch does with a function.
+    r"""An operator with a declared derivative, right under every transform of torch.
 
     A subclass writes five static methods with the signatures of ``torch.autograd.Function`` and is called through
     ``apply``, positionally or by keyword:
@@ -29,7 +29,7 @@ class Function:
     family of operators writes it once; a class without ``forward`` is such a family and has no ``apply``.
 
     Operators are functions of their inputs: ``ctx.mark_dirty`` is refused. So are tensors inside containers, whose gradient
-    torch would lose in silence. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
+    torch would silently lose. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
 
     A class whose ``vjp`` is made of elementwise operations may set ``recompute_in_backward = True``: compiled code on the CPU
     then computes them in the backward and saves what ``setup_context`` saves, where it would keep masks.

@@ -1,4 +1,4 @@
-"""The derivative of a function from its inputs alone: the function is called when a derivative is asked for, once for each."""
+"""The derivative of a function from its inputs alone: the function is called when a derivative is computed, once for each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,8 +1,8 @@
-"""How an operator reaches torch. Nothing outside this folder knows torch's machinery.
+"""How an operator reaches torch. Nothing outside this folder uses torch's internals.
 
 * `functorch` and `fallback` are the two dispatches; `signature` makes the ``apply`` of both.
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
-* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may say, `opaque` and `effect` make
+* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare, `opaque` and `effect` make
   nodes of graphs, `trees` the rest.
 * `torch_private` has the private names.
 """

@@ -22,7 +22,7 @@ _nodes: dict[str, tuple[Any, list[Any]]] = {}
 
 
 def as_graph_node(operator: Any, call: Any) -> Any:
-    """``call`` as one node of a graph, which Dynamo does not look into.
+    """``call`` as one node of a graph, which Dynamo does not trace into.
 
     Dynamo traces a custom Function's forward as plain code and drops its rules in places
     (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
@@ -44,7 +44,7 @@ def as_graph_node(operator: Any, call: Any) -> Any:
 
 
 def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """``function(…)`` for use in a derivative rule: compiled code shall compute it in the backward and not save its result.
+    """``function(…)`` for use in a derivative rule: compiled code computes it in the backward and does not save its result.
 
     AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
     element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
@@ -71,14 +71,14 @@ def _rules_of(operator: Any) -> list[Any]:
 def _mark_cacheable() -> None:
     """Let torch cache compiled graphs of the package's own operators, under a key that no other code shares.
 
-    A graph knows an operator by name: a graph from the cache, of an operator that has changed since, would be silently wrong. The
-    operators of users are not cached, since there is no telling where their code ends.
+    A graph refers to an operator by name: a graph from the cache, of an operator that has changed since, would be silently wrong.
+    The operators of users are not cached, since the extent of their code is not known.
     """
     key = _fingerprint()
     if key is None:
         return
     if any(_rules_of(operator) != rules for operator, rules in _nodes.values()):
-        key = f"{os.getpid()} {_IMPORTED}"  # a rule was replaced, by a test for instance: good for this process
+        key = f"{os.getpid()} {_IMPORTED}"  # a rule was replaced, by a test for instance: valid in this process only
     torch_private.mark_cacheable(dict.fromkeys(_nodes, key))
 
 

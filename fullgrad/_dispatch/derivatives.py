@@ -45,7 +45,7 @@ def as_differentiable_jvp(operator: Any) -> Any:
 
 
 def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:
-    """A tangent handed on as it is becomes a copy: an in-place operation on the output would change the input's tangent."""
+    """A tangent returned unchanged becomes a copy: an in-place operation on the output would change the input's tangent."""
     if isinstance(result, tuple):
         return tuple(clone_if_aliased(r, tangents) for r in result)
     return result.clone() if isinstance(result, Tensor) and any(result is t for t in tangents) else result

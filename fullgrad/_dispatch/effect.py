@@ -1,4 +1,4 @@
-"""Operators that a compiled graph runs for what they do and not for what they return."""
+"""Operators that a compiled graph runs for their side effect and not for their result."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fullgrad._dispatch.torch_private import ordered_effect
 def effect(name: str) -> Any:
     """A decorator: the function as an operator of that name which compiled code calls when it runs, and never drops.
 
-    Without torch's name the operator raises when it is traced, so that nothing stays unrecorded in silence.
+    Without torch's name the operator raises when it is traced, so that nothing silently stays unrecorded.
     """
 
     def decorate(function: Any) -> Any:

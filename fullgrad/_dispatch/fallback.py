@@ -1,6 +1,6 @@
 """The fallback: an operator through the public ``torch.autograd.Function.apply``.
 
-It is the fallback when a private name of the functorch dispatch is missing. Slower, and right in the same places but for
+It is the fallback when a private name of the functorch dispatch is missing. Slower, and right in the same cases except for
 ``torch.func.functionalize``, which torch refuses for every custom Function.
 """
 
@@ -18,7 +18,7 @@ from fullgrad._dispatch.torch_private import transforms_active
 
 def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
-    # torch's own dispatch compares structures of outputs, in which a namedtuple is no tuple: it sees plain ones.
+    # torch's own dispatch compares structures of outputs, in which a namedtuple is not a tuple: it gets plain ones.
 
     def forward(*args: Any) -> Any:
         return _plain(rules.forward(*args))
@@ -41,7 +41,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
             return rules.export(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))
-            # A view of a tensor that requires a gradient says that it requires one too, though without grad mode it has none.
+            # A view of a tensor that requires a gradient reports that it requires one too, though without grad mode it has none.
             spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
             return output.detach() if spurious else output
         if not torch.is_grad_enabled():

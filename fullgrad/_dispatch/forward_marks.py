@@ -1,4 +1,4 @@
-"""What an author says about a ``forward`` and a ``setup_context``, so that their calls are shorter."""
+"""What an author declares about a ``forward`` and a ``setup_context``, so that their calls are shorter."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from fullgrad._dispatch.torch_private import forward_ad
 
 
 def saves_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """The ``setup_context`` of an operator whose rules need neither inputs nor output. It is not even called."""
+    """The ``setup_context`` of an operator whose rules need neither inputs nor output. It is not called."""
 
 
 def pure(forward: Any) -> Any:
     """Marks a ``forward`` that computes one tensor from its arguments alone: it closes over no tensor, makes no view but by
-    `alias`, and does not look at the grad mode. Where no derivative is wanted, the grad mode need not be switched
+    `alias`, and does not look at the grad mode. Where no derivative is needed, the grad mode need not be switched
     off for it, which costs a tenth of a small operation.
     """
     forward.is_pure = True
@@ -22,7 +22,7 @@ def pure(forward: Any) -> Any:
 
 
 def is_identity(forward: Any) -> Any:
-    """Marks a `pure` ``forward`` whose value is the `alias` of its first argument: then it need not even be called."""
+    """Marks a `pure` ``forward`` whose value is the `alias` of its first argument: then it need not be called."""
     forward.is_identity = True
     return pure(forward)
 
@@ -30,7 +30,7 @@ def is_identity(forward: Any) -> Any:
 def alias(x: Tensor) -> Tensor:
     """For a ``forward`` whose value is its input: ``x`` as a view, on which autograd refuses in-place operations.
 
-    Transforms and forward mode have no such guard: there the change would reach ``x`` and not its derivative, in silence. They
+    Transforms and forward mode have no such guard: there the change would silently reach ``x`` and not its derivative. They
     get a copy. Where ``x`` has no derivative there is nothing to guard, and to detach it is the cheapest view.
     """
     if current.inside_transform or forward_ad._current_level >= 0:

@@ -49,7 +49,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
         if (needs_grad and grad_mode) or forward_ad._current_level >= 0:
             output = function(*args)
             return output if isinstance(output, Tensor) else restore(output)
-        # No derivative is wanted. As in autograd, forward does not record, not even through a tensor that it closes over.
+        # No derivative is needed. As in autograd, forward does not record, not even through a tensor that it closes over.
         if grad_mode:
             set_grad(False)
             try:
@@ -60,11 +60,11 @@ def connect(rules: Rules) -> Callable[..., Any]:
             output = operator.forward(*args)
         if not isinstance(output, Tensor):
             return check_output(output)
-        # A view of a tensor that requires a gradient says that it requires one too, though it has none.
+        # A view of a tensor that requires a gradient reports that it requires one too, though it has none.
         return output.detach() if output.requires_grad else output
 
     def in_transforms(args: tuple[Any, ...]) -> Any:
-        # No shortcut past autograd here: compiled code opens dual levels that Python does not see.
+        # No shortcut past autograd here: compiled code opens dual levels that are not visible in Python.
         plain: list[Any] = []
         for a in args:
             if isinstance(a, Tensor):

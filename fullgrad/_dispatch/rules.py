@@ -66,7 +66,7 @@ class Rules:
         return output, tuple(dims)
 
     def check_output(self, output: Any) -> Any:
-        """Refuse outputs that autograd would lose in silence; note the type of a tuple, of which autograd makes a plain one."""
+        """Refuse outputs that autograd would silently lose; note the type of a tuple, of which autograd makes a plain one."""
         if not isinstance(output, tuple):
             raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {_kind(output)}.")
         for item in output:
@@ -85,7 +85,7 @@ class Rules:
         return rebuild(self._output.type, output)
 
     def check_argument(self, value: Any) -> None:
-        """Refuse tensors inside a container: autograd does not see them, and their gradient would be lost in silence."""
+        """Refuse tensors inside a container: autograd does not see them, and their gradient would be silently lost."""
         if value.__class__ is tuple and self.SCALAR_TYPES.issuperset(map(type, value)):
             return
         if isinstance(value, _CONTAINERS) and _holds_tensor(value):

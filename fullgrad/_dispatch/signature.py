@@ -1,9 +1,9 @@
 """The operator's ``apply``: a function with the signature of ``forward``, whose arguments Python binds itself.
 
-It is the one piece of generated text, a few lines for each operator; `linecache` knows them, so that tracebacks and
+It is the one piece of generated text, a few lines for each operator; they are in `linecache`, so that tracebacks and
 ``inspect.getsource`` show them. Binding through ``inspect.signature`` costs microseconds for each call that names an argument or
 leaves one out, and without the shortcut of a `pure` forward `round` of 16 elements takes 1.6 times as long where no gradient is
-wanted. The rest of the dispatch is plain Python: forward and backward take at most 1% longer than with all of it written out.
+needed. The rest of the dispatch is plain Python: forward and backward take at most 1% longer than with all of it written out.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def make_apply(
 ) -> Callable[..., Any]:
     """A function with the signature of ``forward`` that passes the tuple of its arguments on, in a graph to ``call_in_graph``.
 
-    With the shortcut it computes the value of a `pure` forward at once where no derivative is wanted.
+    With the shortcut it computes the value of a `pure` forward at once where no derivative is needed.
     """
     forward = operator.forward
     signature = list(inspect.signature(forward).parameters.values())
@@ -62,7 +62,7 @@ def make_apply(
     text = text.format(parameters=", ".join(parameters), arguments=", ".join(arguments))
     file = f"<{operator.__module__}.{operator.__qualname__}.apply>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    # The globals of forward give its annotations their meaning, but these are no module: Dynamo would look for it by `__name__`.
+    # The globals of forward give its annotations their meaning, but they are not a module: Dynamo would look it up by `__name__`.
     # Globals are faster than a closure, which is copied at each call.
     namespace = {key: value for key, value in getattr(forward, "__globals__", {}).items() if key[:2] != "__"}
     namespace |= {

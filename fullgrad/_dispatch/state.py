@@ -24,7 +24,7 @@ current = _Current()
 
 
 def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``call`` under at least one transform, which the ``forward`` below knows of."""
+    """``call`` under at least one transform, which the ``forward`` below can see."""
 
     def marked(args: Any) -> Any:
         before, current.inside_transform = current.inside_transform, True
@@ -37,17 +37,17 @@ def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def forward_mode_is_on() -> bool:
-    """Whether eager code is inside a level of forward mode, `torch.func.jvp` included. Compiled code does not know."""
+    """Whether eager code is inside a level of forward mode, `torch.func.jvp` included. Compiled code cannot tell."""
     return forward_ad._current_level >= 0
 
 
 def is_differentiating() -> bool:
-    """Whether a transform, forward mode or grad mode is on. True in compiled code, which does not know."""
+    """Whether a transform, forward mode or grad mode is on. True in compiled code, which cannot tell."""
     return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
 
 
 def can_skip_autograd(x: Tensor) -> bool:
-    """Whether eager code computes with a plain tensor that wants no derivative: a ``forward`` of it may be called as it is.
+    """Whether eager code computes with a plain tensor that needs no derivative: a ``forward`` of it may be called as it is.
 
     torch.export has tensors of its own, or compiles.
     """
@@ -61,7 +61,7 @@ def can_skip_autograd(x: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a dispatch mode is on, which may be a tracer that wants operations and not numbers."""
+    """Whether a dispatch mode is on, which may be a tracer that records operations and not numbers."""
     return dispatch_modes() > 0
 
 

@@ -67,7 +67,7 @@ transforms_active = _required("_C._are_functorch_transforms_active")
 set_forward_mode = _required("_C._set_fwd_grad_enabled")
 is_forward_mode = _required("_C._is_fwd_grad_enabled")
 
-# Saved tensors still carry the tangent of the level that is being differentiated; its primal is wanted. The public
+# Saved tensors still carry the tangent of the level that is being differentiated; its primal is needed. The public
 # `forward_ad.unpack_dual` reads a level kept in Python that compiled code does not set.
 unpack_dual = _required("_VF._unpack_dual")
 
@@ -137,7 +137,7 @@ class _UnknownLevel:
     _current_level = 0
 
 
-# Whether eager code is inside `forward_ad.dual_level()`: the module's `_current_level` is not negative. No public name tells.
+# Whether eager code is inside `forward_ad.dual_level()`: its `_current_level` is not negative. It has no public name.
 forward_ad: Any = torch.autograd.forward_ad
 if _optional("autograd.forward_ad._current_level", None, "operators without a gradient are slower") is None:
     forward_ad = _UnknownLevel
@@ -146,10 +146,10 @@ if _optional("autograd.forward_ad._current_level", None, "operators without a gr
 interpreters = _optional("_C._functorch.get_interpreter_stack", None, "torch.export of a vmap is refused")
 
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
-# what torch.func.linearize takes for constants, a silently wrong second call.
+# what torch.func.linearize treats as constants, a silently wrong second call.
 dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporaries are not reused, scales take the graph's way")
 
-# Forward mode wants the tangent of a view in the view's own layout, of another output in any.
+# Forward mode requires the tangent of a view in the view's own layout, of another output in any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
 # A tracer's tensor, which has no numbers.

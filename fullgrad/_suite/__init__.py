@@ -1,1 +1,1 @@
-"""What proves, measures and shows the operators: their cases, the benchmark, the command line."""
+"""What checks, measures and shows the operators: their cases, the benchmark, the command line."""

@@ -21,7 +21,7 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
         D_x = [\,l \le x \le h\,], \quad D_l = [\,x < l \le h\,], \quad D_h = [\,x > h \text{ or } l > h\,]
 
     The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
-    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and the gradient is its. A NaN
+    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient. A NaN
     in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
     derivatives are 0. Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
 
@@ -120,7 +120,7 @@ def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
 
 
 def _has_tensor(low: Bound, high: Bound) -> bool:
-    """Whether a bound is a tensor. That both are floats is looked at first: it takes a fifth of the time."""
+    """Whether a bound is a tensor. That both are floats is checked first: it takes a fifth of the time."""
     return not (low.__class__ is high.__class__ is float) and (isinstance(low, Tensor) or isinstance(high, Tensor))
 
 

@@ -15,16 +15,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def st(fn: F) -> F:
-    r"""A function of a ``mode`` with the value of its hard mode and the derivative of the mode that is asked for.
+    r"""A function of a ``mode`` with the value of its hard mode and the derivative of the given mode.
 
     .. math::
         y = f(x;\ \text{hard}), \qquad D = f'(x;\ \text{mode}),
 
     at every order, exact in value. ``fn`` is called twice where its value may be differentiated, and once, hard, where it cannot:
     under ``torch.no_grad``. Whatever it computes with gets its gradient, tensors that it closes over and parameters of
-    modules included. Random numbers in ``fn`` are drawn twice, and what it does besides is done twice.
+    modules included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
 
-    The result keeps the signature of ``fn``. The outputs may be any structure; leaves that are no floating tensors, such as
+    The result keeps the signature of ``fn``. The outputs may be any structure; leaves that are not floating tensors, such as
     integers and None, are those of the hard call. Saved is what the soft call saves.
 
     Args:

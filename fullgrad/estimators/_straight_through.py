@@ -19,7 +19,7 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
     .. math::
         y = h(x), \qquad D(x) = s'(x)
 
-    at every order. The forward calls ``hard`` alone; ``soft`` is called when a derivative is asked for, once for each. Saved: the
+    at every order. The forward calls ``hard`` alone; ``soft`` is called when a derivative is computed, once for each. Saved: the
     inputs that are tensors. Under ``vmap`` both functions see one sample.
 
     Both are functions of their arguments alone: a gradient of a tensor that ``soft`` closes over, such as a parameter of a
@@ -62,7 +62,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
             y = hard(*inputs)
-            # A value that is the input itself must not be changed in place behind its back.
+            # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y
 
         @staticmethod
@@ -103,14 +103,14 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
 
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
-    """The check of the output where leaves of a graph cannot be told apart: without any of the inputs there shall be none."""
+    """The check of the output where leaves of a graph cannot be told apart: with detached inputs it must have no graph."""
     with torch.enable_grad():
         alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
     _check_output(name, alone, like, alone.requires_grad)
 
 
 def _leaves(y: Tensor) -> set[int]:
-    """The identities of the tensors at the ends of a graph."""
+    """The identities of the leaf tensors of a graph."""
     found, seen, stack = set(), set(), [y.grad_fn]
     while stack:
         node = stack.pop()

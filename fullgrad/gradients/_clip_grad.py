@@ -38,7 +38,7 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
         >>> torch.func.grad(lambda x: (fullgrad.clip_grad(x, 1.0) ** 2).sum())(x)
         tensor([ 0.2000, -1.0000,  1.0000])
 
-    Source: :func:`torch.nn.utils.clip_grad_value_`, at any place of a network.
+    Source: :func:`torch.nn.utils.clip_grad_value_`, anywhere in a network.
     """
     _checks.real_tensor("clip_grad", "x", x)
     _checks.positive_number_or_tensor("clip_grad", "max_value", max_value)

@@ -49,7 +49,7 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
 
-    Source: :func:`torch.nn.utils.clip_grad_norm_`, at any place of a network, without its 1e-6 in the denominator.
+    Source: :func:`torch.nn.utils.clip_grad_norm_`, anywhere in a network, without its 1e-6 in the denominator.
     """
     _checks.real_tensor("clip_grad_norm", "x", x)
     _checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)

@@ -10,7 +10,7 @@ from fullgrad._function import Function
 
 
 class CotangentMap(Function):
-    r"""The value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a member gives.
+    r"""The value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a subclass gives.
 
     A map that is not linear in :math:`g` is the transpose of no tangent map, so ``jvp`` is the identity. Differentiating again
     differentiates :math:`c` as it is.

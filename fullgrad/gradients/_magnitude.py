@@ -15,7 +15,7 @@ def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     if not dims:
         return g.abs()
-    if len(dims) == g.ndim and can_reuse_buffers():  # torch 2.11 knows no forward mode of it
+    if len(dims) == g.ndim and can_reuse_buffers():  # torch 2.11 has no forward mode for it
         low, high = g.aminmax()
     else:
         low, high = g.amin(dims, keepdim=True), g.amax(dims, keepdim=True)

@@ -21,9 +21,9 @@ def nan_to_num_grad(x: Tensor, nan: float = 0.0, posinf: float | None = None, ne
 
     Args:
         x: Any shape; floating, or integer (without a gradient).
-        nan: In the place of NaN.
-        posinf: In the place of infinity; None for the largest finite number of the dtype.
-        neginf: In the place of minus infinity; None for the lowest finite number of the dtype.
+        nan: The replacement of NaN.
+        posinf: The replacement of infinity; None for the largest finite number of the dtype.
+        neginf: The replacement of minus infinity; None for the lowest finite number of the dtype.
 
     Returns:
         ``x`` as a view.

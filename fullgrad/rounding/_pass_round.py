@@ -1,4 +1,4 @@
-"""`pass_round`: `round` under the name that users of shok know."""
+"""`pass_round`: `round` under the name that it has in shok."""
 
 from torch import Tensor
 

@@ -10,7 +10,7 @@ from fullgrad._elementwise import Elementwise
 class StraightThrough(Elementwise):
     r"""The straight-through estimator: :math:`D(x) = 1`, so :math:`\mathrm{jvp}(t) = t` and :math:`\mathrm{vjp}(g) = g`.
 
-    Nothing is saved, and every derivative beyond the first is 0. A member of the family gives ``forward``; inputs besides the
+    Nothing is saved, and every derivative beyond the first is 0. A subclass gives ``forward``; inputs besides the
     first are constants.
 
     Source: Hinton's lectures (2012); Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.

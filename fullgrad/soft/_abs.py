@@ -28,7 +28,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -60,7 +60,7 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

@@ -25,7 +25,7 @@ def clamp(
         y = l + R(x - l) - R(x - h) \\
         D_x = R'(x - l) - R'(x - h), \qquad D_l = 1 - R'(x - l), \qquad D_h = R'(x - h)
 
-    for the bounds :math:`l, h` and :math:`R` of :func:`softrelu`, without the cancellation of the formula as it stands;
+    for the bounds :math:`l, h` and :math:`R` of :func:`softrelu`, without the cancellation of the formula as written;
     ``"hard"``: :func:`torch.clamp`. Saved: ``x``, and bounds that are tensors.
 
     Args:
@@ -41,7 +41,7 @@ def clamp(
 
     Raises:
         TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -83,7 +83,7 @@ def clamp_st(
 
     Raises:
         TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

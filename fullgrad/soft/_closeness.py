@@ -46,7 +46,7 @@ def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smo
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -79,7 +79,7 @@ def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -123,7 +123,7 @@ def isclose(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -156,7 +156,7 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -192,7 +192,7 @@ def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: M
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -239,7 +239,7 @@ def isclose_st(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, a tolerance is negative, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

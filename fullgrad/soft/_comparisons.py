@@ -42,7 +42,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode =
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -77,7 +77,7 @@ def greater_equal(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -110,7 +110,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "s
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -143,7 +143,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mod
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -176,7 +176,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mod
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -214,7 +214,7 @@ def greater_equal_st(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -250,7 +250,7 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode =
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -288,7 +288,7 @@ def less_equal_st(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``y`` or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

@@ -67,7 +67,7 @@ def has_fused_kernel(x: Tensor, s: Any, mode: str) -> bool:
 
 
 def gate_slope(v: Tensor, x: Tensor, value: Tensor | None, s: Any) -> Tensor:
-    """v S' where `has_fused_kernel`, from S if it is at hand. Each factor is accurate where it is small, as 1 - S is not."""
+    """v S' where `has_fused_kernel`, from S if it is given. Each factor is accurate where it is small, as 1 - S is not."""
     v = sigmoid_gate(v, x, -s)
     if value is None:
         return torch.mul(sigmoid_gate(v, x, s), 1 / s)
@@ -113,7 +113,7 @@ def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def clamp_to_finite(x: Tensor) -> Tensor:
-    """x, or where products with it are differentiated, in which infinity meets 0, the largest number for infinity."""
+    """x, or where products with it are differentiated, in which infinity times 0 occurs, the largest number for infinity."""
     if can_reuse_buffers():
         return x
     largest = torch.finfo(x.dtype).max

@@ -1,4 +1,4 @@
-"""`Relaxation`: the rules of every elementwise relaxation and its straight-through twin, written once."""
+"""`Relaxation`: the rules of every elementwise relaxation and its straight-through version, written once."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from fullgrad.soft._modes import MODES, SOFT_MODES
 class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
-    A member gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
+    A subclass gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
     which it relaxes; and ``vjp_term(i, v, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
     derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``vjp_term`` makes use of
     it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are computed in float32.
@@ -92,7 +92,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> Tensor:
-    """The arguments that all relaxations share; ``x`` as a floating tensor. What almost every call gives is looked at first."""
+    """The arguments that all relaxations share; ``x`` as a floating tensor. What almost every call gives is checked first."""
     if (
         isinstance(x, Tensor)
         and x.dtype in FLOATING
@@ -131,7 +131,7 @@ _INFINITY = float("inf")
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool = False) -> Tensor:
     """A comparison as 0 or 1 in the floating dtype of x - y, written as that where possible: torch converts bools slowly.
 
-    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the question.
+    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the test.
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)

@@ -40,7 +40,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_r
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``neighbor_radius`` is not an
             integer.
-        ValueError: ``softness`` is a number that is not positive, ``mode`` is not known, or ``neighbor_radius`` is out of range.
+        ValueError: ``softness`` is a number that is not positive, ``mode`` is unknown, or ``neighbor_radius`` is out of range.
 
     Example:
         >>> import torch, fullgrad
@@ -74,7 +74,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``neighbor_radius`` is not an
             integer.
-        ValueError: ``softness`` is a number that is not positive, ``mode`` is not known, or ``neighbor_radius`` is out of range.
+        ValueError: ``softness`` is a number that is not positive, ``mode`` is unknown, or ``neighbor_radius`` is out of range.
 
     Example:
         >>> import torch, fullgrad
@@ -127,7 +127,7 @@ def _fraction(x: Tensor) -> Tensor:
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
-    """The steps with their weights and places, and the sum of the weights of those that are certainly behind.
+    """The steps with their weights and positions, and the sum of the weights of those that are 1 for certain.
 
     By parts, the sum over n is one over the steps between neighbors, of weight 1, and the two ends, of weight -r. A step whose
     distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.

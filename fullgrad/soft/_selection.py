@@ -52,7 +52,7 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
 
     Args:
         x: Shape (..., n, ...) with n at ``dim``.
-        soft_index: Shape (..., k, ..., n): a dimension more than ``x``, k at ``dim``, the weights of a place in the last. The
+        soft_index: Shape (..., k, ..., n): a dimension more than ``x``, k at ``dim``, the weights of a position in the last. The
             other dimensions broadcast with those of ``x``.
         dim: The dimension of ``x`` that is indexed; None flattens ``x``, for a ``soft_index`` of shape (k, numel).
 
@@ -93,7 +93,7 @@ def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
 
     Args:
         x: Shape (..., n, ...) with n at ``dim``.
-        soft_index: Shape (k, n): the weights of each place.
+        soft_index: Shape (k, n): the weights of each position.
         dim: The dimension of ``x`` that is indexed; None flattens ``x``.
 
     Returns:
@@ -161,7 +161,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
         z_{\dots t \dots} = \sum_i p_i\, x_{\dots (i + t) \bmod n \dots}, \quad t = 0, \dots, \mathrm{length} - 1, \qquad D_x
         = p, \quad D_p = x
 
-    Saved: ``x``, and the weights once for each place.
+    Saved: ``x``, and the weights once for each position.
 
     Args:
         x: Shape (..., n, ...) with n at ``dim``.
@@ -189,7 +189,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     _check_vector("narrow", "soft_start", soft_start, n)
     length = _checks.positive_integer("narrow", "length", length, n)
     place = torch.arange(n, device=x.device)
-    circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the place t
+    circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the position t
     return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
 
 

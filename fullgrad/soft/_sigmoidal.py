@@ -40,7 +40,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -75,7 +75,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -107,7 +107,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> 
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

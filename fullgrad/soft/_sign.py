@@ -27,7 +27,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -59,7 +59,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

@@ -34,7 +34,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -69,7 +69,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -102,7 +102,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

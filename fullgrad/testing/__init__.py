@@ -1,4 +1,4 @@
-"""The proof kit: checks that an operator's derivative is right under every transform of torch."""
+"""The testing kit: checks that an operator's derivative is right under every transform of torch."""
 
 from fullgrad.testing import _derivatives, _hooks_and_checkpoints, _tracing, _value  # noqa: F401  # registers the checks
 from fullgrad.testing._check_operator import check_operator

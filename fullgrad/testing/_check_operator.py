@@ -43,7 +43,7 @@ def check_operator(
         value: Plain torch code whose value the operator has to the last bit.
         smooth_forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a
             smooth function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
-        max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None does not ask.
+        max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None leaves that unchecked.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.
@@ -52,8 +52,8 @@ def check_operator(
         A mapping from the name of each check to its result, with a readable table as its text.
 
     Raises:
-        OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what came and how
-            far they are apart; its ``report`` has everything.
+        OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what was found and
+            how far they are apart; its ``report`` has everything.
         ValueError: ``checks`` has an unknown name, both oracles are given, or no input is a floating tensor.
 
     Example:

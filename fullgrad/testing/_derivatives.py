@@ -346,7 +346,7 @@ def _stacked(results):
 
 
 def _looped(f):
-    """What ``vmap(f)`` shall be: a loop over the samples in front."""
+    """What ``vmap(f)`` must equal: a loop over the samples in front."""
     return lambda *batch: torch.stack(_loop(f, batch, (0,) * len(batch)))
 
 

@@ -125,7 +125,7 @@ def autocast(s: Subject) -> None:
         close(s.gradients(s.op), gradients)
         equal(single.op(*single.tensors), value)
         y = single.op(*leaves)
-    # The backward outside, as torch asks for: inside it would lower the products of torch's own backward.
+    # The backward outside, as torch recommends: inside it would lower the products of torch's own backward.
     close(torch.autograd.grad(scalar(lambda: y)(), leaves), slopes)
 
 

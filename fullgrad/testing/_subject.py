@@ -21,7 +21,7 @@ class NotApplicable(Exception):
 
 
 class TorchLimit(NotApplicable):
-    """torch cannot do this, not even for its own operators: nothing is proved or disproved here."""
+    """torch cannot do this, not even for its own operators: so the check says nothing about the operator."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Subject:
     """An operator, one list of inputs, and its oracles.
 
     Args:
-        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are looked at as one.
+        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are treated as one.
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
             one the transforms are compared with each other: eager reverse mode is then the reference.
@@ -38,7 +38,7 @@ class Subject:
             one, to run in place of its ``forward`` while the class keeps its own rules. None where no such function exists.
         max_saved_bytes: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
-        options: What single checks ask for, by name, such as ``backend`` for compilation.
+        options: Options of single checks, by name, such as ``backend`` for compilation.
     """
 
     operator: Callable[..., Tensor]
@@ -142,7 +142,7 @@ class Subject:
         backend = self.options.get("backend", "aot_eager")
 
         def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-            torch.compiler.reset()  # a function compiled before must not answer for this one
+            torch.compiler.reset()  # a function that was compiled before must not be reused for this one
             return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic or None)
 
         return lambda *arguments: self.possible(lambda f: compile(transform(f))(*arguments))
@@ -191,7 +191,7 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 
 def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error says what was expected and what came."""
+    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error has what was expected and what was found."""
     try:
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""The scale of values, gradients and tangents, recorded where they flow."""
+"""The scale of values, gradients and tangents, recorded as they pass."""
 
 from fullgrad.tracking._scale_pair import ScalePair
 from fullgrad.tracking._scale_tracker import ScaleTracker

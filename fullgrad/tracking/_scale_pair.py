@@ -23,7 +23,7 @@ class ScalePair:
         s = \operatorname{std}(x), \qquad s_{\mathrm{backward}} = \operatorname{std}(\partial L / \partial x), \qquad
         s_{\mathrm{tangent}} = \operatorname{std}(t)
 
-    or another statistic that `ScaleTracker` was asked for. Nothing else is kept alive, neither ``x`` nor a graph.
+    or another statistic that `ScaleTracker` was given. Nothing else is kept alive, neither ``x`` nor a graph.
 
     Args:
         forward: The scale of the value.
@@ -50,7 +50,7 @@ class ScalePair:
 
     def __init__(self, forward: Scale = None, backward: Scale = None, tangent: Scale = None) -> None:
         self._fields: dict[str, Any] = {"forward": forward, "backward": backward, "tangent": tangent}
-        # What a compiled graph knows the pair by. A pair made inside one has none: its record would have no place to go.
+        # What a compiled graph refers to the pair by. A pair created inside one has none: its record would be lost.
         self.key: int | None = None
         if not torch.compiler.is_dynamo_compiling():
             self.key = next(_KEYS)

@@ -20,7 +20,7 @@ class ScaleTracker:
     .. math::
         y = x, \qquad D(x) = 1, \qquad s = \operatorname{std}(x),\ \operatorname{std}(g),\ \operatorname{std}(t)
 
-    with the unbiased standard deviation, or another statistic. What is recorded is what flows, and the last to flow stays:
+    with the unbiased standard deviation, or another statistic. What passes through is recorded, and the last record stays:
 
     * Under ``vmap`` a field holds one number per sample, under nested ``vmap`` one per sample and level, the outermost first. A
       ``vmap`` in chunks leaves the last chunk. ``jacrev`` and ``is_grads_batched`` pull back a batch
@@ -31,7 +31,7 @@ class ScaleTracker:
     * A checkpoint records the forward twice, with the same number. Where a tensor is used several times, the gradient is
       their sum. The same pair given to two trackers holds the forward of the later and the backward of the earlier.
     * A tensor of one element, or an empty one, has the scale NaN, without a warning.
-    * Inside ``torch.compile(fullgraph=True)`` all of this holds. The pair is made outside; a pair made inside raises.
+    * Inside ``torch.compile(fullgraph=True)`` all of this holds. The pair is created outside; a pair created inside raises.
     """
 
     @staticmethod
@@ -49,8 +49,8 @@ class ScaleTracker:
 
         Raises:
             TypeError: ``t`` is not a floating tensor, or ``pair`` is not a `ScalePair`.
-            ValueError: ``stat`` is not known, or is a function that returns something else.
-            RuntimeError: The pair was made inside compiled code.
+            ValueError: ``stat`` is unknown, or is a function that returns something else.
+            RuntimeError: The pair was created inside compiled code.
 
         Example:
             >>> import torch, fullgrad

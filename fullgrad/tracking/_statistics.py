@@ -13,7 +13,7 @@ Statistic = str | Callable[[Tensor], Tensor]
 
 
 def _std(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
-    # torch warns of a single element, and gives the same NaN.
+    # torch warns about a single element, and returns the same NaN.
     return torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan
 
 

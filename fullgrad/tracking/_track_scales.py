@@ -24,7 +24,7 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
 
     for the output :math:`y_m` of every module :math:`m`, with any operator inside, whatever its structure: each floating tensor
     of it gets a `ScalePair`. Values and derivatives are unchanged. The meaning of the numbers under ``vmap``, ``jvp`` and
-    repeated calls is that of `ScaleTracker`: the last to flow stays, so a loop over steps may run inside. A backward after the
+    repeated calls is that of `ScaleTracker`: the last record stays, so a loop over steps may run inside. A backward after the
     context has closed is recorded too.
 
     The gradient of an output is that which arrives from what uses it: after a :func:`fullgrad.scale_bwd` that the next module
@@ -40,7 +40,7 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: ``stat`` is not known.
+        ValueError: ``stat`` is unknown.
 
     Example:
         >>> import torch, fullgrad
@@ -64,7 +64,7 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
     _RECORDS[word] = scales
     with contextlib.ExitStack() as restore:
         for name, submodule in module.named_modules():
-            # Not a hook: compiled code that torch has from before would go on without it, and record nothing, in silence. An
+            # Not a hook: compiled code that torch has from before would silently go on without it, and record nothing. An
             # instance's own forward is guarded.
             own = submodule.__dict__.get("forward")
             name = ".".join(part for part in name.split(".") if part != "_orig_mod")  # what torch.compile puts around a module
@@ -176,7 +176,7 @@ def _tracked(forward: Any, name: str, word: str, stat: Statistic) -> Any:
         def replace(path: str, leaf: Any) -> Any:
             if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
                 return leaf
-            # Compiled code knows the record by a word, and its graph the pair by a number.
+            # Compiled code refers to the record by a word, and its graph to the pair by a number.
             find = _key_in if torch.compiler.is_dynamo_compiling() else _pair_in
             return track(leaf, find(word, name + path), stat, copy=True)
 

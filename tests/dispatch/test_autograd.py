@@ -88,7 +88,7 @@ def test_gradgradcheck_of_a_derivative_that_is_not_the_true_one(operator):
 
 @pytest.mark.parametrize(("operator", "trick"), [(ThroughRound, through_round), (CubicRound, cubic_round)])
 def test_value_is_exact(operator, trick):
-    """The value is that of round, bit for bit, whether a derivative is wanted or not; that of the detach trick is not."""
+    """The value is that of round, bit for bit, whether a derivative is needed or not; that of the detach trick is not."""
     x = torch.cat([torch.randn(1000) * 3, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, -0.2])])
     expected = x.round()
     for value in (operator.apply(x), operator.apply(x.clone().requires_grad_()), torch.func.jvp(operator.apply, (x,), (x,))[0]):
@@ -164,7 +164,7 @@ def test_second_backward_without_the_graph_is_an_error():
 
 
 def test_in_place_change_of_a_saved_tensor_is_an_error():
-    """Saved tensors are watched."""
+    """Autograd detects it, as for torch's operators."""
     x = sample().requires_grad_() * 1
     y = Cube.apply(x).sum()
     x.mul_(2)
@@ -371,7 +371,7 @@ class Double(ThroughRound):
 
 
 def test_complex_dtype():
-    """The machinery is the same for complex numbers."""
+    """Complex numbers take the same path."""
     z = torch.randn(4, dtype=torch.complex128, requires_grad=True)
     y = Double.apply(z)
     assert torch.equal(y, 2 * z)

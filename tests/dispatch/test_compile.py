@@ -267,7 +267,7 @@ def test_tensor_in_a_container_is_refused():
 
 @pytest.mark.parametrize("randomness", ["same", "different"])
 def test_vmap_rule_of_the_author(randomness):
-    """The vmap rule is used, and told the randomness."""
+    """The vmap rule is used, and gets the randomness."""
     function = vmap(lambda x: tuple(Reparametrized.apply(x)), randomness=randomness)
     value, noise = compiled(function)(sample(4))
     assert_close(value, sample(4) * noise)

@@ -60,7 +60,7 @@ def test_a_composite_operator_is_its_code(name):
 
 @pytest.mark.skipif(DISPATCH == "functorch", reason="the fallback alone raises")
 def test_the_fallback_raises():
-    """With torch's words; nothing is wrong in silence."""
+    """With torch's error message; nothing is silently wrong."""
     with pytest.raises(NotImplementedError, match="custom_function_call"):
         grad(total(composite))(X)
     assert_close(composite(X), mixed(X))

@@ -33,13 +33,13 @@ def test_all_missing_rules_are_named():
 
 
 def test_backward_is_pointed_to_vjp():
-    """Who comes from autograd.Function is told the new name."""
+    """For users of autograd.Function the error names the new rule."""
     with pytest.raises(TypeError, match=r"Incomplete lacks vjp.*name for backward is vjp"):
         type("Incomplete", (Function,), rules_of(Cube, without={"vjp"}) | {"backward": Cube.vjp})
 
 
 class Scaled(Function):
-    """A family: every rule but forward, written once as classmethods. A member gives its factor, and forward."""
+    """A family: every rule but forward, written once as classmethods. A subclass gives its factor, and forward."""
 
     factor = 0.0
 
@@ -120,7 +120,7 @@ def test_subclass_of_an_operator_is_an_operator_of_its_own():
 
 
 def test_mark_dirty_is_refused_at_definition():
-    """An in-place operator is no function of its inputs."""
+    """An in-place operator is not a function of its inputs."""
     with pytest.raises(TypeError, match=r"^InPlace.setup_context calls ctx.mark_dirty"):
 
         class InPlace(Cube):
@@ -263,7 +263,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_tensor_in_a_container_is_refused(container, call):
-    """Autograd does not look into containers: the gradient would be lost in silence."""
+    """Autograd does not look into containers: the gradient would be silently lost."""
     with pytest.raises(TypeError, match=r"Anything.apply takes tensors as arguments of their own, got a .* that holds a tensor"):
         CALLS[call](lambda x: Anything.apply(x, CONTAINERS[container](torch.ones(3))), sample())
 

@@ -1,4 +1,4 @@
-"""What a failing rule leaves behind, what a wrong one is told, and what a call keeps alive."""
+"""The state after a failing rule, the error of a wrong one, and what a call keeps alive."""
 
 import gc
 import weakref

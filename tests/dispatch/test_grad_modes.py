@@ -12,7 +12,7 @@ from fullgrad._dispatch import DISPATCH
 from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
 
-# Where a function of x meets the mode: around a part of it, or around the whole.
+# Where the mode applies in a function of x: around a part of it, or around the whole.
 PLACES = {
     "part": lambda f, mode: lambda x: x.sin() * _under(mode, f, x) + f(x),
     "whole": lambda f, mode: lambda x: _under(mode, f, x) + x**3,
@@ -57,7 +57,7 @@ def test_inference_mode_inside(word, place):
         if isinstance(expected, RuntimeError):
             assert isinstance(result, RuntimeError)
         elif isinstance(result, RuntimeError):
-            # torch's own Function, on which the fallback stands, refuses forward mode over another transform there.
+            # torch's own Function, on which the fallback is built, refuses forward mode over another transform there.
             assert DISPATCH == "torch"
             assert word in (("fwd", "fwd"), ("fwd", "rev"))
         else:
@@ -143,7 +143,7 @@ def test_set_grad_enabled(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("modes", list(itertools.product([torch.no_grad, torch.enable_grad, contextlib.nullcontext], repeat=2)))
 def test_leaf_outside(name, modes):
-    """A leaf that eager autograd watches, with a mode outside and another inside a transform."""
+    """A leaf that requires a gradient, with a mode outside and another inside a transform."""
     outside, inside = modes
     results = []
     for f in CASES[name]:

@@ -87,7 +87,7 @@ class Module(torch.nn.Module):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_keeps_the_value(case, strict):
-    """The exported program computes the value of the operator, without a warning where no gradient is asked for."""
+    """The exported program computes the value of the operator, without a warning where no gradient is required."""
     program = torch.export.export(Module(case.function), (sample(),), strict=strict)
     for x in (sample(), sample(seed=1)):
         assert_close(program.module()(x), case.function(x))

@@ -163,7 +163,7 @@ def test_outputs_that_are_not_used(used):
 
 
 class Unmaterialized(SinCos):
-    """`SinCos` whose vjp wants to know which cotangents there are."""
+    """`SinCos` whose vjp sees which cotangents there are."""
 
     seen = ()
 
@@ -290,7 +290,7 @@ def test_optional_tensor_and_scalars(transform, b):
 
 
 class Watcher(MatMul):
-    """Notes which gradients torch says that it needs."""
+    """Records which gradients torch reports as needed."""
 
     seen = ()
 
@@ -558,7 +558,7 @@ def test_forward_that_returns_its_input():
 
 
 def test_forward_that_returns_its_input_in_forward_mode():
-    """Torch wants the tangent of a view to be a view of the tangent: right, or torch's own error."""
+    """Torch requires the tangent of a view to be a view of the tangent: right, or torch's own error."""
     x = sample()
     try:
         tangent = jvp(Passing.apply, (x,), (x,))[1]

@@ -1,4 +1,4 @@
-"""``apply`` has the parameters of ``forward``, which may have any name, and is as plain a function to Python's own tools."""
+"""``apply`` has the parameters of ``forward``, which may have any name, and is a plain function to Python's own tools."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_subclass_is_not_taken_for_a_tensor():
 
 
 def _of_other_arguments():
-    """Calls whose first argument wants nothing and another one something, with their derivative in it."""
+    """Calls whose first argument needs no gradient and another one does, with their derivative in it."""
     x, y = torch.tensor([-2.0, 0.1, 2.0]), torch.tensor([-1.9, 0.0, 1.9])
     step = lambda d: torch.sigmoid(d / 0.1) * torch.sigmoid(-d / 0.1) / 0.1  # noqa: E731
     yield "clamp", lambda low: fullgrad.clamp(x, low, 1.0), torch.tensor(-1.0), torch.tensor([1.0, 0.0, 0.0])

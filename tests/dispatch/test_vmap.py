@@ -118,7 +118,7 @@ def test_variadic():
 
 
 class Told(Cube):
-    """Notes what its vmap rule is told."""
+    """Records the arguments of its vmap rule."""
 
     calls = ()
 
@@ -150,7 +150,7 @@ def test_what_the_rule_is_told(randomness):
 
 
 def test_rule_is_not_asked_without_a_batch():
-    """A call of which nothing is batched goes straight on."""
+    """A call without a batched argument skips the rule."""
     Told.calls = ()
     y = sample()
     assert_close(vmap(lambda x: x * Told.apply(y, y))(sample(5)), sample(5) * y**4)
@@ -158,7 +158,7 @@ def test_rule_is_not_asked_without_a_batch():
 
 
 def test_each_level_asks_the_rule_once():
-    """Nested vmaps ask from the inside out, each with its own batch size."""
+    """Nested vmaps call the rule from the inside out, each with its own batch size."""
     Told.calls = ()
     vmap(vmap(Told.apply, (0, None)), (0, None))(sample(5, 2), sample())
     assert [call[0] for call in Told.calls] == [2, 5]

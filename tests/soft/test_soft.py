@@ -26,7 +26,7 @@ def function(name):
 
 
 def applies(case):
-    """Not where the original is not translation equivariant, which is mended."""
+    """Not where the original is not translation equivariant, which is fixed here."""
     return not (case["op"].startswith("round") and case["kwargs"].get("softness", 0.1) >= 1)
 
 
@@ -59,7 +59,7 @@ def test_golden(case):
             torch.testing.assert_close(products[name], torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=atol)
 
 
-# --- the promise of each mode -----------------------------------------------------------------------------------------
+# --- what each mode guarantees ----------------------------------------------------------------------------------------
 
 ONE = {
     "sigmoidal": soft.sigmoidal,
@@ -144,7 +144,7 @@ def test_round_leaves_out_only_what_is_nothing(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_truth_values_stay_between_0_and_1(mode):
-    """eq and its kin, at equality and beyond, for softness far below epsilon too."""
+    """eq, not_equal and isclose, at equality and beyond, for softness far below epsilon too."""
     x = torch.tensor([0.0, 1e-12, 0.3, -2.0], dtype=torch.float64)
     for s in (1e-12, 1e-3, 1.0):
         for f in (soft.eq, soft.not_equal, soft.greater, soft.less_equal):
@@ -309,7 +309,7 @@ def test_logic_of_certain_truth_values_is_boolean():
 
 
 def test_means_of_small_truth_values_have_finite_derivatives_in_half_precision():
-    """1e-10 is 0 in float16; the least number stands in for it, and products of small numbers do not vanish."""
+    """1e-10 is 0 in float16; the smallest number replaces it, and products of small numbers do not vanish."""
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.tensor([0.0, 1e-4, 1.0], dtype=dtype)
         assert soft.logical_and(x[1], x[1], True).item() == pytest.approx(1e-4, rel=0.02)
@@ -432,7 +432,7 @@ def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dty
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_smooth_rectifiers_and_steps_of_infinity_are_the_hard_ones(dtype):
-    """In every precision, by every kernel: no infinity meets a 0."""
+    """In every precision, by every kernel: no infinity is multiplied by 0."""
     x = torch.tensor([-math.inf, math.inf], dtype=dtype).requires_grad_()
     for f, hard in (
         (soft.relu, torch.relu),

@@ -21,7 +21,7 @@ class Comparison:
         ours: The statement.
         rivals: Other statements by the name of who wrote them.
         targets: The most that our time may be of a rival's.
-        saved: Bytes per element that autograd keeps beyond inputs and value, by ours and by the rivals, where that was looked at.
+        saved: Bytes per element that autograd keeps beyond inputs and value, by ours and by the rivals, where that was measured.
         memory: Whether the peak of memory is measured, too.
         turns: What takes turns: statements of one group. A large call empties the caches that a small one lives in.
     """

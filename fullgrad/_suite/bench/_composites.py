@@ -57,7 +57,7 @@ def _quantile(p: Tensor) -> Tensor:
     return torch.lerp(p[..., int(place), :], p[..., min(int(place) + 1, p.shape[-1] - 1), :], place % 1)
 
 
-# Which weights each statistic wants.
+# Which weights each statistic uses.
 _PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda p: p[..., -1, :],
     "min": lambda p: p[..., 0, :],

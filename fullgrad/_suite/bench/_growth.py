@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def curves(rows: Sequence[Row]) -> dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]]:
-    """Of an operator, what was asked, and who: sizes, seconds, and peaks in bytes where they were measured."""
+    """By operator, by what was measured, and of whom: sizes, seconds, and peaks in bytes where they were measured."""
     found: dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]] = {}
     for r in rows:
         for who, times in {"ours": r["ours"], **r["rivals"]}.items():

@@ -71,7 +71,7 @@ class Ratio:
 
     @property
     def contradictory(self) -> bool:
-        """Whether minima and medians tell different stories."""
+        """Whether minima and medians contradict each other."""
         return max(self.of_minima, self.of_medians) > AGREEMENT_LIMIT * min(self.of_minima, self.of_medians)
 
     def at_most(self, target: float) -> bool | None:
@@ -86,7 +86,7 @@ class Ratio:
 
 
 def measure(statements: Sequence[Statement], seconds: float, device: str = "cpu") -> dict[Statement, Times]:
-    """Time every statement once per round, in an order shuffled anew each round, for about so many seconds for each.
+    """Time every statement once per round, in an order shuffled in each round, for about so many seconds for each.
 
     A round calls it for a millisecond, or once; there are at least five. Statements that raise are left out.
     """

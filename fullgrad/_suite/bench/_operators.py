@@ -1,4 +1,4 @@
-"""The comparisons of an operator, made of its case: the inputs enlarged, every way of asking, every rival that there is.
+"""The comparisons of an operator, made of its case: the inputs enlarged, every way of calling it, every rival that there is.
 
 The rivals are the plain torch operator (the case's ``value``), the composite (its ``surrogate``: the detach trick for a
 straight-through operator), the operator of another package, and the floor: a copy, and with a gradient two reads and a write.
@@ -65,7 +65,7 @@ def comparisons(
             if who == PLAIN and way not in plainly:
                 continue
             if who == PEER and way in (PER_SAMPLE, JVP):
-                continue  # they have no rules for it; docs/peers.md tells what each does
+                continue  # they have no rules for it; docs/peers.md has what each does
             try:
                 statements[who] = _statement(way, function, leaves, case, n, row)
             except Exception:

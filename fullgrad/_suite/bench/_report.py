@@ -104,7 +104,7 @@ def markdown(table: Iterator[list[str]]) -> str:
 
 
 def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What a reader is warned of."""
+    """Warnings for the reader."""
     ratios = [v["ratio"] for r in rows for v in r.get("rivals", {}).values()]
     noisy = sum(r["spread"] > SPREAD_LIMIT for r in ratios)
     if noisy:
@@ -136,7 +136,7 @@ def ratio(r: dict[str, Any]) -> str:
 
 
 def _cpu() -> str:
-    """The model's name, where the system tells it; Python knows the architecture only."""
+    """The model's name, where the system reports it; Python reports the architecture only."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`Case`: a `Subject` with the names that it answers for."""
+"""`Case`: a `Subject` with the names that it covers."""
 
 from dataclasses import dataclass
 

@@ -283,7 +283,7 @@ STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
 }
 # What torch cannot linearize.
 EXACT = {"quantile": _quantile_of}
-# Soft ones that have weights beside their values unless asked not to.
+# Soft ones that have weights beside their values by default.
 PAIRED = ("max", "min", "median", "sort", "topk")
 
 
@@ -347,8 +347,8 @@ def _softness(method: str, mode: str) -> float:
     return SOFT if method != "ot" or mode == "smooth" else 2.0 if mode == "c0" else 1.0
 
 
-# Of each operator class a relaxation and a straight-through version are proved at every run, in all modes and by all methods but
-# transport, which has its projection; the rest by turns.
+# Of each operator class a relaxation and a straight-through version are checked in every run, in all modes and by all methods but
+# transport, which has its projection; the rest in turn.
 EVERYDAY = {
     "soft.max softsort c1",
     "argmin_st sorting_network smooth",

@@ -18,7 +18,7 @@ def _plain_k_bit(x, k):
 
 
 def _slope(x):
-    """x / round(x), 1 at 0, 0 elsewhere; differentiable as it stands."""
+    """x / round(x), 1 at 0, 0 elsewhere; differentiable as it is."""
     r = torch.round(x)
     zero = r == 0
     return torch.where(zero, (x == 0).to(x.dtype), x / torch.where(zero, 1.0, r))

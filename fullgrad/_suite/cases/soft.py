@@ -82,7 +82,7 @@ def _isclose_of(x, y, s, rtol, atol, mode, epsilon=1e-10):
 
 
 def _constant(v):
-    """torch's Heaviside step, for one, knows no forward mode."""
+    """torch's Heaviside step, for one, has no forward mode."""
     return v.detach() if isinstance(v, Tensor) else v
 
 
@@ -117,7 +117,7 @@ def _pairs(
 ) -> Iterator[Case]:
     """A relaxation and its straight-through version in each mode; ``formula(*inputs, softness, mode)`` is differentiable.
 
-    The two share their rules, so one of them in one mode, the other in another, are proved at every run, the rest by turns.
+    The two share their rules, so one of them in one mode, the other in another, are checked in every run, the rest in turn.
     """
     for mode in modes:
         relaxation = functools.partial(formula, mode=mode)
@@ -185,7 +185,7 @@ def _plain(
     elementwise: bool = False,
     **options: Any,
 ) -> Case:
-    """An operator that is made of torch's own, against its formula."""
+    """An operator that is made of torch's own, compared with its formula."""
     return Case(
         name=f"soft.{name}{label}",
         covers=(f"soft.{name}",),

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
             progress.update(task, description=name)
             try:
                 rows[kind] += make()
-            except Exception as error:  # what cannot run is told, and the rest is measured
+            except Exception as error:  # what cannot run is reported, and the rest is measured
                 failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
             progress.advance(task)
     _print(rows, failures, console_module)
@@ -106,7 +106,7 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
     ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
     for case in chosen(names, options.variants):
         for n, dtype in [(n, dtype) for n in sizes for dtype in options.dtypes]:
-            # What is compiled takes seconds to make; at the largest size it says most.
+            # What is compiled takes seconds to make; it matters most at the largest size.
             asked = [w for w in ways if w != COMPILED or n == max(sizes)]
             how = options.device, asked, options.memory, options.one_row
             make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)

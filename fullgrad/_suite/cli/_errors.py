@@ -1,11 +1,11 @@
-"""What a user can mend, and how to say it."""
+"""What a user can fix, and how to report it."""
 
 import importlib
 from types import ModuleType
 
 
 class UsageError(Exception):
-    """Told in one line, with exit status 2."""
+    """Reported in one line, with exit status 2."""
 
 
 def extra(module: str, name: str) -> ModuleType:

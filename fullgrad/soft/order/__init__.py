@@ -1,7 +1,7 @@
 """Order statistics: the largest and smallest elements, sorted ones, quantiles and ranks.
 
 Public pairs call operators (`_operators`), whose rules are in `_statistic`. Operators are written in terms of a method
-(`methods`), which works on rows (`_rows`) and stands on projections (`projections`) and kernels (`kernels`).
+(`methods`), which works on rows (`_rows`) and is built on projections (`projections`) and kernels (`kernels`).
 """
 
 from fullgrad.soft.order._argmax import argmax, argmax_st

@@ -32,9 +32,9 @@ def argquantile(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
-        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        dim: The dimension along which the elements are compared; None treats the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
@@ -82,9 +82,9 @@ def argquantile_st(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
-        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        dim: The dimension along which the elements are compared; None treats the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.

@@ -53,9 +53,9 @@ def median(
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        dim: The dimension along which the elements are compared; None treats the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
@@ -63,7 +63,7 @@ def median(
 
     Returns:
         With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None by
-        ``fast_soft_sort`` and ``sorting_network``); without, the value.
+        ``fast_soft_sort`` and ``sorting_network``); without it, the value.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
@@ -129,9 +129,9 @@ def median_st(
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        dim: The dimension along which the elements are compared; None takes the tensor as one row.
+        dim: The dimension along which the elements are compared; None treats the tensor as one row.
         keepdim: Whether the dimension stays, with size 1.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.

@@ -32,7 +32,7 @@ def rank(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.
@@ -73,13 +73,13 @@ def rank_st(
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
-    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order in which they
-    stand. Saved: ``x``.
+    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order of their
+    positions. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
         descending: Whether the largest has rank 1.

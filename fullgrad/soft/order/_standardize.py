@@ -18,7 +18,7 @@ def standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = (~infinite).sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
     mean = finite.sum(-1, keepdim=True) / count
     r = torch.where(infinite, 0, finite - mean)
-    # Squares of large numbers would overflow, and the row become a constant in silence.
+    # Squares of large numbers would overflow, and the row silently become a constant.
     unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     r = r / unit
     deviation = ((r * r).sum(-1, keepdim=True) / count + _EPSILON / (unit * unit)).sqrt()

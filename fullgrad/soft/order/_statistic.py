@@ -19,7 +19,7 @@ Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices
 
 
 class Options(NamedTuple):
-    """How a statistic is relaxed. Calls pass it as a plain tuple, of which a small call takes no notice."""
+    """How a statistic is relaxed. Calls pass it as a plain tuple, which costs a small call nothing."""
 
     mode: str
     method: str
@@ -33,8 +33,8 @@ PlainOptions = tuple[str, str, bool, bool]
 class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
-    A member gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
-    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it stands on the
+    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
+    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it is built on the
     projections, whose rules are explicit, and so derivatives of any order are its own.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
@@ -117,7 +117,7 @@ def canonicalize_args(
     """
     mode, method, _, gated_grad = options
     methods = _METHODS_WITH.get(outputs, SORT_METHODS)
-    # What almost every call gives is looked at first, in a microsecond.
+    # What almost every call gives is checked first, in a microsecond.
     if not (
         softness.__class__ is float
         and method in methods

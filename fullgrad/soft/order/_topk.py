@@ -33,7 +33,7 @@ def topk(
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
@@ -87,7 +87,7 @@ def topk_st(
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
         dim: The dimension along which the elements are compared; None is the last one.
-        softness: How strongly elements are mixed: a positive number, or a tensor without dimensions, which has a gradient.
+        softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.

@@ -1,4 +1,4 @@
-"""NeuralSort and the pairwise ranks: by blocks the same as whole, at every order and on every road, in memory of n numbers."""
+"""NeuralSort and the pairwise ranks: by blocks the same as whole, at every order, under every transform, in O(n) memory."""
 
 import pytest
 import torch
@@ -221,7 +221,7 @@ def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, 
     close(h, torch.tensor(product, dtype=double), rtol=1e-5, atol=1e-5)
 
 
-# --- derivatives are right, by every road -----------------------------------------------------------------------------
+# --- derivatives are right, under every transform ----------------------------------------------------------------------
 
 
 @named
@@ -312,7 +312,7 @@ def test_compile(blocks, name):
 
 
 def test_compiled_hessian(blocks):
-    """Beyond the first derivative a tracer sees a few blocks."""
+    """Beyond the first derivative a tracer records a few blocks."""
     f = total(soft_values, "smooth")
     u, x = point(6)
     traced = make_fx(jacrev(grad(f)))(u, x)
@@ -389,7 +389,7 @@ def test_descending(blocks, name, mode):
 
 
 def test_weights(blocks):
-    """Rows in the order asked for, which sum to 1."""
+    """Rows in the given order, which sum to 1."""
     u, _ = point(2, 6)
     for mode in MODES:
         p = soft_weights(u, mode, [4, 0])

@@ -1,4 +1,4 @@
-"""The order statistics and their twins: golden values, exact hard values, per-sample gradients, the defects of others, errors."""
+"""Order statistics: golden values, exact hard values, per-sample gradients, the defects of others, errors."""
 
 import inspect
 import json
@@ -86,11 +86,11 @@ EXACT = {
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", EXACT)
-def test_twin_returns_what_torch_does(name, dtype, requires_grad, device):
+def test_straight_through_returns_what_torch_does(name, dtype, requires_grad, device):
     """Values and integer indices, ties, NaN and infinities, in torch's own type."""
-    twin, plain = EXACT[name]
+    straight_through, plain = EXACT[name]
     x = TIES.to(device, dtype, copy=True).requires_grad_(requires_grad)
-    actual, expected = twin(x), plain(x.detach())
+    actual, expected = straight_through(x), plain(x.detach())
     assert type(actual) is type(expected)
     for a, e in zip(*((v,) if isinstance(v, torch.Tensor) else v for v in (actual, expected)), strict=True):
         equal(a.detach(), e)
@@ -111,7 +111,7 @@ def test_quantile_is_that_of_torch(interpolation, dtype, device):
 
 
 def test_rank_counts_in_order(device):
-    """From 1, the largest first unless asked otherwise, equal elements by place; among all without a dim."""
+    """From 1, the largest first by default, equal elements by position; among all without a dim."""
     x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 9.0]], device=device)
     equal(fullgrad.rank_st(x, 1), torch.tensor([[1.0, 3.0, 2.0], [2.0, 3.0, 1.0]], device=device))
     equal(fullgrad.rank_st(x, 1, descending=False), torch.tensor([[2.0, 1.0, 3.0], [1.0, 2.0, 3.0]], device=device))
@@ -119,7 +119,7 @@ def test_rank_counts_in_order(device):
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin", "argmedian", "argsort"])
-def test_weights_of_a_twin_are_those_of_torchs_index(name):
+def test_weights_of_straight_through_are_those_of_torchs_index(name):
     """A one where torch's index is, in the last dimension."""
     x = numbers(3, 4, 2)
     index = torch.median(x, 1).indices if name == "argmedian" else getattr(torch, name)(x, dim=1)
@@ -167,7 +167,7 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
 
 @pytest.mark.parametrize("key", CALLS)
 def test_dims_and_batches(key):
-    """A statistic along any dim is that of each row by itself; None takes all as one row."""
+    """A statistic along any dim is that of each row by itself; None treats all as one row."""
     name, method = CALLS[key]
     x = numbers(2, 4, 3)
     for dim in range(-3, 3):
@@ -199,7 +199,7 @@ def test_keepdim(name):
 
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_one_element(method):
-    """A row of one, and a tensor without dimensions, have their element and its derivative."""
+    """A row of one, and a 0-dimensional tensor, have their element and its derivative."""
     for x in (torch.tensor([3.0]), torch.tensor(3.0)):
         assert soft.sort(x, method=method).values.shape == x.shape
         close(soft.max(x, method=method), torch.tensor(3.0), rtol=1e-3, atol=1e-3)
@@ -406,7 +406,7 @@ def test_errors_name_the_argument(arguments, kind, message):
 
 
 def test_errors_of_k_and_q():
-    """Outside their range, or not known."""
+    """Outside their range, or unknown."""
     x = torch.ones(3)
     with pytest.raises(ValueError, match="topk: `k` must be at most 3, got 4"):
         soft.topk(x, 4)

@@ -233,7 +233,7 @@ def test_operator_against_differences(mode):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
-def test_by_every_road(mode):
+def test_under_every_transform(mode):
     u, w = pair()
     check_operator(lambda u, w: project(u, w, mode), u, w, smooth_forwards={})
     check_operator(lambda u, w: project(u, w, mode), u, w[0], smooth_forwards={})

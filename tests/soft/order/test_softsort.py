@@ -38,7 +38,7 @@ def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
 
 
 def project(v, mode):
-    """The simplex projection: a threshold by bisection, then by Newton's steps that autograd sees: each gives one more order."""
+    """The simplex projection: a threshold by bisection, then by recorded steps of Newton: each gives one more order."""
     if mode == "smooth":
         return torch.softmax(v, -1)
     power, w = POWER[mode], v.detach()
@@ -88,17 +88,17 @@ def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
 
 
 @pytest.mark.parametrize(
-    "road", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))], ids=["mixed", "back", "fwd"]
+    "transform", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))], ids=["mixed", "back", "fwd"]
 )
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_second_derivative_is_that_of_the_matrix(mode, ties, road):
+def test_second_derivative_is_that_of_the_matrix(mode, ties, transform):
     u, x = draw(2, 7, ties=ties, scale=1.0), draw(2, 7, seed=1)
     both = torch.stack((u, x))
     ours, theirs = (weighed(lambda v, f=f: f(v[0], v[1], mode)) for f in (soft_values, dense_values))
-    close(road(ours)(both), road(theirs)(both), rtol=1e-10, atol=1e-10)
+    close(transform(ours)(both), transform(theirs)(both), rtol=1e-10, atol=1e-10)
     ours, theirs = (weighed(lambda v, f=f: f(v, mode)) for f in (soft_ranks, dense_ranks))
-    close(road(ours)(u), road(theirs)(u), rtol=1e-9, atol=1e-9)
+    close(transform(ours)(u), transform(theirs)(u), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)

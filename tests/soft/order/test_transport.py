@@ -71,7 +71,7 @@ def newton(cost, mu, nu, mode):
 @pytest.mark.parametrize("softness", [10.0, 0.1, 1e-2, 1e-4])
 @pytest.mark.parametrize("mode", MODES)
 def test_marginals(mode, softness):
-    """Rows and columns have the sums asked for, for smooth and all but hard plans, even, few and uneven places."""
+    """Rows and columns have the given sums, for smooth and all but hard plans, even, few and uneven places."""
     for n, m in ((6, 6), (40, 40), (30, 2), (3, 9), (12, 5)):
         cost, mu = squared(n, m, softness, 3), uniform(n)
         for nu in (uniform(m), torch.linspace(1, 3, m, dtype=float64)):

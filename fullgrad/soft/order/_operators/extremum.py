@@ -30,7 +30,7 @@ def extremum_operator(
     outputs: Outputs,
     hard: bool,
 ) -> Any:
-    """The largest or the smallest element as torch returns it: the value alone without ``dim``; or the weights of its place."""
+    """The largest or smallest element as torch returns it: the value alone without ``dim``; or the weights of its position."""
     mode, method, _, _ = options
     rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
     if (outputs != "weights" and dim is None) or (

@@ -1,4 +1,4 @@
-"""`Rank`: the operator of the place of each element."""
+"""`Rank`: the operator of the rank of each element."""
 
 from typing import Any
 

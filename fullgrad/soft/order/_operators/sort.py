@@ -31,7 +31,7 @@ def sort_operator(
     hard: bool,
     k: int | None = None,
 ) -> Any:
-    """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their places."""
+    """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their positions."""
     mode, method, _, _ = options
     rows, d = canonicalize_args(name, x, dim, softness, options, outputs)
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])

@@ -19,7 +19,7 @@ Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]
 
 # How many elements the matrix of a block has. On a CPU its temporaries then stay in the cache, and 1 MiB of float32 is much
-# more than the overhead of a loop; an accelerator wants long kernels, and has the memory.
+# more than the overhead of a loop; an accelerator needs long kernels, and has the memory.
 BLOCK = 2**18
 BLOCK_ACCELERATOR = 2**25
 # Derivatives that a tracer has to see as operations are a loop written out, of at most so many blocks.
@@ -72,7 +72,7 @@ class Spec(NamedTuple):
     """What is computed: a formula in a mode, or the pullback of what is computed without the last of ``pullbacks``.
 
     A pullback takes the arguments and a cotangent for each output, and has a flag for each argument: whether to return its
-    gradient. A formula is known by its name, as graphs have no place for a class.
+    gradient. A formula is known by its name, as a graph cannot hold a class.
     """
 
     formula: str
@@ -105,7 +105,7 @@ def _formula(name: str) -> type[Formula]:
 
 
 def one_block(*args: Tensor) -> bool:
-    """Whether the matrix of rows is small enough to be computed as it stands."""
+    """Whether the matrix of rows is small enough to be computed as it is."""
     shape = _shape(args)
     return prod(shape) * shape[-1] <= _size(args[0])
 
@@ -126,7 +126,7 @@ class Blocked(Function):
     pullback as a function of the cotangents.
 
     Every output has the batch of all arguments together: the rules sum a gradient over what was broadcast, as under ``vmap`` it
-    is wanted for each sample.
+    is needed for each sample.
     """
 
     @staticmethod
@@ -136,7 +136,7 @@ class Blocked(Function):
         if len(spec.pullbacks) < 2:
             # A tracer keeps the value and the first gradient as one node each, of which nothing is saved but the arguments.
             return tuple(by_blocks(spec.formula, spec.mode, spec.pullbacks[0] if spec.pullbacks else None, args))
-        # Derivatives beyond are torch's own, which are not computed out of a tracer's sight.
+        # Derivatives beyond are torch's own, which a tracer records.
         return _steps(spec, args, TRACED_BLOCKS) if is_traced(*args) else tuple(_numbers(spec, args))
 
     @staticmethod
@@ -215,7 +215,7 @@ def _numbers(spec: Spec, args: Sequence[Tensor]) -> list[Tensor]:
     """All rows, the numbers alone."""
     shape, (inputs, outputs) = _shape(args), _axes(spec)
     formula, mode, order, size = _formula(spec.formula), spec.mode, len(spec.pullbacks), _size(args[0])
-    # Filled in place: small tensors that live on between the large ones of the blocks keep the allocator from using their memory.
+    # Filled in place: small tensors that stay between the large ones of the blocks keep the allocator from using their memory.
     found = [args[0].new_zeros(shape) for _ in outputs]
     if order > 1:
         args = [a.expand(shape) for a in args]
@@ -253,7 +253,7 @@ def _spec(formula: str, mode: str, wanted: Sequence[bool] | None) -> Spec:
 
 
 def _cut(block: Block, axes: Sequence[Axis], args: Sequence[Tensor]) -> list[Tensor]:
-    """What a block sees of the arguments."""
+    """The part of the arguments that a block reads."""
     columns, rows = (block.left, block.right - block.left), (block.top, block.bottom - block.top)
     return [a.narrow(-1, *(rows if axis == "row" else columns)) for a, axis in zip(args, axes, strict=True)]
 

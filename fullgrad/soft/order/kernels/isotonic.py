@@ -57,7 +57,7 @@ def _like(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """``u`` minus the solution, and for each element the place of the first one of its block.
 
-    In a block of one, where ``w`` is what is wanted, the difference is ``w`` for ``c0`` and ``smooth`` and 0 for ``c1`` and
+    In a block of one, where ``w`` is what is needed, the difference is ``w`` for ``c0`` and ``smooth`` and 0 for ``c1`` and
     ``c2``. A row with a number that is not finite is one block of NaN.
     """
     shape, n = u.shape, u.shape[-1]

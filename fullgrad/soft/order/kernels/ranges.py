@@ -1,4 +1,4 @@
-r"""What isotonic regression needs to know of ranges of neighbors, in each mode: their values, and which of two has more excess.
+r"""What isotonic regression computes of ranges of neighbors, in each mode: their values, and which of two has more excess.
 
 The excess of a range is defined in `isotonic`.
 """

@@ -49,7 +49,7 @@ def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor,
 
 
 class State(NamedTuple):
-    """Where Newton's method stands. Every tensor has the batch of the problem in front; `put` writes into them."""
+    """The state of Newton's method. Every tensor has the batch of the problem in front; `put` writes into them."""
 
     problem: Problem
     items: Tensor

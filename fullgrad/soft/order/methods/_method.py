@@ -10,9 +10,9 @@ from fullgrad.soft.order._rows import Rows
 
 
 class Method:
-    """A way to make the order of rows soft. Places are counted from the smallest element, as 0.
+    """A way to make the order of rows soft. Places are positions in ascending order, counted from 0.
 
-    A subclass gives `weights`, or `values` and `ranks`, and whatever else it has in a better form than what follows from these.
+    A subclass gives `weights`, or `values` and `ranks`, and overrides what it computes better than from these.
     """
 
     # Whether there are weights of each element in each place.

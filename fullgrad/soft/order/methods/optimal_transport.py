@@ -1,6 +1,6 @@
 r"""Sorting by optimal transport: z moves to even places in [0, 1], at the square of the distance.
 
-Where some places are wanted, the rest of the row moves to one place between them, or below or above them, as a group.
+Where only some places are computed, the rest of the row moves to one place between, below or above them, as a group.
 
 Source: Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885.
 """

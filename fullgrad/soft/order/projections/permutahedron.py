@@ -41,7 +41,7 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
 
     Raises:
         TypeError: ``z`` or ``w`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: The rows differ in length, ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: The rows differ in length, ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
         >>> import torch, fullgrad

@@ -28,7 +28,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the weights sum to 1.
-        softness: How even the weights are, positive: a number, or a tensor that broadcasts with ``x`` and has size 1 at ``dim``.
+        softness: How uniform the weights are, positive; a number or a tensor that broadcasts with ``x``, of size 1 at ``dim``.
         mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
 
     Returns:
@@ -36,7 +36,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -50,16 +50,16 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
         cost: Shape (…, n, m), floating, or integer (which gives the default dtype).
         mu: The shares of the rows, shape (…, n), not negative.
         nu: The shares of the columns, shape (…, m), likewise.
-        softness: How even the assignments are, positive: a number, or a tensor that broadcasts with ``cost``, of size 1 in the
+        softness: How uniform the assignments are, positive: a number, or a tensor that broadcasts with ``cost``, of size 1 in the
             last two dimensions.
         mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
 
     Returns:
-        n times the plan, shape (…, n, m): rows that sum to 1 for even shares. NaN or infinity make their matrix NaN.
+        n times the plan, shape (…, n, m): rows that sum to 1 for equal shares. NaN or infinity make their matrix NaN.
 
     Raises:
         TypeError: An argument is not a real tensor, or ``softness`` is not a real number or tensor.
-        ValueError: The shapes do not fit, ``softness`` is a number that is not positive, or ``mode`` is not known.
+        ValueError: The shapes do not fit, ``softness`` is a number that is not positive, or ``mode`` is unknown.
         RuntimeError: The solver did not converge.
 
     Example:

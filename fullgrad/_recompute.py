@@ -27,7 +27,7 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
     """
     pull = pullback(soft, inputs, where)
     zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
-    _, push = _pair(torch.func.vjp(lambda *g: pull(g if len(zeros) > 1 else g[0]), *zeros))
+    _, push = without_aux(torch.func.vjp(lambda *g: pull(g if len(zeros) > 1 else g[0]), *zeros))
     pushed = push(tuple(tangents))
     return pushed[0] if len(pushed) == 1 else pushed
 
@@ -38,7 +38,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
     def of_some(*some: Tensor) -> Any:
         return soft(*replaced(inputs, where, some))
 
-    return _pair(torch.func.vjp(of_some, *[inputs[i] for i in where]))[1]
+    return without_aux(torch.func.vjp(of_some, *[inputs[i] for i in where]))[1]
 
 
 def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
@@ -67,6 +67,6 @@ def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any
     return changed
 
 
-def _pair(result: Any) -> tuple[Any, Any]:
+def without_aux(result: Any) -> tuple[Any, Any]:
     """What vjp returns without ``has_aux``."""
     return result

@@ -2,16 +2,15 @@
 
 * `functorch` and `fallback` are the two dispatches; `signature` makes the ``apply`` of both.
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
-* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare, `opaque` and `effect` make
-  nodes of graphs, `trees` the rest.
+* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
+  graphs, `trees` maps structures.
 * `torch_private` has the private names.
 """
 
 from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
-from fullgrad._dispatch.effect import effect
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
-from fullgrad._dispatch.opaque import is_traced, opaque
+from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     can_reuse_buffers,

@@ -9,7 +9,7 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._modes import Mode
+from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 

@@ -10,7 +10,7 @@ from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import recomputed
 from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._modes import Mode
+from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,

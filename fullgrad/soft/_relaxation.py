@@ -14,7 +14,7 @@ from fullgrad._function import recomputed
 from fullgrad._inputs import save_inputs, saved_inputs, sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
-from fullgrad.soft._modes import MODES, SOFT_MODES
+from fullgrad.soft._mode_names import MODES, SOFT_MODES
 
 
 class Relaxation(Elementwise):

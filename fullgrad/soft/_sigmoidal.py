@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._modes import SOFT_MODES, Mode, SoftMode
+from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,

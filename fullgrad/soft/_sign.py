@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._modes import Mode
+from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
 
 

@@ -7,14 +7,9 @@ from torch import Tensor
 from torch.autograd import forward_ad, functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
+from fullgrad._recompute import without_aux
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
-
-
-def _pair(result: Any) -> tuple[Any, Any]:
-    """What vjp and jvp return without ``has_aux``."""
-    return result
-
 
 # --- reverse ----------------------------------------------------------------------------------------------------------
 
@@ -49,7 +44,7 @@ def func_vjp(s: Subject) -> None:
 
     def pull(f):
         def run(*tensors: Tensor):
-            y, back = _pair(vjp(f, *tensors))
+            y, back = without_aux(vjp(f, *tensors))
             return y, back(like(y, 7))
 
         return run
@@ -153,9 +148,9 @@ def adjoint(s: Subject) -> None:
     """``<g, J t> == <J^T g, t>`` for the operator's own rules."""
     if not s.linear:
         raise NotApplicable("the map of the cotangent is not linear")
-    y, back = _pair(vjp(s.op, *s.tensors))
+    y, back = without_aux(vjp(s.op, *s.tensors))
     g, t = like(y, 3), s.tangents()
-    _, forward = _pair(jvp(s.op, s.tensors, t))
+    _, forward = without_aux(jvp(s.op, s.tensors, t))
     close((g * forward).sum(), torch.stack([(a * b).sum() for a, b in zip(back(g), t, strict=True)]).sum())
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad.soft._modes import Mode
+from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
 from fullgrad.soft.order.methods import PermutationMethod

@@ -5,7 +5,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from fullgrad.soft._modes import Mode
+from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
 from fullgrad.soft.order.methods import SortMethod

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, power
 
 __all__ = ["Problem", "laplacian", "link", "slack", "slope", "solve", "sums", "without_zeros"]
@@ -54,7 +55,7 @@ def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
     It is a graph's Laplacian, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
     goes almost to one column.
     """
-    weights = omega.mT @ (omega / rows[..., None])
+    weights = matmul(omega.mT, omega / rows[..., None])
     size = omega.shape[-1]
     weights = weights * (1 - torch.eye(size, dtype=omega.dtype, device=omega.device))
     return torch.diag_embed(weights.sum(-1) + extra) - weights

@@ -1,4 +1,4 @@
-"""`opaque`: kernels into which no transform and no tracer looks."""
+"""Functions that are one node of every graph: `opaque` for their result, `effect` for their side effect."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch.state import has_data, is_tracing
+from fullgrad._dispatch.torch_private import ordered_effect
 
 _Inputs = ParamSpec("_Inputs")
 _Output = TypeVar("_Output")
@@ -59,7 +60,7 @@ def _vmap(node: Any, batched: Any, info: Any, in_dims: tuple[int | None, ...], *
 
 def is_traced(*args: Any) -> bool:
     """Whether a tracer is on, or an argument is a tensor without data, or a list with one."""
-    if is_tracing():
+    if torch.compiler.is_dynamo_compiling() or is_tracing():
         return True
     for a in args:
         if isinstance(a, Tensor):
@@ -68,3 +69,28 @@ def is_traced(*args: Any) -> bool:
         elif isinstance(a, (list, tuple)) and is_traced(*a):
             return True
     return False
+
+
+def effect(name: str) -> Any:
+    """A decorator: the function as an operator of that name which compiled code calls when it runs, and never drops.
+
+    Without torch's name the operator raises when it is traced, so that nothing silently stays unrecorded.
+    """
+
+    def decorate(function: Any) -> Any:
+        # CUDA graphs replay kernels and no Python.
+        operator: Any = torch.library.custom_op(name, function, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+        known = ordered_effect is not None and hasattr(operator, "register_effect")
+        if known:
+            operator.register_effect(ordered_effect)
+
+        def nothing(*args: Any) -> None:
+            if not known:
+                raise NotImplementedError(
+                    f"{name} cannot be traced: torch {torch.__version__} has no CustomOpDef.register_effect."
+                )
+
+        operator.register_fake(nothing)
+        return operator
+
+    return decorate

@@ -1,0 +1,119 @@
+"""Imports point one way: what a newcomer reads first stands on nothing that comes later."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "fullgrad"
+MODULES = {
+    ".".join(["fullgrad", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+FAMILIES = ("rounding", "clamping", "gradients", "tracking", "estimators", "soft")
+# From the ground up. A module belongs to the layer with the longest name that it begins with.
+LAYERS = (
+    ("fullgrad._dispatch",),
+    *[(f"fullgrad.{name}",) for name in ("_neighbors", "_kernels", "_function", "_elementwise")],
+    tuple(f"fullgrad.{family}" for family in FAMILIES),
+    ("fullgrad",),
+    ("fullgrad._suite", "fullgrad.__main__"),
+)
+HELPERS = tuple(f"fullgrad.{name}" for name in ("_checks", "_dims", "_inputs", "_batching", "_autocast", "_recompute"))
+ORDER = "fullgrad.soft.order"
+ORDER_LAYERS = (
+    (f"{ORDER}._numbers",),
+    (f"{ORDER}.kernels",),
+    (f"{ORDER}.projections",),
+    (f"{ORDER}._rows", f"{ORDER}._standardize"),
+    (f"{ORDER}.methods",),
+    (f"{ORDER}._statistic",),
+    (f"{ORDER}._operators",),
+    (ORDER,),
+)
+
+
+def imported(path):
+    """The modules of the package that a module imports, wherever the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "fullgrad":
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
+    return found
+
+
+IMPORTS = {name: imported(path) - {name} for name, path in MODULES.items()}
+
+
+def layer_of(name, layers):
+    """The number of a module's layer, by the longest beginning."""
+    fits = [(len(start), i) for i, starts in enumerate(layers) for start in starts if f"{name}.".startswith(f"{start}.")]
+    return max(fits)[1] if fits else None
+
+
+def upward(layers, inside):
+    """Imports of something that lies higher."""
+    arrows = [(name, other) for name in MODULES if name.startswith(inside) for other in IMPORTS[name]]
+    pairs = [(name, other, layer_of(name, layers), layer_of(other, layers)) for name, other in arrows]
+    return [(name, other) for name, other, low, high in pairs if low is not None and high is not None and high > low]
+
+
+def cycles():
+    """Modules that reach themselves. A package's ``__init__`` imports what is in it, and is not what its modules import."""
+    done, found = set(), []
+
+    def visit(name, path):
+        if name in path:
+            found.append([*path[path.index(name) :], name])
+        elif name not in done:
+            for other in IMPORTS[name]:
+                visit(other, [*path, name])
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, [])
+    return found
+
+
+def test_no_circle():
+    """No module imports itself through others."""
+    assert cycles() == []
+
+
+def test_no_arrow_upward():
+    """Dispatch, bases, families, the package, the suite."""
+    assert upward(tuple((*layer, *HELPERS) if "fullgrad._function" in layer else layer for layer in LAYERS), "fullgrad") == []
+
+
+def test_order_statistics_by_layer():
+    """Public pairs, operators, rules, methods, rows, projections, kernels, numbers."""
+    assert upward(ORDER_LAYERS, ORDER) == []
+
+
+def test_the_kit_knows_no_family():
+    """``fullgrad.testing`` proves any operator, so it imports none."""
+    assert [
+        o
+        for n in MODULES
+        if n.startswith("fullgrad.testing")
+        for o in IMPORTS[n]
+        if o.split(".")[1:2] and o.split(".")[1] in FAMILIES
+    ] == []
+
+
+def test_only_the_dispatch_knows_torchs_private_names():
+    """Families import what they need of the dispatch from its ``__init__``."""
+    inner = [
+        (n, o)
+        for n in MODULES
+        for o in IMPORTS[n]
+        if o.startswith("fullgrad._dispatch.") and not n.startswith("fullgrad._dispatch")
+    ]
+    assert inner == []
+
+
+def test_an_arrow_upward_is_seen():
+    """The test itself: turned around, the layers are wrong in many places."""
+    assert len(upward(LAYERS[::-1], "fullgrad")) > 50
+    assert len(upward(ORDER_LAYERS[::-1], ORDER)) > 20

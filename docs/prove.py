@@ -13,7 +13,7 @@ from typing import Any
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import GROUPS
-from fullgrad.testing._subject import devices
+from fullgrad.testing._subject import float64_devices
 
 TARGET = Path(__file__).parent / "data" / "check.json"
 
@@ -38,7 +38,7 @@ def prove(operators: list[str], options: list[str]) -> int:
     }
     ran = {check for checks in results.values() for check in checks}
     groups = {group: [check for check in members if check in ran] for group, members in GROUPS.items()}
-    where = {"devices": ", ".join(devices()).upper(), "date": str(datetime.date.today())}
+    where = {"devices": ", ".join(float64_devices()).upper(), "date": str(datetime.date.today())}
     TARGET.write_text(json.dumps({**found, **where, "groups": groups, "cases": cases}, indent=1) + "\n")
     return status
 

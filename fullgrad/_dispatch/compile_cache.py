@@ -40,7 +40,7 @@ def as_graph_node(operator: Any, call: Any) -> Any:
         # torch looks a function up by its name before it caches a graph with it.
         setattr(sys.modules[node.__module__], node.__name__, node)
         _nodes[f"{node.__module__}.{node.__name__}"] = operator, _rules_of(operator)
-    return torch.compiler.allow_in_graph(node)
+    return torch_private.mark_for_dynamo(torch.compiler.allow_in_graph, node)
 
 
 def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:

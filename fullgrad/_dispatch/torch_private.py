@@ -7,9 +7,11 @@
 ``tests/dispatch/test_fallback.py`` reports all three.
 """
 
+import importlib.abc
 import os
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -238,6 +240,47 @@ def mark_cacheable(functions: Mapping[str, str]) -> None:
     known = getattr(config, "unsafe_marked_cacheable_functions", None)
     if known is not None and not functions.items() <= known.items():
         config.unsafe_marked_cacheable_functions = {**known, **functions}
+
+
+# torch.compiler's marks import torch._dynamo, which takes seconds; who does not compile need not wait. It reads the marks when it
+# traces, so they are made when somebody imports it: by its full name, which `torch.compile` does first.
+_DYNAMO = "torch._dynamo"
+_marks: list[tuple[Callable[[Any], Any], weakref.ref[Any]]] = []
+
+
+def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
+    """``mark(function)``, at once if Dynamo is there, otherwise as soon as it is."""
+    if _DYNAMO in sys.modules:
+        return mark(function)
+    if not _marks:
+        sys.meta_path.insert(0, _DynamoFinder())
+    _marks.append((mark, weakref.ref(function)))
+    return function
+
+
+class _DynamoFinder(importlib.abc.MetaPathFinder):
+    """Finds Dynamo where the others do, and adds to the end of its import the marks that are due."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _DYNAMO:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_mark(module: Any) -> None:
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                marks = [(mark, function()) for mark, function in _marks]
+                _marks.clear()
+                for mark, function in marks:
+                    if function is not None:
+                        mark(function)
+
+            spec.loader.exec_module = execute_and_mark
+        return spec
 
 
 # An operator that a graph must keep and run in order although nothing uses its output, forward and backward.

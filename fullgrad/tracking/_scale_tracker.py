@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import effect, is_tracing, unwrap_legacy_batched
+from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
 from fullgrad._function import Function, alias, saves_nothing
 from fullgrad.tracking._scale_pair import ScalePair, pair_of
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
@@ -156,8 +156,10 @@ def _put(value: Tensor, key: int, field: str) -> None:
 _FUNCTIONS: dict[str, Any] = {}
 
 
-@torch.compiler.assume_constant_result
 def _name_of(function: Any) -> str:
     name = f"function {id(function)}"
     _FUNCTIONS[name] = function
     return name
+
+
+mark_for_dynamo(torch.compiler.assume_constant_result, _name_of)

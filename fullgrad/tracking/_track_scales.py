@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import tree_map_with_path
+from fullgrad._dispatch import mark_for_dynamo, tree_map_with_path
 from fullgrad.tracking._scale_pair import ScalePair, text
 from fullgrad.tracking._scale_tracker import track
 from fullgrad.tracking._statistics import Statistic, check_statistic
@@ -195,9 +195,11 @@ def _pair_in(word: str, name: str) -> ScalePair:
     return _RECORDS[word].pair(name)
 
 
-@torch.compiler.assume_constant_result
 def _key_in(word: str, name: str) -> Any:
     return _pair_in(word, name).key
+
+
+mark_for_dynamo(torch.compiler.assume_constant_result, _key_in)
 
 
 _RECORDS: weakref.WeakValueDictionary[str, ModuleScales] = weakref.WeakValueDictionary()

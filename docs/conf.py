@@ -43,7 +43,7 @@ intersphinx_mapping = {
     "python": ("https://docs.python.org/3/", str(HERE / "_build/inventories/python.inv")),
 }
 # Those that have no page: torch's named tuples, and a type variable.
-nitpick_ignore = [("py:class", "torch.return_types.sort"), ("py:class", "torch.return_types.topk")]
+nitpick_ignore = [("py:class", f"torch.return_types.{name}") for name in ("max", "median", "min", "sort", "topk")]
 nitpick_ignore += [("py:class", "fullgrad.estimators._st.F")]
 
 # --- Docstrings ---

@@ -242,8 +242,8 @@ def mark_cacheable(functions: Mapping[str, str]) -> None:
         config.unsafe_marked_cacheable_functions = {**known, **functions}
 
 
-# torch.compiler's marks import torch._dynamo, which takes seconds; who does not compile need not wait. It reads the marks when it
-# traces, so they are made when somebody imports it: by its full name, which `torch.compile` does first.
+# torch.compiler's marks import torch._dynamo, which takes seconds: only code that compiles waits. It reads the marks when it
+# traces, so they are made at the end of its import, which `torch.compile` begins with.
 _DYNAMO = "torch._dynamo"
 _marks: list[tuple[Callable[[Any], Any], weakref.ref[Any]]] = []
 

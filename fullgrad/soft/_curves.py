@@ -19,7 +19,6 @@ from torch import Tensor
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft._half_precision import HALF
-from fullgrad.soft._mode_names import SOFT_MODES as SOFT_MODES
 
 Softness = Tensor | float
 

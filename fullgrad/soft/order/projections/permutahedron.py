@@ -9,7 +9,8 @@ from fullgrad import _checks
 from fullgrad._batching import aligned
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad.soft._curves import SOFT_MODES, Softness
+from fullgrad.soft._curves import Softness
+from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order.kernels.groups import group_sums

@@ -8,7 +8,8 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._dispatch import opaque
 from fullgrad._function import Function
-from fullgrad.soft._relaxation import SOFT_MODES, Softness, check, floating, to_opmath
+from fullgrad.soft._mode_names import SOFT_MODES
+from fullgrad.soft._relaxation import Softness, check, floating, to_opmath
 from fullgrad.soft.order._numbers import POWERS, power
 
 

@@ -1,6 +1,7 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -10,32 +11,32 @@ from fullgrad._dispatch import VmapInfo, clone_if_view
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
-from fullgrad.soft._relaxation import MODES, Softness, check, floating
+from fullgrad.soft._mode_names import MODES, Mode
+from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
-from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
+from fullgrad.soft.order.methods import (
+    METHODS,
+    PERMUTATION_METHODS,
+    RANK_METHODS,
+    SORT_METHODS,
+    WEIGHTED_SUM_METHODS,
+    Method,
+    SortMethod,
+)
 
 # What an operator returns. Integer indices come with hard values, weights with soft ones.
-Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices"]
-
-
-class Options(NamedTuple):
-    """How a statistic is relaxed. Calls pass it as a plain tuple, which costs a small call nothing."""
-
-    mode: str
-    method: str
-    standardize: bool
-    gated_grad: bool
-
-
-PlainOptions = tuple[str, str, bool, bool]
+Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices", "ranks"]
+# The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
+# operator. A plain tuple, which costs a small call nothing.
+Options = tuple[str, str, bool, bool, Outputs, bool]
 
 
 class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
-    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
-    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it is built on the
-    projections, whose rules are explicit, and so derivatives of any order are its own.
+    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the
+    options, the last input, say so, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it
+    is built on the projections, whose rules are explicit, and so derivatives of any order are its own.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
@@ -99,23 +100,21 @@ class OrderStatistic(Function):
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
 
 
-def relax(x: Tensor, softness: Softness, dim: int, options: PlainOptions, finite_values: bool) -> tuple[Method, Rows]:
-    """The method, and the rows that it works on; ``finite_values``: without infinities among their values."""
-    mode, method, standardize, gated_grad = Options(*options)
+def relax(x: Tensor, softness: Softness, dim: int, options: Options) -> tuple[Method, Rows]:
+    """The method, and the rows that it works on; for the derivative of a hard value without infinities among their values."""
+    mode, method, standardize, gated_grad, outputs, hard = options
     rows = make_rows(x, softness, dim, mode, standardize)
-    if finite_values:
+    if hard and outputs not in _METHODS_WITH:
         rows = with_finite_values(rows)
     return METHODS[method], rows if gated_grad else with_constant_weights(rows)
 
 
-def canonicalize_args(
-    name: str, x: Any, dim: Any, softness: Any, options: Any, outputs: Outputs | Literal["ranks"], nonempty: bool = False
-) -> tuple[Tensor, int]:
+def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Options, nonempty: bool = False) -> tuple[Tensor, int]:
     """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
 
     ``nonempty``: a row must have an element.
     """
-    mode, method, _, gated_grad = options
+    mode, method, _, gated_grad, outputs, _ = options
     methods = _METHODS_WITH.get(outputs, SORT_METHODS)
     # What almost every call gives is checked first, in a microsecond.
     if not (
@@ -155,15 +154,64 @@ _INFINITY = float("inf")
 _METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}
 
 
-def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, position: int, leading: int = 0) -> Tensor:
-    """The result of a reduction with the dimensions of ``x``: the reduced one at a position, or all, after some leading ones."""
+def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, d: int, leading: int = 0) -> Tensor:
+    """The result of a reduction with the dimensions of ``x``, after some leading ones: the reduced one, ``d``, or all."""
     if x.ndim == 0:
         return y
     if dim is None:
         return y.reshape(*y.shape[:leading], *(1,) * x.ndim, *y.shape[leading:])
-    return y.unsqueeze(position)
+    return y.unsqueeze(x.ndim + d + leading)
+
+
+def hard_outputs(both: Any, outputs: Outputs, n: int) -> Any:
+    """What an operator returns, from the values and indices that torch returns."""
+    if outputs == "values_and_indices":
+        return both
+    if outputs == "values":
+        return both.values
+    weights = one_hot(both.indices, n, both.values.dtype)
+    return weights if outputs == "weights" else (both.values, weights)
 
 
 def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """A one at the index and zeros elsewhere, in a new last dimension."""
     return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)
+
+
+Pair = TypeVar("Pair", covariant=True)
+
+
+class Reduction(Protocol[Pair]):
+    """The overloads of ``max``, ``min``, ``median`` and their straight-through versions: with ``dim`` they return a pair."""
+
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        dim: None = ...,
+        keepdim: bool = ...,
+        softness: Softness = ...,
+        mode: Mode = ...,
+        method: SortMethod = ...,
+        standardize: bool = ...,
+        gated_grad: bool = ...,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        dim: int,
+        keepdim: bool = ...,
+        softness: Softness = ...,
+        mode: Mode = ...,
+        method: SortMethod = ...,
+        standardize: bool = ...,
+        gated_grad: bool = ...,
+    ) -> Pair: ...
+
+
+def reduction(
+    function: Callable[[Tensor, int | None, bool, Softness, Mode, SortMethod, bool, bool], Tensor | Pair],
+) -> Reduction[Pair]:
+    """The function itself; to type checkers with the overloads of `Reduction`."""
+    return cast("Any", function)

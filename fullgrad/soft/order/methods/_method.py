@@ -15,10 +15,6 @@ class Method:
     A subclass gives `weights`, or `values` and `ranks`, and overrides what it computes better than from these.
     """
 
-    # Whether there are weights of each element in each place.
-    has_weights: ClassVar[bool] = True
-    # Whether there are values, and not ranks alone.
-    has_values: ClassVar[bool] = True
     # Whether the values are the sums with the weights.
     values_are_weighted_sums: ClassVar[bool] = True
     # Whether the order of -x is the reversed order of x.

@@ -7,17 +7,15 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
-from fullgrad._function import Function
 from fullgrad._inputs import sum_to
+from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
-
-__all__ = ["TwoSided", "averages"]
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
 
 
-class TwoSided(Function):
+class TwoSided(RowFunction):
     r"""Decayed sums over the strictly smaller and the strictly larger elements of an ascending row ``a``.
 
     .. math::
@@ -56,10 +54,6 @@ class TwoSided(Function):
             return TwoSided.apply(a, first, last, dp, dq)
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        return TwoSided.apply(*aligned(in_dims, args)), 0
 
 
 def averages(a: Tensor, h: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import opaque
-from fullgrad._function import Function
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check, floating, to_opmath
-from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order._numbers import POWERS, RowFunction, power
 
 
 def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -65,7 +64,7 @@ def project(v: Tensor, mode: str) -> Tensor:
     return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
 
 
-class Excess(Function):
+class Excess(RowFunction):
     r"""How far the elements of a row lie above the threshold at which the powers of it sum to 1.
 
     .. math::
@@ -98,10 +97,6 @@ class Excess(Function):
         (t,) = ctx.saved_tensors
         w = _slopes(t, ctx.power)
         return _inside(tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True), t)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], v: Tensor, power: int) -> tuple[Tensor, int]:
-        return Excess.apply(v.movedim(in_dims[0], 0), power), 0
 
 
 def _slopes(t: Tensor, power: int) -> Tensor:

@@ -25,7 +25,7 @@ ORDER_LAYERS = (
     (f"{ORDER}.projections",),
     (f"{ORDER}._rows",),
     (f"{ORDER}.methods",),
-    (f"{ORDER}._statistic",),
+    (f"{ORDER}._outputs", f"{ORDER}._statistic"),
     (f"{ORDER}._operators",),
     (ORDER,),
 )

@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import quantile_operator
-from fullgrad.soft.order._statistic import reduction
+from fullgrad.soft.order._outputs import reduction
 from fullgrad.soft.order.methods import SortMethod
 
 

@@ -1,6 +1,6 @@
 """`Rows`: the rows of a tensor as the methods see them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,15 +12,11 @@ from fullgrad.soft._relaxation import Softness, to_opmath
 _EPSILON = 1e-6
 
 
-def _same(y: Tensor) -> Tensor:
-    return y
-
-
 class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least.
 
     ``x`` are the values. ``z`` are the numbers that are compared, standardized or not, and ``u`` the same over the softness.
-    ``restore`` is the inverse of standardizing.
+    ``mean`` and ``deviation`` are those of rows that are standardized.
     """
 
     x: Tensor
@@ -28,13 +24,21 @@ class Rows(NamedTuple):
     u: Tensor
     softness: Softness
     mode: str
-    is_standardized: bool = False
-    restore: Callable[[Tensor], Tensor] = _same
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
 
     @property
     def n(self) -> int:
         """The length of a row."""
         return self.x.shape[-1]
+
+    def restore(self, y: Tensor) -> Tensor:
+        """The inverse of standardizing, of numbers that are kept away from 0 and 1."""
+        if self.mean is None or self.deviation is None:
+            return y
+        least = max(1e-10, 10 * torch.finfo(y.dtype).eps)
+        y = y.clamp(least, 1 - least)
+        return torch.log(y / (1 - y)) * self.deviation + self.mean
 
     def tensor(self, values: Sequence[float]) -> Tensor:
         """Constants in the dtype and on the device of the rows."""
@@ -56,7 +60,7 @@ def make_rows(x: Tensor, softness: Softness, dim: int, mode: str, standardize: b
     if not standardize:
         return Rows(x, x, x / softness, softness, mode)
     z, mean, deviation = standardized(x)
-    return Rows(x, z, z / softness, softness, mode, True, lambda y: restored(y, mean, deviation))
+    return Rows(x, z, z / softness, softness, mode, mean, deviation)
 
 
 def with_constant_weights(rows: Rows) -> Rows:
@@ -90,10 +94,3 @@ def standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     deviation = ((r * r).sum(-1, keepdim=True) / count + _EPSILON / (unit * unit)).sqrt()
     z = torch.sigmoid(r / deviation)
     return torch.where(infinite, (x > 0).to(x.dtype), z), mean, deviation * unit
-
-
-def restored(y: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """The inverse, of numbers that are kept away from 0 and 1."""
-    least = max(1e-10, 10 * torch.finfo(y.dtype).eps)
-    y = y.clamp(least, 1 - least)
-    return torch.log(y / (1 - y)) * deviation + mean

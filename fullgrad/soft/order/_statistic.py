@@ -1,9 +1,7 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar, cast, overload
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -11,21 +9,12 @@ from fullgrad._dispatch import VmapInfo, clone_if_view
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
-from fullgrad.soft._mode_names import MODES, Mode
+from fullgrad.soft._mode_names import MODES
 from fullgrad.soft._relaxation import Softness, check, floating
+from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
-from fullgrad.soft.order.methods import (
-    METHODS,
-    PERMUTATION_METHODS,
-    RANK_METHODS,
-    SORT_METHODS,
-    WEIGHTED_SUM_METHODS,
-    Method,
-    SortMethod,
-)
+from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
-# What an operator returns. Integer indices come with hard values, weights with soft ones.
-Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices", "ranks"]
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
 # operator. A plain tuple, which costs a small call nothing.
 Options = tuple[str, str, bool, bool, Outputs, bool]
@@ -82,9 +71,7 @@ class OrderStatistic(Function):
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         pushed = pushed_forward(cls.relaxed, cls._inputs(ctx), where, [tangents[i] for i in where], ctx.like)
-        if not ctx.several:
-            return pushed
-        return pushed if isinstance(pushed, tuple) else (pushed, None)
+        return (pushed, None) if ctx.several and isinstance(pushed, Tensor) else pushed
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -152,66 +139,3 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
 
 _INFINITY = float("inf")
 _METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}
-
-
-def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, d: int, leading: int = 0) -> Tensor:
-    """The result of a reduction with the dimensions of ``x``, after some leading ones: the reduced one, ``d``, or all."""
-    if x.ndim == 0:
-        return y
-    if dim is None:
-        return y.reshape(*y.shape[:leading], *(1,) * x.ndim, *y.shape[leading:])
-    return y.unsqueeze(x.ndim + d + leading)
-
-
-def hard_outputs(both: Any, outputs: Outputs, n: int) -> Any:
-    """What an operator returns, from the values and indices that torch returns."""
-    if outputs == "values_and_indices":
-        return both
-    if outputs == "values":
-        return both.values
-    weights = one_hot(both.indices, n, both.values.dtype)
-    return weights if outputs == "weights" else (both.values, weights)
-
-
-def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """A one at the index and zeros elsewhere, in a new last dimension."""
-    return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)
-
-
-Pair = TypeVar("Pair", covariant=True)
-
-
-class Reduction(Protocol[Pair]):
-    """The overloads of ``max``, ``min``, ``median`` and their straight-through versions: with ``dim`` they return a pair."""
-
-    @overload
-    def __call__(
-        self,
-        x: Tensor,
-        dim: None = ...,
-        keepdim: bool = ...,
-        softness: Softness = ...,
-        mode: Mode = ...,
-        method: SortMethod = ...,
-        standardize: bool = ...,
-        gated_grad: bool = ...,
-    ) -> Tensor: ...
-    @overload
-    def __call__(
-        self,
-        x: Tensor,
-        dim: int,
-        keepdim: bool = ...,
-        softness: Softness = ...,
-        mode: Mode = ...,
-        method: SortMethod = ...,
-        standardize: bool = ...,
-        gated_grad: bool = ...,
-    ) -> Pair: ...
-
-
-def reduction(
-    function: Callable[[Tensor, int | None, bool, Softness, Mode, SortMethod, bool, bool], Tensor | Pair],
-) -> Reduction[Pair]:
-    """The function itself; to type checkers with the overloads of `Reduction`."""
-    return cast("Any", function)

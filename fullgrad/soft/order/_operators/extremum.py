@@ -7,16 +7,8 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._statistic import (
-    Options,
-    OrderStatistic,
-    Outputs,
-    canonicalize_args,
-    hard_outputs,
-    one_hot,
-    relax,
-    restore_keepdim,
-)
+from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -36,9 +28,7 @@ def extremum_operator(
         y = Extremum.apply(rows, softness, d, largest, (*options[:4], outputs, hard))
     if keepdim:
         y = restore_keepdim(y, x, dim, d) if isinstance(y, Tensor) else [restore_keepdim(v, x, dim, d) for v in y]
-    elif outputs == "values_and_indices":
-        return y
-    if outputs == "weights" or dim is None:
+    if outputs == "weights" or dim is None or (outputs == "values_and_indices" and not keepdim):
         return y
     kind: Any = torch.return_types.max if largest else torch.return_types.min
     return kind((y, None) if outputs == "values" else y)
@@ -50,9 +40,7 @@ class Extremum(OrderStatistic):
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
         *_, outputs, hard = options
-        if hard:
-            return hard_extremum(x, dim, largest, outputs)
-        return Extremum.soft_forward(x, softness, dim, largest, options)
+        return hard_extremum(x, dim, largest, outputs) if hard else Extremum.soft_forward(x, softness, dim, largest, options)
 
     @staticmethod
     def relaxed(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:

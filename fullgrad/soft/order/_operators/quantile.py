@@ -1,6 +1,5 @@
 """`Quantile`: the operator of quantiles and the median."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,16 +9,8 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd, clone_if_view, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._numbers import weighted
-from fullgrad.soft.order._statistic import (
-    Options,
-    OrderStatistic,
-    Outputs,
-    canonicalize_args,
-    hard_outputs,
-    one_hot,
-    relax,
-    restore_keepdim,
-)
+from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 # torch.quantile takes no more.
@@ -31,14 +22,7 @@ Quantiles = Tensor | tuple[float, ...]
 
 
 def quantile_operator(
-    name: str,
-    x: Tensor,
-    q: float | Sequence[float] | Tensor | None,
-    dim: int | None,
-    keepdim: bool,
-    softness: Softness,
-    options: Options,
-    interpolation: str,
+    name: str, x: Tensor, q: Any, dim: int | None, keepdim: bool, softness: Softness, options: Options, interpolation: str
 ) -> Any:
     """Quantiles as torch returns them, several in front; or their weights; or the pair of both, if the method has weights.
 
@@ -171,4 +155,5 @@ def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
     if outputs == "values" and x.ndim == 1:
         return torch.median(x).unsqueeze(-1)
     both = torch.median(x, dim)
-    return hard_outputs(type(both)((both.values.unsqueeze(-1), both.indices.unsqueeze(-1))), outputs, x.shape[dim])
+    both = type(both)((both.values.unsqueeze(-1), both.indices.unsqueeze(-1)))
+    return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

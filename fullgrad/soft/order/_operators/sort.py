@@ -9,7 +9,8 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
-from fullgrad.soft.order._statistic import Options, OrderStatistic, Outputs, canonicalize_args, hard_outputs, relax
+from fullgrad.soft.order._outputs import Outputs, hard_outputs
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -28,9 +29,7 @@ def sort_operator(
         y = Sort.apply(rows, softness, d, descending, count, (*options[:4], outputs, hard))
     if x.ndim == 0:
         y = y.squeeze(0) if isinstance(y, Tensor) else [v.squeeze(0) for v in y]
-    elif outputs == "values_and_indices":
-        return y
-    if outputs == "weights":
+    if outputs == "weights" or (outputs == "values_and_indices" and x.ndim):
         return y
     kind: Any = torch.return_types.sort if k is None else torch.return_types.topk
     return kind((y, None) if outputs == "values" else y)
@@ -44,9 +43,7 @@ class Sort(OrderStatistic):
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
         *_, outputs, hard = options
-        if hard:
-            return hard_sort(x, dim, descending, k, outputs)
-        return Sort.soft_forward(x, softness, dim, descending, k, options)
+        return hard_sort(x, dim, descending, k, outputs) if hard else Sort.soft_forward(x, softness, dim, descending, k, options)
 
     @staticmethod
     def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:

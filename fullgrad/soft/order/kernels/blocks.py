@@ -13,7 +13,7 @@ from fullgrad._batching import aligned
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._recompute import pullback, replaced
+from fullgrad._recompute import gradients, pullback, replaced
 
 Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]
@@ -150,8 +150,8 @@ class Blocked(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         args, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        gradients = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
-        return None, *[sum_to(next(gradients), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
+        found = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
+        return None, *[sum_to(next(found), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
@@ -201,12 +201,7 @@ def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, .
         nested = torch.is_grad_enabled()
         with torch.enable_grad():
             some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in [inputs[i] for i in where]]
-            outputs = function(*replaced(inputs, where, some))
-            pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
-            if not pairs:
-                return [torch.zeros_like(a) for a in some]
-            values, given = zip(*pairs, strict=True)
-            return torch.autograd.grad(values, some, given, create_graph=nested, materialize_grads=True)
+            return gradients(function(*replaced(inputs, where, some)), some, cotangents, create_graph=nested)
 
     return pull
 
@@ -238,12 +233,7 @@ def _like(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence
     return [args[0].new_empty(_shape(args)) for _ in _axes(_spec(formula, mode, wanted))[1]]
 
 
-@opaque(
-    "by_blocks",
-    fake=_like,
-    schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]",
-    reads_values=True,
-)
+@opaque("by_blocks", fake=_like, schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]", reads_values=True)
 def by_blocks(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence[Tensor]) -> list[Tensor]:
     """A formula, or a pullback of it."""
     return _numbers(_spec(formula, mode, wanted), args)

@@ -8,8 +8,7 @@ from torch import Tensor
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
+from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
@@ -91,7 +90,10 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the half as long row is scanned."""
     n = values.shape[-1]
     if n <= _SHORT:
-        return _scan_short(decay, values)
+        sums = [*values[..., :1].unbind(-1)]
+        for i in range(1, n):
+            sums.append(torch.addcmul(values[..., i], decay[..., i], sums[-1]))
+        return torch.stack(sums, -1) if n else values
     half = n // 2
     d0, d1 = decay[..., 0::2], decay[..., 1::2]
     v0, v1 = values[..., 0::2], values[..., 1::2]
@@ -106,12 +108,3 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     even = torch.cat((v0[..., :1], torch.addcmul(v0[..., 1:], d0[..., 1:], before)), -1)
     result = torch.stack((even[..., :half], odd), -1).flatten(-2)
     return torch.cat((result, even[..., half:]), -1) if n % 2 else result
-
-
-def _scan_short(decay: Tensor, values: Tensor) -> Tensor:
-    if values.shape[-1] == 0:
-        return values
-    sums = [values[..., 0]]
-    for i in range(1, values.shape[-1]):
-        sums.append(torch.addcmul(values[..., i], decay[..., i], sums[-1]))
-    return torch.stack(sums, -1)

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import POWERS, wide
-from fullgrad.soft.order.kernels.groups import group_sums
+from fullgrad.soft.order._numbers import POWERS, group_sums, wide
 from fullgrad.soft.order.kernels.ranges import Exponential, Linear, Power, Ranges, expanded, take
 
 # Pool adjacent violators while each round leaves at most so much of the list.
@@ -185,13 +184,8 @@ def _merge_range(
         l = torch.maximum((far_left + left - 1) >> 1, 2 * left - junction)  # noqa: E741
         r = torch.minimum((far_right + right) >> 1, 2 * right - junction)
         v_l, v_r, l_tail, r_head = take(value, l), take(value, r), take(tail, l), take(head, r)
-        more = problem.left_exceeds(
-            take(start, l_tail),
-            take(start, junction),
-            take(start, r_head),
-            torch.where(left_open, v_l, v_r),
-            torch.where(right_open, v_r, v_l),
-        )
+        a, m, b = take(start, l_tail), take(start, junction), take(start, r_head)
+        more = problem.left_exceeds(a, m, b, torch.where(left_open, v_l, v_r), torch.where(right_open, v_r, v_l))
         on_left = left_open & (~right_open | ((v_l >= v_r) == more))
         on_right = right_open & ~on_left
         in_left, in_right = on_left > more, on_right & more

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order.kernels.groups import last_marked
+from fullgrad.soft.order._numbers import last_marked
 
 # Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 from nothing.
 _ROUNDS = 80
@@ -76,14 +76,12 @@ class _Prefix:
             parts.append((at - sums.gather(-1, start), sums.gather(-1, stop) - at))
 
         def power(beta: int) -> Tensor:
-            total = None
-            for side in (0, 1):
-                # Horner's rule in p: sum over m of C(beta, m) p^(beta - m) (-1)^m (the sum of u^m f).
-                value = parts[0][side]
-                for m in range(1, beta + 1):
-                    value = value * p[side] + (-1) ** m * math.comb(beta, m) * parts[m][side]
-                total = value if total is None else total + value
-            return total  # pyright: ignore[reportReturnType]
+            # Horner's rule in p: sum over m of C(beta, m) p^(beta - m) (-1)^m (the sum of u^m f), in each of the two cells.
+            one, other = parts[0]
+            for m in range(1, beta + 1):
+                factor = (-1) ** m * math.comb(beta, m)
+                one, other = one * p[0] + factor * parts[m][0], other * p[1] + factor * parts[m][1]
+            return one + other
 
         return power
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
+from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
 
 

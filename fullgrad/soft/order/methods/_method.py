@@ -1,5 +1,6 @@
 """`Method`: what the methods compute, each in its own way."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -24,7 +25,7 @@ class Method:
         """The weights (…, k, n) in k places; None: in all."""
         raise NotImplementedError
 
-    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> Sequence[Tensor]:
         """The weights (…, k, n) in k places, and in the places that follow them, or in the last one again."""
         return self.weights(rows, low), self.weights(rows, high)
 
@@ -42,11 +43,9 @@ class Method:
 
     def topk(self, rows: Rows, k: int) -> Tensor:
         """The values (…, k) in the k last places, the last one first."""
-        return (
-            weighted(self.topk_weights(rows, k), rows.x)
-            if self.values_are_weighted_sums
-            else self.values(rows)[..., -k:].flip(-1)
-        )
+        if self.values_are_weighted_sums:
+            return weighted(self.topk_weights(rows, k), rows.x)
+        return self.values(rows)[..., -k:].flip(-1)
 
     def largest(self, rows: Rows) -> Tensor:
         """The value (…) in the last place."""

@@ -33,7 +33,7 @@ class SortingNetwork(Method):
 def _padded(rows: Rows) -> Tensor:
     """The rows of softness 1, filled up with what is beyond their largest element."""
     size = max(2, 1 << (rows.n - 1).bit_length())
-    end = torch.ones_like(rows.z[..., :1]) if rows.is_standardized else rows.z.amax(-1, keepdim=True) + 1
+    end = rows.z.amax(-1, keepdim=True) + 1 if rows.mean is None else torch.ones_like(rows.z[..., :1])
     return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
 

@@ -10,8 +10,7 @@ from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
-from fullgrad.soft.order._numbers import POWERS, RowFunction, power
-from fullgrad.soft.order.kernels.groups import group_sums
+from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 

@@ -88,15 +88,14 @@ class Excess(RowFunction):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (t,) = ctx.saved_tensors
-        g = _inside(g, t)
-        w = _slopes(t, ctx.power)
+        g, w = g * (t > 0), _slopes(t, ctx.power)
         return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (t,) = ctx.saved_tensors
         w = _slopes(t, ctx.power)
-        return _inside(tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True), t)
+        return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
 
 
 def _slopes(t: Tensor, power: int) -> Tensor:
@@ -104,22 +103,12 @@ def _slopes(t: Tensor, power: int) -> Tensor:
     return (t > 0).to(t.dtype) if power == 1 else t if power == 2 else t * t
 
 
-def _inside(g: Tensor, t: Tensor) -> Tensor:
-    """Where t is positive, else 0."""
-    return g * (t > 0)
-
-
 # Newton's method gains at least a constant factor, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
 _STEPS = 100
 
 
-@opaque(
-    "simplex_excess",
-    fake=lambda v, power: torch.empty_like(v),
-    schema="(Tensor v, int power) -> Tensor",
-    reads_values=True,
-)
+@opaque("simplex_excess", fake=lambda v, power: torch.empty_like(v), schema="(Tensor v, int power) -> Tensor", reads_values=True)
 def simplex_excess(v: Tensor, power: int) -> Tensor:
     r"""The value of `Excess`, by Newton's method for the norm :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, convex in the threshold.
 

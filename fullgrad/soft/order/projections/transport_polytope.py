@@ -146,12 +146,8 @@ class Potentials(RowFunction):
         cost, f, g = ctx.saved_tensors
         omega = slope(slack(f, g, cost), ctx.mode)
         a, b = Balance.apply(omega, p, q)
-        return (
-            sum_to(omega * sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
-            sum_to(a, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
-            sum_to(b, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
-            None,
-        )
+        for_cost = sum_to(omega * sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        return for_cost, sum_to(a, ctx.shapes[1]), sum_to(b, ctx.shapes[2]), None
 
     @staticmethod
     def jvp(ctx: Any, d_cost: Tensor | None, d_mu: Tensor | None, d_nu: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
@@ -203,11 +199,8 @@ class Balance(RowFunction):
     def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:
         omega, a, b = ctx.saved_tensors
         u, v = Balance.apply(omega, a_bar, b_bar)
-        return (
-            sum_to(-sums(a, b) * sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
-            sum_to(u, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
-            sum_to(v, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
-        )
+        for_omega = sum_to(-sums(a, b) * sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        return for_omega, sum_to(u, ctx.shapes[1]), sum_to(v, ctx.shapes[2])
 
     @staticmethod
     def jvp(ctx: Any, d_omega: Tensor | None, d_p: Tensor | None, d_q: Tensor | None) -> tuple[Tensor, Tensor]:

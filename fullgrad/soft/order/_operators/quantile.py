@@ -39,15 +39,19 @@ def quantile_operator(
     else:
         y = Quantile.apply(rows, q, softness, d, interpolation, (*options[:4], outputs, hard))
 
-    def restored(y: Tensor) -> Tensor:
-        """The quantiles in front, or without a dimension if they are one number."""
-        y = y.movedim(rows.ndim - 1, 0) if several else y.squeeze(rows.ndim - 1)
-        return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
-
     if isinstance(y, Tensor) and not weightless:
-        return restored(y)
-    pair: Any = (restored(y), None) if weightless else [restored(v) for v in y]
-    return torch.return_types.median(pair) if interpolation == "median" else tuple(pair)
+        return _restore(y, x, dim, d, keepdim, several, -2 if outputs == "weights" else -1)
+    values, others = (y, None) if weightless else y
+    if others is not None:
+        others = _restore(others, x, dim, d, keepdim, several, -2 if outputs == "values_and_weights" else -1)
+    pair: Any = _restore(values, x, dim, d, keepdim, several, -1), others
+    return torch.return_types.median(pair) if interpolation == "median" else pair
+
+
+def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
+    """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
+    y = y.movedim(position, 0) if several else y.squeeze(position)
+    return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
 
 
 def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tuple[Quantiles, bool]:

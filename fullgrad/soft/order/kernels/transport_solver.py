@@ -136,10 +136,9 @@ def _start(cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor) -> St
 def _grow_cost(s: State, close: Tensor, growth: float) -> None:
     """Where the potentials are close, the next cost on the path, and potentials for it: scaled, and swept once."""
     kappa = s.problem.kappa
-    ready = (kappa < 1) & close
-    if not ready.any():
+    at = ((kappa < 1) & close).nonzero()[:, 0]
+    if not len(at):
         return
-    at = ready.nonzero()[:, 0]
     part = s.problem.select(at)
     larger = (part.kappa * growth).clamp(max=1.0)
     ratio = (larger / part.kappa)[:, None]

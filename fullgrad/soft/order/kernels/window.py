@@ -120,9 +120,7 @@ class Radius(RowFunction):
         return dc, None, None, None, None
 
 
-def _omega(
-    a: Tensor, first: Tensor, last: Tensor, c: Tensor, windows: list[Tensor], beta: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _omega(a: Tensor, first: Tensor, last: Tensor, c: Tensor, windows: list[Tensor], beta: int) -> tuple[Tensor, ...]:
     """The ends of the support, and the sums of omega over its left, its right and all of it."""
     ends = torch.stack((a - c, a + c))
     left, right = PowerSums.apply(ends, a, torch.ones_like(a), *windows, beta).unbind(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad.soft._relaxation import Softness, to_opmath
 
 # Variance that a constant row is taken to have.
-_EPSILON = 1e-6
+EPSILON = 1e-6
 
 
 class Rows(NamedTuple):
@@ -91,6 +91,6 @@ def standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Squares of large numbers would overflow, and the row silently become a constant.
     unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     r = r / unit
-    deviation = ((r * r).sum(-1, keepdim=True) / count + _EPSILON / (unit * unit)).sqrt()
+    deviation = ((r * r).sum(-1, keepdim=True) / count + EPSILON / (unit * unit)).sqrt()
     z = torch.sigmoid(r / deviation)
     return torch.where(infinite, (x > 0).to(x.dtype), z), mean, deviation * unit

@@ -9,6 +9,7 @@ from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
+from fullgrad.soft.order.closed_form import NeuralScores, OwnScores, Weights, small_rows
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -54,6 +55,16 @@ class Extremum(OrderStatistic):
             return weights.to(x.dtype)
         values = (weights * rows.x).sum(-1)
         return (values if largest else -values).to(x.dtype), weights.to(x.dtype)
+
+    @staticmethod
+    def closed_form(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Weights | None:
+        rows = small_rows(x, softness, dim, options, 1) if options[1] in ("softsort", "neuralsort") else None
+        if rows is None:
+            return None
+        sign = 1.0 if largest else -1.0
+        if options[1] == "softsort":
+            return Weights(rows, OwnScores(rows, sign), dim, None)
+        return Weights(rows, NeuralScores(rows, rows.x.new_full((1,), sign * (rows.x.shape[-1] - 1))), dim, None)
 
 
 def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:

@@ -1,5 +1,6 @@
 """`Quantile`: the operator of quantiles and the median."""
 
+import functools
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,6 +12,7 @@ from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
+from fullgrad.soft.order.closed_form import NeuralScores, Weights, small_rows
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 # torch.quantile takes no more.
@@ -105,6 +107,32 @@ class Quantile(OrderStatistic):
             return weights.to(x.dtype)
         values = weighted(weights, rows.x).to(x.dtype)
         return (values, weights.to(x.dtype)) if outputs == "values_and_weights" else values
+
+    @staticmethod
+    def closed_form(
+        x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options
+    ) -> Weights | None:
+        if options[1] != "neuralsort" or isinstance(q, Tensor):
+            return None
+        rows = small_rows(x, softness, dim, options, 2 * len(q))
+        if rows is None:
+            return None
+        coefficients, mix = _places(q, x.shape[dim], interpolation, rows.x.dtype)
+        c = torch.tensor(coefficients, dtype=rows.x.dtype)
+        return Weights(rows, NeuralScores(rows, c), dim, -1, None if mix is None else torch.tensor(mix, dtype=rows.x.dtype))
+
+
+@functools.lru_cache(1024)
+def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
+    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one is not enough."""
+    low, high, a = (v.tolist() for v in bracketing_indices(torch.tensor(q, dtype=dtype), n, interpolation))
+    places = low if not any(a) else [*low, *high]
+    mix = (
+        None
+        if not any(a)
+        else [[0.0] * i + [1 - t] + [0.0] * (len(q) - 1) + [t] + [0.0] * (len(q) - 1 - i) for i, t in enumerate(a)]
+    )
+    return [2 * p + 1.0 - n for p in places], mix
 
 
 def _tensor(q: Quantiles, x: Tensor) -> Tensor:

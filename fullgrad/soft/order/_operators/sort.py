@@ -11,6 +11,7 @@ from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
+from fullgrad.soft.order.closed_form import NeuralScores, Weights, small_rows
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -59,6 +60,17 @@ class Sort(OrderStatistic):
         if values is None:
             return weights
         return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype), weights
+
+    @staticmethod
+    def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Weights | None:
+        n = x.shape[dim]
+        count = k or n
+        rows = small_rows(x, softness, dim, options, count) if options[1] == "neuralsort" else None
+        if rows is None:
+            return None
+        first, step = (n - 1, -2) if descending or k else (1 - n, 2)
+        c = torch.arange(first, first + step * count, step, dtype=rows.x.dtype)
+        return Weights(rows, NeuralScores(rows, c), dim, dim)
 
 
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._batching import elementwise
-from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 
 
@@ -21,16 +20,6 @@ class CotangentMap(Function):
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
         return t
-
-    @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(cls, *per_sample(info, in_dims, args))
-
-
-class LinearCotangentMap(Elementwise):
-    r"""A value that is the input, or the input times a factor, with a linear derivative: an elementwise operator of which each
-    sample of a batch has a cotangent of its own.
-    """
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:

@@ -7,6 +7,7 @@
 ``tests/dispatch/test_fallback.py`` reports all three.
 """
 
+import contextlib
 import importlib.abc
 import os
 import sys
@@ -293,6 +294,11 @@ pytree: Any = torch.utils._pytree
 
 # The kit's tensors without data; torch documents them under this name only.
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
+
+# The dispatch keys of a thread as they were, at the end of a `with`: see `fullgrad.testing._subject.possible`.
+preserved_keys = _optional(
+    "_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a check that torch cannot pass may spoil others"
+)
 
 # How the kit counts the operations of a backward; this is the path under which torch documents it.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")

@@ -63,14 +63,11 @@ class ScaleGrad(CotangentMap):
         return alias(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.dim = inputs[1]
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         if g.numel() == 0:
             return g, None
-        m = largest(g, dims_of(ctx.dim, g.ndim))
+        (dim,) = ctx.parameters
+        m = largest(g, dims_of(dim, g.ndim))
         return g / torch.where(m > 0, m, 1), None
 
     @classmethod

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import Function, alias
+from fullgrad._function import Function, alias, saves_nothing
 from fullgrad.tracking._scale_pair import PAIRS, ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
@@ -110,19 +109,23 @@ class Tracker(Function):
         return Tracker.apply(x.movedim(in_dims[0], 0), target, stat, batch + 1, copy), 0
 
 
-class Observer(Elementwise):
+class Observer(Function):
     """Records a gradient or a tangent; what is derived from it is not recorded."""
-
-    reads = {0: ()}
 
     @staticmethod
     def forward(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> Tensor:
         _record(x, target, field, stat, batch)
         return x
 
+    setup_context = staticmethod(saves_nothing)
+
     @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return g, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        return t.view_as(t)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> tuple[Tensor, int]:

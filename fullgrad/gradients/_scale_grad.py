@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dims import Dim, behind_batch, dims_of
 from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
-from fullgrad.gradients._magnitude import largest
+from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, largest
 
 
 def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:

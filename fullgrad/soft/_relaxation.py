@@ -16,6 +16,9 @@ from fullgrad.soft._curves import Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
 from fullgrad.soft._mode_names import MODES
 
+# What is compared with a tensor.
+Operand = Tensor | float
+
 
 class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
@@ -158,6 +161,14 @@ def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
         if isinstance(x, Tensor):
             value = value + 0 * torch.sign(x)
     return value
+
+
+def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
+    """A real tensor, integers in the default dtype."""
+    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
+        _checks.real_tensor(name, argument, x)
+        x = floating(x)
+    return x
 
 
 def floating(x: Tensor) -> Tensor:

@@ -101,8 +101,7 @@ def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Se
     """A tensor that broadcasts to a shape."""
     if value.shape == shape:
         return
-    fits = value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
-    if not fits:
+    if value.ndim > len(shape) or not all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False)):
         raise ValueError(
             f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
         )

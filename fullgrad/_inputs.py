@@ -5,18 +5,15 @@ from typing import Any
 from torch import Tensor
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], backward: tuple[bool, ...] | None = None) -> None:
-    """Save inputs for both rules: tensors through the engine, the rest as they are.
-
-    ``backward`` says for each input whether ``vjp`` reads it: what it does not read is not kept alive.
-    """
+def save_inputs(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    """Save inputs for both rules: tensors through the engine, the rest as they are."""
     tensors, ctx.constants = [], []
     for v in inputs:
         tensor = isinstance(v, Tensor)
         tensors.append(v if tensor else None)
         ctx.constants.append(None if tensor else v)
     ctx.save_for_forward(*tensors)
-    ctx.save_for_backward(*tensors if backward is None else [v if b else None for v, b in zip(tensors, backward, strict=True)])
+    ctx.save_for_backward(*tensors)
 
 
 def saved_inputs(ctx: Any) -> list[Any]:

@@ -39,42 +39,4 @@ from fullgrad._dispatch.torch_private import (
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 
-__all__ = [
-    "DISPATCH",
-    "LOST",
-    "MISSING",
-    "FakeTensorMode",
-    "Rules",
-    "TorchDispatchMode",
-    "VmapInfo",
-    "alias",
-    "can_reuse_buffers",
-    "can_skip_autograd",
-    "clone_if_view",
-    "connect",
-    "effect",
-    "forward_mode_is_on",
-    "has_data",
-    "in_legacy_vmap",
-    "in_place_message",
-    "is_differentiating",
-    "is_forward_mode",
-    "is_identity",
-    "is_traced",
-    "is_tracing",
-    "mark_for_dynamo",
-    "opaque",
-    "out_buffer",
-    "preserved_keys",
-    "pure",
-    "recomputed",
-    "saves_nothing",
-    "set_forward_mode",
-    "transforms_active",
-    "tree_map_pairs",
-    "tree_map_with_path",
-    "unpack_dual",
-    "unwrap_legacy_batched",
-]
-
 connect = functorch.connect if DISPATCH == "functorch" else fallback.connect

@@ -18,6 +18,10 @@ class CotangentMap(Function):
     recompute_in_backward = True
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.parameters = inputs[1:]  # for those that are numbers
+
+    @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
         return t
 

@@ -63,7 +63,7 @@ class OrderStatistic(Function):
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        given: tuple[Any, ...] = cotangents[: len(ctx.like)]
+        given: Any = cotangents[: len(ctx.like)]
         found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 

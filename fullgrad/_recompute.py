@@ -49,14 +49,14 @@ def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple
         return soft(*plain), some
 
 
-def gradients(y: Any, some: Sequence[Tensor], cotangents: Any) -> tuple[Tensor, ...]:
+def gradients(y: Any, some: Sequence[Tensor], cotangents: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
     """The gradients of recorded leaves; zeros where the output does not depend on one."""
     pairs = [(y, cotangents)] if isinstance(y, Tensor) else list(zip(y, cotangents, strict=True))
     pairs = [(v, g) for v, g in pairs if v.requires_grad]
     if not pairs:
         return tuple([torch.zeros_like(v) for v in some])
     values, given = zip(*pairs, strict=True)
-    return torch.autograd.grad(values, some, given, materialize_grads=True)
+    return torch.autograd.grad(values, some, given, create_graph=create_graph, materialize_grads=True)
 
 
 def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any]) -> list[Any]:

@@ -23,9 +23,9 @@ ORDER_LAYERS = (
     (f"{ORDER}._numbers",),
     (f"{ORDER}.kernels",),
     (f"{ORDER}.projections",),
-    (f"{ORDER}._rows", f"{ORDER}._standardize"),
+    (f"{ORDER}._rows",),
     (f"{ORDER}.methods",),
-    (f"{ORDER}._statistic",),
+    (f"{ORDER}._outputs", f"{ORDER}._statistic"),
     (f"{ORDER}._operators",),
     (ORDER,),
 )

@@ -51,8 +51,8 @@ def argmax(
     Source: ``softtorch.argmax``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    options = mode, method, standardize, True
-    return extremum_operator("argmax", x, dim, keepdim, softness, options, largest=True, outputs="weights", hard=False)
+    options = mode, method, standardize, True, "weights", False
+    return extremum_operator("argmax", x, dim, keepdim, softness, options, largest=True)
 
 
 def argmax_st(
@@ -99,5 +99,5 @@ def argmax_st(
 
     Source: ``softtorch.argmax_st``.
     """
-    options = mode, method, standardize, True
-    return extremum_operator("argmax_st", x, dim, keepdim, softness, options, largest=True, outputs="weights", hard=True)
+    options = mode, method, standardize, True, "weights", True
+    return extremum_operator("argmax_st", x, dim, keepdim, softness, options, largest=True)

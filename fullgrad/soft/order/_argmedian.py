@@ -50,8 +50,8 @@ def argmedian(
 
     Source: ``softtorch.argmedian``.
     """
-    options = mode, method, standardize, True
-    return quantile_operator("argmedian", x, None, dim, keepdim, softness, options, "median", "weights", hard=False)
+    options = mode, method, standardize, True, "weights", False
+    return quantile_operator("argmedian", x, None, dim, keepdim, softness, options, "median")
 
 
 def argmedian_st(
@@ -95,5 +95,5 @@ def argmedian_st(
 
     Source: ``softtorch.argmedian_st``.
     """
-    options = mode, method, standardize, True
-    return quantile_operator("argmedian_st", x, None, dim, keepdim, softness, options, "median", "weights", hard=True)
+    options = mode, method, standardize, True, "weights", True
+    return quantile_operator("argmedian_st", x, None, dim, keepdim, softness, options, "median")

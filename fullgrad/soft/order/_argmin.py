@@ -51,8 +51,8 @@ def argmin(
     Source: ``softtorch.argmin``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    options = mode, method, standardize, True
-    return extremum_operator("argmin", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=False)
+    options = mode, method, standardize, True, "weights", False
+    return extremum_operator("argmin", x, dim, keepdim, softness, options, largest=False)
 
 
 def argmin_st(
@@ -99,5 +99,5 @@ def argmin_st(
 
     Source: ``softtorch.argmin_st``.
     """
-    options = mode, method, standardize, True
-    return extremum_operator("argmin_st", x, dim, keepdim, softness, options, largest=False, outputs="weights", hard=True)
+    options = mode, method, standardize, True, "weights", True
+    return extremum_operator("argmin_st", x, dim, keepdim, softness, options, largest=False)

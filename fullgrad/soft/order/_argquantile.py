@@ -56,8 +56,8 @@ def argquantile(
 
     Source: ``softtorch.argquantile``.
     """
-    options = mode, method, standardize, True
-    return quantile_operator("argquantile", x, q, dim, keepdim, softness, options, interpolation, "weights", hard=False)
+    options = mode, method, standardize, True, "weights", False
+    return quantile_operator("argquantile", x, q, dim, keepdim, softness, options, interpolation)
 
 
 def argquantile_st(
@@ -106,5 +106,5 @@ def argquantile_st(
 
     Source: ``softtorch.argquantile_st``.
     """
-    options = mode, method, standardize, True
-    return quantile_operator("argquantile_st", x, q, dim, keepdim, softness, options, interpolation, "weights", hard=True)
+    options = mode, method, standardize, True, "weights", True
+    return quantile_operator("argquantile_st", x, q, dim, keepdim, softness, options, interpolation)

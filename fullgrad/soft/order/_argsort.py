@@ -68,8 +68,8 @@ def argsort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
     https://arxiv.org/abs/2105.04019 (sorting_network).
     """
-    options = mode, method, standardize, True
-    return sort_operator("argsort", x, dim, descending, softness, options, "weights", hard=False)
+    options = mode, method, standardize, True, "weights", False
+    return sort_operator("argsort", x, dim, descending, softness, options)
 
 
 def argsort_st(
@@ -115,5 +115,5 @@ def argsort_st(
 
     Source: ``softtorch.argsort_st``.
     """
-    options = mode, method, standardize, True
-    return sort_operator("argsort_st", x, dim, descending, softness, options, "weights", hard=True)
+    options = mode, method, standardize, True, "weights", True
+    return sort_operator("argsort_st", x, dim, descending, softness, options)

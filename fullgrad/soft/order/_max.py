@@ -1,38 +1,16 @@
 """`max`: the largest element, soft."""
 
-from typing import overload
-
 import torch
 from torch import Tensor
 
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.extremum import extremum_operator
+from fullgrad.soft.order._outputs import reduction
 from fullgrad.soft.order.methods import SortMethod
 
 
-@overload
-def max(
-    x: Tensor,
-    dim: None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def max(
-    x: Tensor,
-    dim: int,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> torch.return_types.max: ...
+@reduction
 def max(
     x: Tensor,
     dim: int | None = None,
@@ -82,32 +60,11 @@ def max(
     Source: ``softtorch.max``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    options = mode, method, standardize, gated_grad
-    return extremum_operator("max", x, dim, keepdim, softness, options, largest=True, outputs="values_and_weights", hard=False)
+    options = mode, method, standardize, gated_grad, "values_and_weights", False
+    return extremum_operator("max", x, dim, keepdim, softness, options, largest=True)
 
 
-@overload
-def max_st(
-    x: Tensor,
-    dim: None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def max_st(
-    x: Tensor,
-    dim: int,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> torch.return_types.max: ...
+@reduction
 def max_st(
     x: Tensor,
     dim: int | None = None,
@@ -155,5 +112,5 @@ def max_st(
 
     Source: ``softtorch.max_st``.
     """
-    options = mode, method, standardize, gated_grad
-    return extremum_operator("max_st", x, dim, keepdim, softness, options, largest=True, outputs="values_and_indices", hard=True)
+    options = mode, method, standardize, gated_grad, "values_and_indices", True
+    return extremum_operator("max_st", x, dim, keepdim, softness, options, largest=True)

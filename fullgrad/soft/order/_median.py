@@ -1,38 +1,16 @@
 """`median`: the median, soft."""
 
-from typing import Any, overload
-
 import torch
 from torch import Tensor
 
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import quantile_operator
+from fullgrad.soft.order._outputs import reduction
 from fullgrad.soft.order.methods import SortMethod
 
 
-@overload
-def median(
-    x: Tensor,
-    dim: None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def median(
-    x: Tensor,
-    dim: int,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> torch.return_types.median: ...
+@reduction
 def median(
     x: Tensor,
     dim: int | None = None,
@@ -79,36 +57,11 @@ def median(
     Source: ``softtorch.median``.
     """
     outputs = "values" if dim is None else "values_and_weights"
-    options = mode, method, standardize, gated_grad
-    y = quantile_operator("median", x, None, dim, keepdim, softness, options, "median", outputs, hard=False)
-    if dim is None:
-        return y
-    pair: Any = y if isinstance(y, tuple) else (y, None)
-    return torch.return_types.median(pair)
+    options = mode, method, standardize, gated_grad, outputs, False
+    return quantile_operator("median", x, None, dim, keepdim, softness, options, "median")
 
 
-@overload
-def median_st(
-    x: Tensor,
-    dim: None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def median_st(
-    x: Tensor,
-    dim: int,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    standardize: bool = ...,
-    gated_grad: bool = ...,
-) -> torch.return_types.median: ...
+@reduction
 def median_st(
     x: Tensor,
     dim: int | None = None,
@@ -157,6 +110,5 @@ def median_st(
     Source: ``softtorch.median_st``.
     """
     outputs = "values" if dim is None else "values_and_indices"
-    options = mode, method, standardize, gated_grad
-    y = quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median", outputs, hard=True)
-    return y if dim is None else torch.return_types.median(y)
+    options = mode, method, standardize, gated_grad, outputs, True
+    return quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median")

@@ -1,9 +1,17 @@
-"""What the projections have in common: the powers of the modes, and the precision that they compute in."""
+"""What the kernels and projections have in common.
+
+The powers of the modes, the precision to compute in, the rule for a batch; and groups of neighbors in a row: where they begin,
+and sums over them.
+"""
+
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fullgrad._autocast import matmul
+from fullgrad._batching import aligned
+from fullgrad._function import Function
 
 # In these modes the weights are powers of how far a number lies above a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}
@@ -27,3 +35,35 @@ def weighted(weights: Tensor, x: Tensor) -> Tensor:
 def power(t: Tensor, exponent: int) -> Tensor:
     """A power of 1, 2 or 3, by products: `torch.pow` is slow."""
     return t if exponent == 1 else t * t if exponent == 2 else t * t * t
+
+
+class RowFunction(Function):
+    """A function of rows, or of matrices, whose arguments broadcast: under ``vmap`` a batch is one more dimension in front."""
+
+    # How many of the last dimensions of each argument do not broadcast, where they differ.
+    core: ClassVar[tuple[int, ...] | None] = None
+    out_dims: ClassVar[int | tuple[int, ...]] = 0
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        return cls.apply(*aligned(in_dims, args, cls.core)), cls.out_dims
+
+
+def last_marked(marks: Tensor) -> Tensor:
+    """For each place of a row the last one up to it which is marked, or 0."""
+    places = torch.arange(marks.shape[-1], device=marks.device)
+    return torch.cummax(torch.where(marks, places, 0), -1).values
+
+
+def tie_bounds(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last index of the group of equal elements around each element of an ascending row."""
+    a, n = a.detach(), a.shape[-1]
+    step, edge = a[..., 1:] != a[..., :-1], torch.ones_like(a[..., :1], dtype=torch.bool)
+    ends = torch.cat((step, edge), -1)
+    return last_marked(torch.cat((edge, step), -1)), n - 1 - last_marked(ends.flip(-1)).flip(-1)
+
+
+def group_sums(x: Tensor, first: Tensor) -> Tensor:
+    """The sum over the group of each element, given the first index of it: a linear map with a constant structure."""
+    index = first.expand(x.shape)
+    return torch.zeros_like(x).scatter_add(-1, index, x).gather(-1, index)

@@ -95,9 +95,8 @@ def quantile(
     Source: ``softtorch.quantile``.
     """
     outputs = "values_and_weights" if return_argquantile else "values"
-    options = mode, method, standardize, gated_grad
-    y = quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation, outputs, hard=False)
-    return (y, None) if return_argquantile and isinstance(y, Tensor) else y
+    options = mode, method, standardize, gated_grad, outputs, False
+    return quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation)
 
 
 def quantile_st(
@@ -153,5 +152,5 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
-    options = mode, method, standardize, gated_grad
-    return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation, "values", hard=True)
+    options = mode, method, standardize, gated_grad, "values", True
+    return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation)

@@ -55,8 +55,8 @@ def rank(
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
     """
-    options = mode, method, standardize, True
-    return rank_operator("rank", x, dim, softness, descending, options, hard=False)
+    options = mode, method, standardize, True, "ranks", False
+    return rank_operator("rank", x, dim, softness, descending, options)
 
 
 def rank_st(
@@ -104,5 +104,5 @@ def rank_st(
 
     Source: ``softtorch.rank_st``.
     """
-    options = mode, method, standardize, True
-    return rank_operator("rank_st", x, dim, softness, descending, options, hard=True)
+    options = mode, method, standardize, True, "ranks", True
+    return rank_operator("rank_st", x, dim, softness, descending, options)

@@ -1,24 +1,22 @@
 """`Rows`: the rows of a tensor as the methods see them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullgrad.soft._relaxation import Softness, to_opmath
-from fullgrad.soft.order._standardize import restored, standardized
 
-
-def _same(y: Tensor) -> Tensor:
-    return y
+# Variance that a constant row is taken to have.
+_EPSILON = 1e-6
 
 
 class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least.
 
     ``x`` are the values. ``z`` are the numbers that are compared, standardized or not, and ``u`` the same over the softness.
-    ``restore`` is the inverse of standardizing.
+    ``mean`` and ``deviation`` are those of rows that are standardized.
     """
 
     x: Tensor
@@ -26,13 +24,21 @@ class Rows(NamedTuple):
     u: Tensor
     softness: Softness
     mode: str
-    is_standardized: bool = False
-    restore: Callable[[Tensor], Tensor] = _same
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
 
     @property
     def n(self) -> int:
         """The length of a row."""
         return self.x.shape[-1]
+
+    def restore(self, y: Tensor) -> Tensor:
+        """The inverse of standardizing, of numbers that are kept away from 0 and 1."""
+        if self.mean is None or self.deviation is None:
+            return y
+        least = max(1e-10, 10 * torch.finfo(y.dtype).eps)
+        y = y.clamp(least, 1 - least)
+        return torch.log(y / (1 - y)) * self.deviation + self.mean
 
     def tensor(self, values: Sequence[float]) -> Tensor:
         """Constants in the dtype and on the device of the rows."""
@@ -54,7 +60,7 @@ def make_rows(x: Tensor, softness: Softness, dim: int, mode: str, standardize: b
     if not standardize:
         return Rows(x, x, x / softness, softness, mode)
     z, mean, deviation = standardized(x)
-    return Rows(x, z, z / softness, softness, mode, True, lambda y: restored(y, mean, deviation))
+    return Rows(x, z, z / softness, softness, mode, mean, deviation)
 
 
 def with_constant_weights(rows: Rows) -> Rows:
@@ -69,3 +75,22 @@ def with_finite_values(rows: Rows) -> Rows:
     top = torch.where(infinite, -torch.inf, x).amax(-1, keepdim=True)
     bottom = torch.where(infinite, torch.inf, x).amin(-1, keepdim=True)
     return rows._replace(x=torch.where(infinite, torch.where(x > 0, top, bottom), rows.x))
+
+
+def standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Rows in (0, 1), with their mean and deviation: :math:`z = 1 / (1 + e^{-h}),\ h = (x - \mu) / \sigma`, where
+    :math:`\sigma^2` is the variance plus 1e-6.
+
+    Infinities are where the row ends: they become 0 and 1 and have no part in the statistics.
+    """
+    infinite = torch.isinf(x)
+    finite = torch.where(infinite, 0, x)
+    count = (~infinite).sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+    mean = finite.sum(-1, keepdim=True) / count
+    r = torch.where(infinite, 0, finite - mean)
+    # Squares of large numbers would overflow, and the row silently become a constant.
+    unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+    r = r / unit
+    deviation = ((r * r).sum(-1, keepdim=True) / count + _EPSILON / (unit * unit)).sqrt()
+    z = torch.sigmoid(r / deviation)
+    return torch.where(infinite, (x > 0).to(x.dtype), z), mean, deviation * unit

@@ -63,8 +63,8 @@ def sort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
     """
     outputs = "values_and_weights" if return_indices else "values"
-    options = mode, method, standardize, gated_grad
-    return sort_operator("sort", x, dim, descending, softness, options, outputs, hard=False)
+    options = mode, method, standardize, gated_grad, outputs, False
+    return sort_operator("sort", x, dim, descending, softness, options)
 
 
 def sort_st(
@@ -116,5 +116,5 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
-    options = mode, method, standardize, gated_grad
-    return sort_operator("sort_st", x, dim, descending, softness, options, "values_and_indices", hard=True)
+    options = mode, method, standardize, gated_grad, "values_and_indices", True
+    return sort_operator("sort_st", x, dim, descending, softness, options)

@@ -1,8 +1,7 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -10,32 +9,23 @@ from fullgrad._dispatch import VmapInfo, clone_if_view
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
-from fullgrad.soft._relaxation import MODES, Softness, check, floating
+from fullgrad.soft._mode_names import MODES
+from fullgrad.soft._relaxation import Softness, check, floating
+from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
 from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
-# What an operator returns. Integer indices come with hard values, weights with soft ones.
-Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices"]
-
-
-class Options(NamedTuple):
-    """How a statistic is relaxed. Calls pass it as a plain tuple, which costs a small call nothing."""
-
-    mode: str
-    method: str
-    standardize: bool
-    gated_grad: bool
-
-
-PlainOptions = tuple[str, str, bool, bool]
+# The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
+# operator. A plain tuple, which costs a small call nothing.
+Options = tuple[str, str, bool, bool, Outputs, bool]
 
 
 class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
-    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the last
-    input is true, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it is built on the
-    projections, whose rules are explicit, and so derivatives of any order are its own.
+    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the
+    options, the last input, say so, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it
+    is built on the projections, whose rules are explicit, and so derivatives of any order are its own.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
@@ -73,17 +63,15 @@ class OrderStatistic(Function):
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        given: list[Any] = [*cotangents[: len(ctx.like)]]
-        found = iter(pulled_back(cls.relaxed, inputs, where, tuple(given) if len(given) > 1 else given[0]))
+        given: Any = cotangents[: len(ctx.like)]
+        found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         pushed = pushed_forward(cls.relaxed, cls._inputs(ctx), where, [tangents[i] for i in where], ctx.like)
-        if not ctx.several:
-            return pushed
-        return pushed if isinstance(pushed, tuple) else (pushed, None)
+        return (pushed, None) if ctx.several and isinstance(pushed, Tensor) else pushed
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -99,23 +87,21 @@ class OrderStatistic(Function):
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
 
 
-def relax(x: Tensor, softness: Softness, dim: int, options: PlainOptions, finite_values: bool) -> tuple[Method, Rows]:
-    """The method, and the rows that it works on; ``finite_values``: without infinities among their values."""
-    mode, method, standardize, gated_grad = Options(*options)
+def relax(x: Tensor, softness: Softness, dim: int, options: Options) -> tuple[Method, Rows]:
+    """The method, and the rows that it works on; for the derivative of a hard value without infinities among their values."""
+    mode, method, standardize, gated_grad, outputs, hard = options
     rows = make_rows(x, softness, dim, mode, standardize)
-    if finite_values:
+    if hard and outputs not in _METHODS_WITH:
         rows = with_finite_values(rows)
     return METHODS[method], rows if gated_grad else with_constant_weights(rows)
 
 
-def canonicalize_args(
-    name: str, x: Any, dim: Any, softness: Any, options: Any, outputs: Outputs | Literal["ranks"], nonempty: bool = False
-) -> tuple[Tensor, int]:
+def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Options, nonempty: bool = False) -> tuple[Tensor, int]:
     """The arguments that all order statistics share, checked: the tensor with at least one dimension, and ``dim`` from the end.
 
     ``nonempty``: a row must have an element.
     """
-    mode, method, _, gated_grad = options
+    mode, method, _, gated_grad, outputs, _ = options
     methods = _METHODS_WITH.get(outputs, SORT_METHODS)
     # What almost every call gives is checked first, in a microsecond.
     if not (
@@ -153,17 +139,3 @@ def canonicalize_args(
 
 _INFINITY = float("inf")
 _METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}
-
-
-def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, position: int, leading: int = 0) -> Tensor:
-    """The result of a reduction with the dimensions of ``x``: the reduced one at a position, or all, after some leading ones."""
-    if x.ndim == 0:
-        return y
-    if dim is None:
-        return y.reshape(*y.shape[:leading], *(1,) * x.ndim, *y.shape[leading:])
-    return y.unsqueeze(position)
-
-
-def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """A one at the index and zeros elsewhere, in a new last dimension."""
-    return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)

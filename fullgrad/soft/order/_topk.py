@@ -61,8 +61,8 @@ def topk(
     Source: ``softtorch.topk``.
     """
     dim, outputs = -1 if dim is None else dim, "values_and_weights" if return_indices else "values"
-    options = mode, method, standardize, gated_grad
-    return sort_operator("topk", x, dim, True, softness, options, outputs, hard=False, k=k)
+    options = mode, method, standardize, gated_grad, outputs, False
+    return sort_operator("topk", x, dim, True, softness, options, k=k)
 
 
 def topk_st(
@@ -115,5 +115,5 @@ def topk_st(
     Source: ``softtorch.topk_st``.
     """
     dim = -1 if dim is None else dim
-    options = mode, method, standardize, gated_grad
-    return sort_operator("topk_st", x, dim, True, softness, options, "values_and_indices", hard=True, k=k)
+    options = mode, method, standardize, gated_grad, "values_and_indices", True
+    return sort_operator("topk_st", x, dim, True, softness, options, k=k)

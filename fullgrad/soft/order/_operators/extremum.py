@@ -7,32 +7,17 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._statistic import (
-    OrderStatistic,
-    Outputs,
-    PlainOptions,
-    canonicalize_args,
-    one_hot,
-    relax,
-    restore_keepdim,
-)
+from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
 def extremum_operator(
-    name: str,
-    x: Tensor,
-    dim: int | None,
-    keepdim: bool,
-    softness: Softness,
-    options: PlainOptions,
-    largest: bool,
-    outputs: Outputs,
-    hard: bool,
+    name: str, x: Tensor, dim: int | None, keepdim: bool, softness: Softness, options: Options, largest: bool
 ) -> Any:
     """The largest or smallest element as torch returns it: the value alone without ``dim``; or the weights of its position."""
-    mode, method, _, _ = options
-    rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
+    mode, method, _, _, outputs, hard = options
+    rows, d = canonicalize_args(name, x, dim, softness, options, nonempty=True)
     if (outputs != "weights" and dim is None) or (
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS
     ):
@@ -40,37 +25,27 @@ def extremum_operator(
     if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_extremum(rows, d, largest, outputs)  # as the operator would; the call would cost more than a small maximum
     else:
-        y = Extremum.apply(rows, softness, d, largest, options, outputs, hard)
-    if outputs == "weights" or dim is None:
-        return restore_keepdim(y, x, dim, d - 1 if outputs == "weights" else d) if keepdim else y
-    if outputs == "values_and_indices" and not keepdim:
-        return y
-    values, indices = (y, None) if outputs == "values" else y
+        y = Extremum.apply(rows, softness, d, largest, (*options[:4], outputs, hard))
     if keepdim:
-        values = restore_keepdim(values, x, dim, d)
-        if indices is not None:
-            indices = restore_keepdim(indices, x, dim, d if outputs == "values_and_indices" else d - 1)
+        y = restore_keepdim(y, x, dim, d) if isinstance(y, Tensor) else [restore_keepdim(v, x, dim, d) for v in y]
+    if outputs == "weights" or dim is None or (outputs == "values_and_indices" and not keepdim):
+        return y
     kind: Any = torch.return_types.max if largest else torch.return_types.min
-    return kind((values, indices))
+    return kind((y, None) if outputs == "values" else y)
 
 
 class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
     @staticmethod
-    def forward(
-        x: Tensor, softness: Softness, dim: int, largest: bool, options: PlainOptions, outputs: Outputs, hard: bool
-    ) -> Any:
-        if hard:
-            return hard_extremum(x, dim, largest, outputs)
-        return Extremum.soft_forward(x, softness, dim, largest, options, outputs, hard)
+    def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
+        *_, outputs, hard = options
+        return hard_extremum(x, dim, largest, outputs) if hard else Extremum.soft_forward(x, softness, dim, largest, options)
 
     @staticmethod
-    def relaxed(
-        x: Tensor, softness: Softness, dim: int, largest: bool, options: PlainOptions, outputs: Outputs, hard: bool
-    ) -> Any:
-        finite = hard and outputs != "weights"
-        method, rows = relax(x if largest else -x, softness, dim, options, finite)
+    def relaxed(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
+        method, rows = relax(x if largest else -x, softness, dim, options)
+        outputs = options[4]
         if outputs in ("values", "values_and_indices"):
             values = method.largest(rows)
             return (values if largest else -values).to(x.dtype)
@@ -89,6 +64,4 @@ def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:
     if outputs == "values" and x.ndim == 1:
         return reduce(x)  # several times faster than with indices
     both = reduce(x, dim)
-    if outputs == "values_and_weights":
-        return both.values, one_hot(both.indices, x.shape[dim], x.dtype)
-    return both.values if outputs == "values" else both
+    return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

@@ -1,7 +1,6 @@
 """`Quantile`: the operator of quantiles and the median."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,84 +9,68 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_skip_autograd, clone_if_view, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._numbers import weighted
-from fullgrad.soft.order._statistic import (
-    OrderStatistic,
-    Outputs,
-    PlainOptions,
-    canonicalize_args,
-    one_hot,
-    relax,
-    restore_keepdim,
-)
+from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 # torch.quantile takes no more.
 _LARGEST = 16_000_000
 Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
-INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")
-
-
-# The rows, their dimension, the quantiles as a row, and whether they were more than one number.
-QuantileArgs = tuple[Tensor, int, Tensor | tuple[float, ...], bool]
+INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
+# A row of them: a tensor where they have a gradient.
+Quantiles = Tensor | tuple[float, ...]
 
 
 def quantile_operator(
-    name: str,
-    x: Tensor,
-    q: float | Sequence[float] | Tensor | None,
-    dim: int | None,
-    keepdim: bool,
-    softness: Softness,
-    options: PlainOptions,
-    interpolation: str,
-    outputs: Outputs,
-    hard: bool,
+    name: str, x: Tensor, q: Any, dim: int | None, keepdim: bool, softness: Softness, options: Options, interpolation: str
 ) -> Any:
     """Quantiles as torch returns them, several in front; or their weights; or the pair of both, if the method has weights.
 
     The median is the interpolation "median", without a ``q``.
     """
-    mode, method, _, _ = options
-    rows, d, q, several = parse_quantile_args(name, x, q, dim, softness, options, interpolation, outputs)
-    if outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS:
+    mode, method, _, _, outputs, hard = options
+    rows, d = canonicalize_args(name, x, dim, softness, options, nonempty=True)
+    q, several = parse_quantiles(name, q, rows, interpolation)
+    weightless = outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS
+    if weightless:
         outputs = "values"
     if mode == "hard" or (hard and softness.__class__ is float and q.__class__ is tuple and can_skip_autograd(rows)):
         y = hard_quantile(rows, q, d, interpolation, outputs)
     else:
-        y = Quantile.apply(rows, q, softness, d, interpolation, options, outputs, hard)
+        y = Quantile.apply(rows, q, softness, d, interpolation, (*options[:4], outputs, hard))
 
-    if isinstance(y, Tensor):
+    if isinstance(y, Tensor) and not weightless:
         return _restore(y, x, dim, d, keepdim, several, -2 if outputs == "weights" else -1)
-    second = -2 if outputs == "values_and_weights" else -1
-    return _restore(y[0], x, dim, d, keepdim, several, -1), _restore(y[1], x, dim, d, keepdim, several, second)
+    values, others = (y, None) if weightless else y
+    if others is not None:
+        others = _restore(others, x, dim, d, keepdim, several, -2 if outputs == "values_and_weights" else -1)
+    pair: Any = _restore(values, x, dim, d, keepdim, several, -1), others
+    return torch.return_types.median(pair) if interpolation == "median" else pair
 
 
 def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
     """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
     y = y.movedim(position, 0) if several else y.squeeze(position)
-    return restore_keepdim(y, x, dim, d + position + 1, int(several)) if keepdim else y
+    return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
 
 
-def parse_quantile_args(
-    name: str, x: Any, q: Any, dim: Any, softness: Any, options: Any, interpolation: Any, outputs: Outputs
-) -> QuantileArgs:
-    """The arguments, checked."""
-    rows, d = canonicalize_args(name, x, dim, softness, options, outputs, nonempty=True)
+def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tuple[Quantiles, bool]:
+    """The quantiles as a row, checked, and whether they were more than one number."""
     if q is None and interpolation == "median":
-        return rows, d, (0.5,), False
+        return (0.5,), False
     _checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
     if isinstance(q, Tensor):
         _checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
-        return rows, d, q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
+        return q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)
     for number in numbers:
         _checks.real_number(name, "q", number)
         if not 0 <= number <= 1:
             raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
-    return rows, d, tuple(map(float, numbers)), several
+    return tuple(map(float, numbers)), several
 
 
 class Quantile(OrderStatistic):
@@ -96,33 +79,17 @@ class Quantile(OrderStatistic):
     """
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        q: Tensor | tuple[float, ...],
-        softness: Softness,
-        dim: int,
-        interpolation: str,
-        options: PlainOptions,
-        outputs: Outputs,
-        hard: bool,
-    ) -> Any:
+    def forward(x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options) -> Any:
+        *_, outputs, hard = options
         if hard:
             y = hard_quantile(x, q, dim, interpolation, outputs)
             return clone_if_view(y) if isinstance(y, Tensor) else type(y)(tuple(map(clone_if_view, y)))
-        return Quantile.soft_forward(x, q, softness, dim, interpolation, options, outputs, hard)
+        return Quantile.soft_forward(x, q, softness, dim, interpolation, options)
 
     @staticmethod
-    def relaxed(
-        x: Tensor,
-        q: Tensor | tuple[float, ...],
-        softness: Softness,
-        dim: int,
-        interpolation: str,
-        options: PlainOptions,
-        outputs: Outputs,
-        hard: bool,
-    ) -> Any:
-        method, rows = relax(x, softness, dim, options, hard and outputs != "weights")
+    def relaxed(x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options) -> Any:
+        method, rows = relax(x, softness, dim, options)
+        outputs = options[4]
         low, high, a = bracketing_indices(_tensor(q, x), rows.n, interpolation)
         a = a.to(rows.x.dtype)
         if outputs in ("values", "values_and_indices") and not method.values_are_weighted_sums:
@@ -140,7 +107,7 @@ class Quantile(OrderStatistic):
         return (values, weights.to(x.dtype)) if outputs == "values_and_weights" else values
 
 
-def _tensor(q: Tensor | tuple[float, ...], x: Tensor) -> Tensor:
+def _tensor(q: Quantiles, x: Tensor) -> Tensor:
     return q if isinstance(q, Tensor) else torch.tensor(q, dtype=to_opmath(x)[0].dtype, device=x.device)
 
 
@@ -161,12 +128,12 @@ def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, T
     return low, (low + 1).clamp(max=n - 1), a
 
 
-def hard_quantile(x: Tensor, q: Tensor | tuple[float, ...], dim: int, interpolation: str, outputs: Outputs) -> Any:
+def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs: Outputs) -> Any:
     """What torch gives, with the quantiles in the last dimension."""
-    if outputs == "values_and_weights":
-        return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     if interpolation == "median":
         return _hard_median(x, dim, outputs)
+    if outputs == "values_and_weights":
+        return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     q = _tensor(q, x)
     if outputs == "values" and q.ndim == 1 and x.numel() <= _LARGEST and not is_tracing():
         return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
@@ -192,8 +159,5 @@ def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
     if outputs == "values" and x.ndim == 1:
         return torch.median(x).unsqueeze(-1)
     both = torch.median(x, dim)
-    if outputs == "weights":
-        return one_hot(both.indices.unsqueeze(-1), x.shape[dim], x.dtype)
-    return (
-        both.values.unsqueeze(-1) if outputs == "values" else type(both)((both.values.unsqueeze(-1), both.indices.unsqueeze(-1)))
-    )
+    both = type(both)((both.values.unsqueeze(-1), both.indices.unsqueeze(-1)))
+    return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

@@ -7,33 +7,32 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
-from fullgrad.soft.order._statistic import OrderStatistic, PlainOptions, canonicalize_args, relax
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import METHODS
 
 
-def rank_operator(
-    name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: PlainOptions, hard: bool
-) -> Tensor:
+def rank_operator(name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: Options) -> Tensor:
     """The ranks in the shape of ``x``."""
-    rows, d = canonicalize_args(name, x, dim, softness, options, "ranks")
-    if options[0] == "hard":
+    rows, d = canonicalize_args(name, x, dim, softness, options)
+    mode, *_, hard = options
+    if mode == "hard":
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     if hard and softness.__class__ is float and can_skip_autograd(rows):
         return hard_rank(rows, d, descending).reshape(x.shape)
-    return Rank.apply(rows, softness, d, descending, options, hard).reshape(x.shape)
+    return Rank.apply(rows, softness, d, descending, options).reshape(x.shape)
 
 
 class Rank(OrderStatistic):
     """The operator of ``rank`` and its straight-through version."""
 
     @staticmethod
-    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, options: PlainOptions, hard: bool) -> Tensor:
-        return hard_rank(x, dim, descending) if hard else Rank.soft_forward(x, softness, dim, descending, options, hard)
+    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, options: Options) -> Tensor:
+        return hard_rank(x, dim, descending) if options[-1] else Rank.soft_forward(x, softness, dim, descending, options)
 
     @staticmethod
-    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, options: PlainOptions, hard: bool) -> Tensor:
+    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, options: Options) -> Tensor:
         negate = descending and METHODS[options[1]].negation_reverses
-        method, rows = relax(-x if negate else x, softness, dim, options, False)
+        method, rows = relax(-x if negate else x, softness, dim, options)
         y = method.ranks(rows)
         if descending and not negate:
             y = rows.n + 1 - y

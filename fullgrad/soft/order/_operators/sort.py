@@ -6,52 +6,33 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd, clone_if_view
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
-from fullgrad.soft.order._statistic import (
-    OrderStatistic,
-    Outputs,
-    PlainOptions,
-    canonicalize_args,
-    one_hot,
-    relax,
-)
+from fullgrad.soft.order._outputs import Outputs, hard_outputs
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
 def sort_operator(
-    name: str,
-    x: Tensor,
-    dim: int | None,
-    descending: bool,
-    softness: Softness,
-    options: PlainOptions,
-    outputs: Outputs,
-    hard: bool,
-    k: int | None = None,
+    name: str, x: Tensor, dim: int | None, descending: bool, softness: Softness, options: Options, k: int | None = None
 ) -> Any:
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their positions."""
-    mode, method, _, _ = options
-    rows, d = canonicalize_args(name, x, dim, softness, options, outputs)
+    mode, method, _, _, outputs, hard = options
+    rows, d = canonicalize_args(name, x, dim, softness, options)
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
     if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_sort(rows, d, descending, count, outputs)
     else:
-        y = Sort.apply(rows, softness, d, descending, count, options, outputs, hard)
-    if outputs == "weights":
-        return y if x.ndim else y.reshape(1)
-    if outputs == "values_and_indices" and x.ndim:
-        return y
-    values, indices = (y, None) if outputs == "values" else y
+        y = Sort.apply(rows, softness, d, descending, count, (*options[:4], outputs, hard))
     if x.ndim == 0:
-        values = values.reshape(())
-        if indices is not None:
-            indices = indices.reshape(() if outputs == "values_and_indices" else 1)
+        y = y.squeeze(0) if isinstance(y, Tensor) else [v.squeeze(0) for v in y]
+    if outputs == "weights" or (outputs == "values_and_indices" and x.ndim):
+        return y
     kind: Any = torch.return_types.sort if k is None else torch.return_types.topk
-    return kind((values, indices))
+    return kind((y, None) if outputs == "values" else y)
 
 
 class Sort(OrderStatistic):
@@ -60,33 +41,14 @@ class Sort(OrderStatistic):
     """
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        softness: Softness,
-        dim: int,
-        descending: bool,
-        k: int,
-        options: PlainOptions,
-        outputs: Outputs,
-        hard: bool,
-    ) -> Any:
-        if hard:
-            return hard_sort(x, dim, descending, k, outputs)
-        return Sort.soft_forward(x, softness, dim, descending, k, options, outputs, hard)
+    def forward(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
+        *_, outputs, hard = options
+        return hard_sort(x, dim, descending, k, outputs) if hard else Sort.soft_forward(x, softness, dim, descending, k, options)
 
     @staticmethod
-    def relaxed(
-        x: Tensor,
-        softness: Softness,
-        dim: int,
-        descending: bool,
-        k: int,
-        options: PlainOptions,
-        outputs: Outputs,
-        hard: bool,
-    ) -> Any:
-        method, rows = relax(x, softness, dim, options, hard and outputs != "weights")
-        whole = k in (0, rows.n)
+    def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
+        method, rows = relax(x, softness, dim, options)
+        outputs, whole = options[4], k in (0, rows.n)
         flip = descending and whole
         if outputs in ("values", "values_and_indices"):
             values = method.values(rows) if whole else method.topk(rows, k)
@@ -102,9 +64,4 @@ class Sort(OrderStatistic):
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:
     """What torch gives."""
     both = torch.topk(x, k, dim) if k else torch.sort(x, dim, descending)
-    if outputs == "values_and_indices":
-        return both
-    if outputs == "values":
-        return both.values
-    weights = clone_if_view(one_hot(both.indices.movedim(dim, -1), x.shape[dim], x.dtype).movedim(-2, dim - 1))
-    return weights if outputs == "weights" else (both.values, weights)
+    return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

@@ -13,7 +13,7 @@ from fullgrad._batching import aligned
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
 from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad._recompute import pullback, replaced
+from fullgrad._recompute import gradients, pullback, replaced
 
 Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]
@@ -47,25 +47,31 @@ class Formula:
     inputs: ClassVar[tuple[Axis, ...]]
     outputs: ClassVar[tuple[Axis, ...]]
 
-    @staticmethod
-    def value(mode: str, block: Block, *args: Tensor) -> Tensors:
+    def __init_subclass__(cls) -> None:
+        _FORMULAS[cls.__name__] = cls
+
+    @classmethod
+    def value(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
         """The part of a block of whole rows, in code that is differentiable at every order."""
         raise NotImplementedError
 
-    @staticmethod
-    def fast(mode: str, block: Block, *args: Tensor) -> Tensors:
+    @classmethod
+    def fast(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
         """The numbers alone, of any block."""
-        raise NotImplementedError
+        return cls.value(mode, block, *args)
 
-    @staticmethod
-    def pull(mode: str, block: Block, *args: Tensor) -> Sequence[Tensor]:
+    @classmethod
+    def pull(cls, mode: str, block: Block, *args: Tensor) -> Sequence[Tensor]:
         """Arguments and cotangents to the gradients of the first arguments that may have one; the numbers alone, of any block."""
         raise NotImplementedError
 
-    @staticmethod
-    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
+    @classmethod
+    def blocks(cls, mode: str, size: int, *args: Tensor) -> Iterable[Block]:
         """Blocks of at most so many elements, or one row, that hold everything which is not 0. For ``fast`` and ``pull``."""
         return _whole_rows(size, _shape(args))
+
+
+_FORMULAS: dict[str, type[Formula]] = {}
 
 
 class Spec(NamedTuple):
@@ -93,15 +99,10 @@ class Spec(NamedTuple):
 def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """Those of inputs and outputs."""
     if not spec.pullbacks:
-        formula = _formula(spec.formula)
+        formula = _FORMULAS[spec.formula]
         return formula.inputs, formula.outputs
     inputs, outputs = _axes(spec.inner)
     return inputs + outputs, tuple([axis for axis, w in zip(inputs, spec.pullbacks[-1], strict=True) if w])
-
-
-@lru_cache
-def _formula(name: str) -> type[Formula]:
-    return next(f for f in Formula.__subclasses__() if f.__name__ == name)
 
 
 def one_block(*args: Tensor) -> bool:
@@ -149,8 +150,8 @@ class Blocked(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         args, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        gradients = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
-        return None, *[sum_to(next(gradients), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
+        found = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
+        return None, *[sum_to(next(found), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
@@ -187,7 +188,7 @@ Pullback = Callable[[Callable[..., Any], Sequence[Tensor], tuple[int, ...]], Cal
 def _part(spec: Spec, block: Block, pullback: Pullback, args: Sequence[Tensor]) -> Sequence[Tensor]:
     """What a block gives."""
     if not spec.pullbacks:
-        return _formula(spec.formula).value(spec.mode, block, *args)
+        return _FORMULAS[spec.formula].value(spec.mode, block, *args)
     wanted = spec.pullbacks[-1]
     n, where = len(wanted), tuple(compress(range(len(wanted)), wanted))
     return pullback(lambda *inputs: _part(spec.inner, block, pullback, inputs), args[:n], where)(tuple(args[n:]))
@@ -200,12 +201,7 @@ def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, .
         nested = torch.is_grad_enabled()
         with torch.enable_grad():
             some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in [inputs[i] for i in where]]
-            outputs = function(*replaced(inputs, where, some))
-            pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
-            if not pairs:
-                return [torch.zeros_like(a) for a in some]
-            values, given = zip(*pairs, strict=True)
-            return torch.autograd.grad(values, some, given, create_graph=nested, materialize_grads=True)
+            return gradients(function(*replaced(inputs, where, some)), some, cotangents, create_graph=nested)
 
     return pull
 
@@ -214,7 +210,7 @@ def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, .
 def _numbers(spec: Spec, args: Sequence[Tensor]) -> list[Tensor]:
     """All rows, the numbers alone."""
     shape, (inputs, outputs) = _shape(args), _axes(spec)
-    formula, mode, order, size = _formula(spec.formula), spec.mode, len(spec.pullbacks), _size(args[0])
+    formula, mode, order, size = _FORMULAS[spec.formula], spec.mode, len(spec.pullbacks), _size(args[0])
     # Filled in place: small tensors that stay between the large ones of the blocks keep the allocator from using their memory.
     found = [args[0].new_zeros(shape) for _ in outputs]
     if order > 1:
@@ -237,12 +233,7 @@ def _like(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence
     return [args[0].new_empty(_shape(args)) for _ in _axes(_spec(formula, mode, wanted))[1]]
 
 
-@opaque(
-    "by_blocks",
-    fake=_like,
-    schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]",
-    reads_values=True,
-)
+@opaque("by_blocks", fake=_like, schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]", reads_values=True)
 def by_blocks(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence[Tensor]) -> list[Tensor]:
     """A formula, or a pullback of it."""
     return _numbers(_spec(formula, mode, wanted), args)

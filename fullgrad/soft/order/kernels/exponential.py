@@ -7,17 +7,14 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
-from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
-
-__all__ = ["TwoSided", "averages"]
+from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
 
 
-class TwoSided(Function):
+class TwoSided(RowFunction):
     r"""Decayed sums over the strictly smaller and the strictly larger elements of an ascending row ``a``.
 
     .. math::
@@ -57,10 +54,6 @@ class TwoSided(Function):
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        return TwoSided.apply(*aligned(in_dims, args)), 0
-
 
 def averages(a: Tensor, h: Tensor) -> Tensor:
     r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_i = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row."""
@@ -97,7 +90,10 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the half as long row is scanned."""
     n = values.shape[-1]
     if n <= _SHORT:
-        return _scan_short(decay, values)
+        sums = [*values[..., :1].unbind(-1)]
+        for i in range(1, n):
+            sums.append(torch.addcmul(values[..., i], decay[..., i], sums[-1]))
+        return torch.stack(sums, -1) if n else values
     half = n // 2
     d0, d1 = decay[..., 0::2], decay[..., 1::2]
     v0, v1 = values[..., 0::2], values[..., 1::2]
@@ -112,12 +108,3 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     even = torch.cat((v0[..., :1], torch.addcmul(v0[..., 1:], d0[..., 1:], before)), -1)
     result = torch.stack((even[..., :half], odd), -1).flatten(-2)
     return torch.cat((result, even[..., half:]), -1) if n % 2 else result
-
-
-def _scan_short(decay: Tensor, values: Tensor) -> Tensor:
-    if values.shape[-1] == 0:
-        return values
-    sums = [values[..., 0]]
-    for i in range(1, values.shape[-1]):
-        sums.append(torch.addcmul(values[..., i], decay[..., i], sums[-1]))
-    return torch.stack(sums, -1)

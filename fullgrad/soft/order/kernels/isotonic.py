@@ -27,10 +27,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import wide
+from fullgrad.soft.order._numbers import POWERS, group_sums, wide
 from fullgrad.soft.order.kernels.ranges import Exponential, Linear, Power, Ranges, expanded, take
-
-__all__ = ["Solution", "isotonic", "solve"]
 
 # Pool adjacent violators while each round leaves at most so much of the list.
 _SHRINKAGE = 0.9
@@ -90,24 +88,20 @@ def _finite(u: Tensor, w: Tensor) -> Tensor:
 
 def _difference(u: Tensor, w: Tensor, first: Tensor, mode: str) -> Tensor:
     """``u`` minus the value of its block, from sums over the elements of the block."""
-    zeros = torch.zeros_like(u)
+    # Relative to the first element: what is large and common is not summed.
     if mode == "c0":
-        size = zeros.scatter_add(1, first, torch.ones_like(u))
         d = u - w
-        # Relative to the first element: what is large and common is not summed.
         base = d.gather(1, first)
-        mean = zeros.scatter_add(1, first, d - base) / size
-        return u - base - mean.gather(1, first)
+        return u - base - group_sums(d - base, first) / group_sums(torch.ones_like(u), first)
     u_first, w_first = u.gather(1, first), w.gather(1, first)
-    u_sum = zeros.scatter_add(1, first, torch.exp(u - u_first))
-    w_sum = zeros.scatter_add(1, first, torch.exp(w - w_first))
-    return u - u_first + w_first + (torch.log(w_sum) - torch.log(u_sum)).gather(1, first)
+    u_sum, w_sum = group_sums(torch.exp(u - u_first), first), group_sums(torch.exp(w - w_first), first)
+    return u - u_first + w_first + (torch.log(w_sum) - torch.log(u_sum))
 
 
 def solve(u: Tensor, w: Tensor, mode: str) -> Solution:
     """The blocks of rows ``u`` and ``w``, of shape (rows, n), each nonincreasing."""
     rows, n = u.shape
-    problem: Ranges = {"c0": Linear, "smooth": Exponential}.get(mode, Power)(u, w, mode)
+    problem = Linear(u, w) if mode == "c0" else Exponential(u, w) if mode == "smooth" else Power(u, w, POWERS[mode])
     # NaN compares false: the ends of rows, and rows that are not finite, violate nothing. One more is in front.
     value = u.new_full((rows * (n + 1) + 1,), float("nan"))
     value[1:].view(rows, n + 1)[:, :n] = torch.where(_finite(u, w)[:, None], problem.singles, value[0])
@@ -190,13 +184,8 @@ def _merge_range(
         l = torch.maximum((far_left + left - 1) >> 1, 2 * left - junction)  # noqa: E741
         r = torch.minimum((far_right + right) >> 1, 2 * right - junction)
         v_l, v_r, l_tail, r_head = take(value, l), take(value, r), take(tail, l), take(head, r)
-        more = problem.left_exceeds(
-            take(start, l_tail),
-            take(start, junction),
-            take(start, r_head),
-            torch.where(left_open, v_l, v_r),
-            torch.where(right_open, v_r, v_l),
-        )
+        a, m, b = take(start, l_tail), take(start, junction), take(start, r_head)
+        more = problem.left_exceeds(a, m, b, torch.where(left_open, v_l, v_r), torch.where(right_open, v_r, v_l))
         on_left = left_open & (~right_open | ((v_l >= v_r) == more))
         on_right = right_open & ~on_left
         in_left, in_right = on_left > more, on_right & more

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order.kernels.groups import last_marked
+from fullgrad.soft.order._numbers import last_marked
 
 # Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 from nothing.
 _ROUNDS = 80
@@ -76,14 +76,12 @@ class _Prefix:
             parts.append((at - sums.gather(-1, start), sums.gather(-1, stop) - at))
 
         def power(beta: int) -> Tensor:
-            total = None
-            for side in (0, 1):
-                # Horner's rule in p: sum over m of C(beta, m) p^(beta - m) (-1)^m (the sum of u^m f).
-                value = parts[0][side]
-                for m in range(1, beta + 1):
-                    value = value * p[side] + (-1) ** m * math.comb(beta, m) * parts[m][side]
-                total = value if total is None else total + value
-            return total  # pyright: ignore[reportReturnType]
+            # Horner's rule in p: sum over m of C(beta, m) p^(beta - m) (-1)^m (the sum of u^m f), in each of the two cells.
+            one, other = parts[0]
+            for m in range(1, beta + 1):
+                factor = (-1) ** m * math.comb(beta, m)
+                one, other = one * p[0] + factor * parts[m][0], other * p[1] + factor * parts[m][1]
+            return one + other
 
         return power
 
@@ -108,8 +106,7 @@ def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, .
     rows = a.reshape(-1, n).contiguous()
     begin, end = first.reshape(-1, n), last.reshape(-1, n) + 1
     if rows.numel() == 0:
-        empty = [torch.zeros((2, *a.shape), dtype=torch.long, device=a.device) for _ in range(4)]
-        return torch.ones_like(a), *empty
+        return _like_radii(a, first, last, alpha)
     c = _solve(rows, end, alpha)
     # A distance that equals the radius up to rounding is outside: the weight there is 0, its slope is not.
     near = 32 * torch.finfo(a.dtype).eps * (1 + rows.abs())
@@ -133,10 +130,10 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
     """The radii of rows (B, n), from coarse to fine."""
     n = a.shape[-1]
     prefix = _Prefix(a, torch.ones_like(a), alpha)
-    stride = _COARSER ** max(0, math.ceil(math.log(n / 64, _COARSER))) if n > 64 else 1
     c: Any = None
     coarse: Any = None
-    while True:
+    for level in range(max(0, math.ceil(math.log(n / 64, _COARSER))), -1, -1):
+        stride = _COARSER**level
         i = torch.arange(0, n, stride, device=a.device)
         if stride > 1:
             i = torch.cat((i, i.new_full((1,), n - 1)))
@@ -155,9 +152,7 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
             part = ((x - x0) / (x1 - x0)).nan_to_num(0.0)
             guess = torch.minimum(torch.maximum(c0 + part * (c1 - c0), low), high)
         c, coarse = _newton(a, prefix, x, stop, guess, low, high, alpha), x
-        if stride == 1:
-            return c
-        stride //= _COARSER
+    return c
 
 
 def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low: Tensor, high: Tensor, alpha: int) -> Tensor:

@@ -6,8 +6,6 @@ The excess of a range is defined in `isotonic`.
 import torch
 from torch import Tensor
 
-__all__ = ["Exponential", "Linear", "Power", "Ranges", "expanded", "take"]
-
 # Exponents of rows within this spread are summed as they are, in float64 and in float32.
 _SPREAD = {torch.float64: 1200.0, torch.float32: 140.0}
 
@@ -36,9 +34,6 @@ class Ranges:
     base: Tensor
     """What all values are relative to, of shape (rows, 1)."""
 
-    def __init__(self, u: Tensor, w: Tensor, mode: str) -> None:
-        raise NotImplementedError
-
     def value(self, a: Tensor, b: Tensor) -> Tensor:
         """The values of the ranges from ``a`` to before ``b``."""
         raise NotImplementedError
@@ -51,7 +46,7 @@ class Ranges:
 class Linear(Ranges):
     """Mode c0. Sums over ranges are differences of prefix sums, of numbers relative to the mean of their row."""
 
-    def __init__(self, u: Tensor, w: Tensor, mode: str) -> None:
+    def __init__(self, u: Tensor, w: Tensor) -> None:
         self.singles = u - w
         self.base = self.singles.mean(1, keepdim=True)
         self.singles -= self.base
@@ -70,7 +65,7 @@ class Linear(Ranges):
 class Exponential(Ranges):
     """Mode smooth. Sums from the end of a sorted row: what is subtracted in their differences is no greater than what is left."""
 
-    def __init__(self, u: Tensor, w: Tensor, mode: str) -> None:
+    def __init__(self, u: Tensor, w: Tensor) -> None:
         self.u, u_base, u_logs = self.suffixes(u)
         self.w, w_base, w_logs = self.suffixes(w)
         self.logs, self.base = (u_logs, w_logs), u_base - w_base
@@ -115,8 +110,8 @@ def _padded(x: Tensor, end: float) -> Tensor:
 class Power(Ranges):
     """Modes c1 and c2. Sums run over the elements of the ranges."""
 
-    def __init__(self, u: Tensor, w: Tensor, mode: str) -> None:
-        self.alpha = {"c1": 2, "c2": 3}[mode]
+    def __init__(self, u: Tensor, w: Tensor, alpha: int) -> None:
+        self.alpha = alpha
         self.singles = u - self.root(w)
         self.base = u.new_zeros(u.shape[0], 1)
         self.u, self.w = _padded(u, 0.0), _padded(w, 0.0)

@@ -8,8 +8,6 @@ from torch import Tensor
 from fullgrad._autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, power
 
-__all__ = ["Problem", "laplacian", "link", "slack", "slope", "solve", "sums", "without_zeros"]
-
 
 def slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
     return sums(f, g) - cost

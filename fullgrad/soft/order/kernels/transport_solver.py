@@ -73,9 +73,7 @@ class State(NamedTuple):
     step: Tensor
     """The last step of g."""
     retry: Tensor
-    """Whether it was too long, and is to be shortened."""
-    short: Tensor
-    """The factor by which."""
+    """Whether it was too long, and is already shortened."""
     damping: Tensor
     """The ridge, relative to the error."""
 
@@ -90,10 +88,6 @@ class State(NamedTuple):
         self.omega[at], self.gap[at] = problem.slopes_and_gap(f, g)
         self.error[at] = self.gap[at].abs().sum(-1) / self.total[at]
 
-    def measured(self) -> "State":
-        """With the error of the potentials."""
-        return self._replace(error=self.gap.abs().sum(-1) / self.total, before=self.error)
-
 
 def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]) -> tuple[Tensor, float]:
     r"""Write f and g of the items of a state; return those that did not converge and their largest error.
@@ -105,7 +99,7 @@ def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, flo
     """
     eps, (growth, enough, rounds) = torch.finfo(s.f.dtype).eps, path
     for _ in range(rounds):
-        s = s.measured()
+        s = s._replace(error=s.gap.abs().sum(-1) / s.total, before=s.error)
         # What rounding of the cost leaves.
         noise = eps * (400 + 8 * s.problem.kappa * s.size * s.omega.sum((-1, -2)) / s.total)
         _grow_cost(s, (s.gap.abs() <= enough * s.problem.nu).all(-1) | (s.error <= noise), growth)
@@ -133,32 +127,18 @@ def _start(cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor) -> St
 
     g = torch.zeros_like(nu)
     f, g = problem.sweep(*problem.sweep(problem.rows(g, None), g))
-    total, ones = mu.sum(-1), torch.ones_like(problem.kappa)
-    return State(
-        problem,
-        items,
-        total,
-        unit,
-        cost.abs().amax((-1, -2)),
-        f,
-        g,
-        *problem.slopes_and_gap(f, g),
-        error=torch.full_like(ones, math.inf),
-        before=ones,
-        step=torch.zeros_like(g),
-        retry=ones < 0,
-        short=ones,
-        damping=ones.clone(),
-    )
+    omega, gap = problem.slopes_and_gap(f, g)
+    size, ones = cost.abs().amax((-1, -2)), torch.ones_like(problem.kappa)
+    error, step = torch.full_like(ones, math.inf), torch.zeros_like(g)
+    return State(problem, items, mu.sum(-1), unit, size, f, g, omega, gap, error, ones, step, ones < 0, ones.clone())
 
 
 def _grow_cost(s: State, close: Tensor, growth: float) -> None:
     """Where the potentials are close, the next cost on the path, and potentials for it: scaled, and swept once."""
     kappa = s.problem.kappa
-    ready = (kappa < 1) & close
-    if not ready.any():
+    at = ((kappa < 1) & close).nonzero()[:, 0]
+    if not len(at):
         return
-    at = ready.nonzero()[:, 0]
     part = s.problem.select(at)
     larger = (part.kappa * growth).clamp(max=1.0)
     ratio = (larger / part.kappa)[:, None]
@@ -182,14 +162,13 @@ def _fill_empty_columns(s: State) -> None:
 
 def _newton_step(s: State) -> Tensor:
     """The step of g: the last one, shortened, or that of Newton."""
-    step = s.step * s.short[:, None]
     if s.retry.all():
-        return step
-    eps = torch.finfo(step.dtype).eps
+        return s.step
+    eps = torch.finfo(s.step.dtype).eps
     ridge = (s.damping * s.error).clamp(min=64 * eps)[:, None] * torch.maximum(s.omega.sum(-2), s.unit)
     system = laplacian(s.omega, without_zeros(s.omega.sum(-1)), ridge)
     newton = torch.linalg.solve_ex(system, s.gap.unsqueeze(-1))[0].squeeze(-1)
-    return torch.where(s.retry[:, None], step, newton)
+    return torch.where(s.retry[:, None], s.step, newton)
 
 
 def _advance(s: State, step: Tensor) -> State:
@@ -200,12 +179,11 @@ def _advance(s: State, step: Tensor) -> State:
     omega, gap = s.problem.slopes_and_gap(f, g)
     slope, slope_new = (step * s.gap).sum(-1), (step * gap).sum(-1)
     good = (slope_new >= -0.3 * slope) | (gap.abs().sum(-1) <= 0.7 * s.error * s.total)
-    short = s.short
     if not good.all():
         # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
         mean = weighted(omega, step) / without_zeros(omega.sum(-1))
         curvature = (omega * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
-        short = torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)
+        step = step * torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)[:, None]
     calmer = torch.where(s.retry, s.damping, s.damping / 2)
     return s._replace(
         f=torch.where(good[:, None], f, s.f),
@@ -214,6 +192,5 @@ def _advance(s: State, step: Tensor) -> State:
         gap=torch.where(good[:, None], gap, s.gap),
         step=step,
         retry=~good,
-        short=short,
         damping=torch.where(good, calmer, s.damping * 4).clamp(1e-10, 1e10),
     )

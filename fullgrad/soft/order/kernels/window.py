@@ -5,13 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._function import Function
 from fullgrad._inputs import sum_to
-from fullgrad.soft.order.kernels.groups import group_sums, tie_bounds
+from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
-
-__all__ = ["PowerSums", "Radius", "averages"]
 
 
 def averages(a: Tensor, h: Tensor, alpha: int) -> Tensor:
@@ -25,7 +21,7 @@ def averages(a: Tensor, h: Tensor, alpha: int) -> Tensor:
     return signed(left, alpha) + right + c**alpha * group_sums(h, first) + offset
 
 
-class PowerSums(Function):
+class PowerSums(RowFunction):
     r"""Sums of a power over a window of an ascending row ``y``.
 
     .. math::
@@ -79,12 +75,8 @@ class PowerSums(Function):
             parts.append(PowerSums.apply(x, y, df, *windows, beta))
         return sum(parts[1:], parts[0]) if parts else PowerSums.apply(x, y, torch.zeros_like(f), *windows, beta)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return PowerSums.apply(*aligned(in_dims, args)), 0
 
-
-class Radius(Function):
+class Radius(RowFunction):
     r"""The radius of the support around each element of an ascending row ``a``, and the windows of that support.
 
     .. math::
@@ -95,6 +87,8 @@ class Radius(Function):
     The windows of `PowerSums` are constant; entry 0 of each is that of the strictly smaller elements in the support, entry 1 that
     of the strictly larger ones. Saved: the inputs and outputs.
     """
+
+    out_dims = (0, 1, 1, 1, 1)
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
@@ -125,14 +119,8 @@ class Radius(Function):
         dc = (da * (left - right) - signed(moved_left, beta) + moved_right) / total
         return dc, None, None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return Radius.apply(*aligned(in_dims, args)), (0, 1, 1, 1, 1)
 
-
-def _omega(
-    a: Tensor, first: Tensor, last: Tensor, c: Tensor, windows: list[Tensor], beta: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _omega(a: Tensor, first: Tensor, last: Tensor, c: Tensor, windows: list[Tensor], beta: int) -> tuple[Tensor, ...]:
     """The ends of the support, and the sums of omega over its left, its right and all of it."""
     ends = torch.stack((a - c, a + c))
     left, right = PowerSums.apply(ends, a, torch.ones_like(a), *windows, beta).unbind(0)

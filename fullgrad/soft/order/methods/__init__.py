@@ -1,6 +1,6 @@
 """The methods by which an order is made soft: each one file, and one line here."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.methods.fast_soft_sort import FastSoftSort
@@ -19,13 +19,12 @@ METHODS: dict[str, Method] = {
     "sigmoid": PairwiseSigmoid(),
 }
 
-# Methods whose values are sums with weights; those that have weights; those that have values; and all, which have ranks.
-WEIGHTED_SUM_METHODS = tuple([name for name, method in METHODS.items() if method.values_are_weighted_sums])
-PERMUTATION_METHODS = tuple([name for name, method in METHODS.items() if method.has_weights])
-SORT_METHODS = tuple([name for name, method in METHODS.items() if method.has_values])
-RANK_METHODS = tuple(METHODS)
-
-# The same for type checkers, which know only what is written out.
+# Methods that have weights; those that have values; and all, which have ranks.
 PermutationMethod = Literal["softsort", "neuralsort", "ot", "sorting_network"]
 SortMethod = Literal[PermutationMethod, "fast_soft_sort"]
 RankMethod = Literal[SortMethod, "sigmoid"]
+PERMUTATION_METHODS: tuple[str, ...] = get_args(PermutationMethod)
+SORT_METHODS: tuple[str, ...] = get_args(SortMethod)
+RANK_METHODS: tuple[str, ...] = get_args(RankMethod)
+# Those whose values are sums with the weights.
+WEIGHTED_SUM_METHODS = tuple([name for name, method in METHODS.items() if method.values_are_weighted_sums])

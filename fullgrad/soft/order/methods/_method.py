@@ -1,5 +1,6 @@
 """`Method`: what the methods compute, each in its own way."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -15,10 +16,6 @@ class Method:
     A subclass gives `weights`, or `values` and `ranks`, and overrides what it computes better than from these.
     """
 
-    # Whether there are weights of each element in each place.
-    has_weights: ClassVar[bool] = True
-    # Whether there are values, and not ranks alone.
-    has_values: ClassVar[bool] = True
     # Whether the values are the sums with the weights.
     values_are_weighted_sums: ClassVar[bool] = True
     # Whether the order of -x is the reversed order of x.
@@ -28,7 +25,7 @@ class Method:
         """The weights (…, k, n) in k places; None: in all."""
         raise NotImplementedError
 
-    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> Sequence[Tensor]:
         """The weights (…, k, n) in k places, and in the places that follow them, or in the last one again."""
         return self.weights(rows, low), self.weights(rows, high)
 
@@ -46,11 +43,9 @@ class Method:
 
     def topk(self, rows: Rows, k: int) -> Tensor:
         """The values (…, k) in the k last places, the last one first."""
-        return (
-            weighted(self.topk_weights(rows, k), rows.x)
-            if self.values_are_weighted_sums
-            else self.values(rows)[..., -k:].flip(-1)
-        )
+        if self.values_are_weighted_sums:
+            return weighted(self.topk_weights(rows, k), rows.x)
+        return self.values(rows)[..., -k:].flip(-1)
 
     def largest(self, rows: Rows) -> Tensor:
         """The value (…) in the last place."""

@@ -14,7 +14,7 @@ from fullgrad.soft.order.projections.permutahedron import project, project_sorte
 class FastSoftSort(Method):
     """Values project even places onto the permutahedron of z; ranks project z onto that of even places."""
 
-    has_weights = values_are_weighted_sums = False
+    values_are_weighted_sums = False
 
     def values(self, rows: Rows) -> Tensor:
         anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True).values

@@ -9,7 +9,6 @@ Source: Grover et al., https://arxiv.org/abs/1903.08850.
 
 import math
 from collections.abc import Iterable
-from math import prod
 
 import torch
 from torch import Tensor
@@ -56,61 +55,86 @@ def _centered(u: Tensor) -> Tensor:
     return u - u.detach().mean(-1, keepdim=True)
 
 
-class Values(Formula):
-    """P x, of u, A and x."""
+class OfWeights(Formula):
+    """A function of u, A and one more by the weights P."""
 
     inputs = ("column", "column", "column")
+
+    @classmethod
+    def blocks(cls, mode: str, size: int, *args: Tensor) -> Iterable[Block]:
+        r"""Blocks that hold every weight, of rows that ascend: elements far from the i-th have none in the i-th row.
+
+        A score is linear in the coefficient c of the row and the largest score of a row convex, so what an element lacks to it,
+        f(c), is concave and below its tangents at the first and the last row of a block:
+        :math:`f(c + d) \le f(c) + d\,(u^* - u)`, with :math:`u^*` the element of the largest score at c.
+        """
+        (u, a), shape = args[:2], torch.broadcast_shapes(*[v.shape for v in args])
+        n, batch = shape[-1], math.prod(shape[:-1])
+        if batch == 0:
+            return
+        limits = torch.finfo(u.dtype)
+        # Beyond it a weight is 0: an exponential that underflows, or what is below any threshold.
+        beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal * limits.eps)
+        # What rounding does to scores.
+        slack = 16 * limits.eps * (n * u.abs().amax(-1, keepdim=True) + a.abs().amax(-1, keepdim=True))
+        least = -beyond - slack
+        step = max(ROWS, n // 256, size // math.prod(shape))
+
+        def edge(position: int) -> tuple[Tensor, Tensor]:
+            scores = torch.addcmul(-a, torch.full((), 2.0 * position + 1 - n, dtype=u.dtype, device=u.device), u)
+            largest, place = scores.max(-1, keepdim=True)
+            return scores - largest, u - u.gather(-1, place)
+
+        before = edge(0)
+        for top in range(0, n, step):
+            bottom = min(top + step, n)
+            after, gain = edge(bottom), 2.0 * (bottom - top)
+            out = (before[0] + gain * before[1].clamp(min=0) < least) | (after[0] - gain * after[1].clamp(max=0) < least)
+            columns = out.logical_not_().reshape(-1, n).any(0).nonzero()
+            left, right = int(columns[0]), int(columns[-1]) + 1
+            rows = max(1, size // (batch * (right - left)))
+            for first in range(top, bottom, rows):
+                yield Block(first, min(first + rows, bottom), left, right, n)
+            before = after
+
+
+class Values(OfWeights):
+    """P x, of u, A and x."""
+
     outputs = ("row",)
 
-    @staticmethod
-    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
+    @classmethod
+    def value(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
         u, a, x = args
         return (weighted(project(_scores(block, u, a), mode), x),)
 
-    @staticmethod
-    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return Values.value(mode, block, *args)
-
-    @staticmethod
-    def pull(mode: str, block: Block, *args: Tensor) -> list[Tensor]:
+    @classmethod
+    def pull(cls, mode: str, block: Block, *args: Tensor) -> list[Tensor]:
         u, a, x, g = args
         p, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
         mean = weighted(slopes, x) / total
-        from_x = _rows_times(g, p)
+        from_x = matmul(g.unsqueeze(-2), p).squeeze(-2)
         return [*_pulled(block, g.unsqueeze(-1) * slopes * (x.unsqueeze(-2) - mean.unsqueeze(-1))), from_x]
 
-    @staticmethod
-    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
-        return _windows(mode, size, torch.broadcast_shapes(*[v.shape for v in args]), *args[:2])
 
-
-class Moments(Formula):
+class Moments(OfWeights):
     r""":math:`\sum_i (i - r_j) P_{ij}` and :math:`\sum_i P_{ij}`, of u, A and constants r."""
 
-    inputs = ("column", "column", "column")
     outputs = ("column", "column")
 
-    @staticmethod
-    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def value(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
         u, a, r = args
         p = project(_scores(block, u, a), mode)
         return (_ahead(block, r) * p).sum(-2), p.sum(-2)
 
-    @staticmethod
-    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
-        return Moments.value(mode, block, *args)
-
-    @staticmethod
-    def pull(mode: str, block: Block, *args: Tensor) -> list[Tensor]:
+    @classmethod
+    def pull(cls, mode: str, block: Block, *args: Tensor) -> list[Tensor]:
         u, a, r, g_moment, g_mass = args
         _, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
         g = _ahead(block, r) * g_moment.unsqueeze(-2) + g_mass.unsqueeze(-2)
         mean = (slopes * g).sum(-1) / total
         return _pulled(block, slopes * (g - mean.unsqueeze(-1)))
-
-    @staticmethod
-    def blocks(mode: str, size: int, *args: Tensor) -> Iterable[Block]:
-        return _windows(mode, size, torch.broadcast_shapes(*[v.shape for v in args]), *args[:2])
 
 
 def _scores(block: Block, u: Tensor, a: Tensor) -> Tensor:
@@ -128,10 +152,6 @@ def _ahead(block: Block, r: Tensor) -> Tensor:
     return torch.arange(block.top + 1, block.bottom + 1, dtype=r.dtype, device=r.device).unsqueeze(-1) - r.unsqueeze(-2)
 
 
-def _rows_times(g: Tensor, p: Tensor) -> Tensor:
-    return matmul(g.unsqueeze(-2), p).squeeze(-2)
-
-
 def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
     """The weights p of rows, and w and its sum, where the derivative is w (t - <w, t> / sum w)."""
     if mode == "smooth":
@@ -146,41 +166,4 @@ def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tens
 def _pulled(block: Block, delta: Tensor) -> list[Tensor]:
     """The gradients of u and A from those of the scores."""
     c = torch.arange(block.top, block.bottom, dtype=delta.dtype, device=delta.device) * 2 + (1 - block.n)
-    both = matmul(torch.stack([c, -torch.ones_like(c)]), delta)
-    return [both[..., 0, :], both[..., 1, :]]
-
-
-def _windows(mode: str, size: int, shape: torch.Size, u: Tensor, a: Tensor) -> Iterable[Block]:
-    r"""Blocks that hold every weight, of rows that ascend: elements far from the i-th have none in the i-th row.
-
-    A score is linear in the coefficient c of the row and the largest score of a row convex, so what an element lacks to it, f(c),
-    is concave and below its tangents at the first and the last row of a block:
-    :math:`f(c + d) \le f(c) + d\,(u^* - u)`, with :math:`u^*` the element of the largest score at c.
-    """
-    n, batch = shape[-1], prod(shape[:-1])
-    if batch == 0:
-        return
-    limits = torch.finfo(u.dtype)
-    # Beyond it a weight is 0: an exponential that underflows, or what is below any threshold.
-    beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal * limits.eps)
-    # What rounding does to scores.
-    slack = 16 * limits.eps * (n * u.abs().amax(-1, keepdim=True) + a.abs().amax(-1, keepdim=True))
-    least = -beyond - slack
-    step = max(ROWS, n // 256, size // prod(shape))
-
-    def edge(position: int) -> tuple[Tensor, Tensor]:
-        scores = torch.addcmul(-a, torch.full((), 2.0 * position + 1 - n, dtype=u.dtype, device=u.device), u)
-        largest, place = scores.max(-1, keepdim=True)
-        return scores - largest, u - u.gather(-1, place)
-
-    before = edge(0)
-    for top in range(0, n, step):
-        bottom = min(top + step, n)
-        after, gain = edge(bottom), 2.0 * (bottom - top)
-        out = (before[0] + gain * before[1].clamp(min=0) < least) | (after[0] - gain * after[1].clamp(max=0) < least)
-        columns = out.logical_not_().reshape(-1, n).any(0).nonzero()
-        left, right = int(columns[0]), int(columns[-1]) + 1
-        rows = max(1, size // (batch * (right - left)))
-        for first in range(top, bottom, rows):
-            yield Block(first, min(first + rows, bottom), left, right, n)
-        before = after
+    return list(matmul(torch.stack([c, -torch.ones_like(c)]), delta).unbind(-2))

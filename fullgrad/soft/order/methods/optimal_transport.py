@@ -24,9 +24,8 @@ class OptimalTransport(Method):
             return _transported(rows, rows.anchors(), rows.tensor([1.0]).expand(rows.n))
         return _in_groups(rows, places)[0]
 
-    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = _in_groups(rows, low, high)
-        return first, second
+    def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> list[Tensor]:
+        return _in_groups(rows, low, high)
 
     def topk_weights(self, rows: Rows, k: int) -> Tensor:
         anchors = torch.arange(k, -1, -1, dtype=rows.x.dtype, device=rows.x.device) / k

@@ -3,11 +3,15 @@
 Source of the ranks: Qin, Liu, Li, https://doi.org/10.1007/s10791-009-9124-x.
 """
 
+from collections.abc import Callable
+from typing import ClassVar
+
 from torch import Tensor
 
 from fullgrad._autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
+from fullgrad.soft._relaxation import Relaxation
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked
@@ -20,7 +24,7 @@ class PairwiseSigmoid(Method):
     An element counts itself by a half.
     """
 
-    has_weights = has_values = values_are_weighted_sums = False
+    values_are_weighted_sums = False
 
     def ranks(self, rows: Rows) -> Tensor:
         return blocked(Steps, rows.mode, rows.u, rows.u)[0] + 0.5
@@ -31,50 +35,41 @@ def distances(u: Tensor, mode: str) -> Tensor:
     return blocked(Distances, mode, u, u)[0]
 
 
-class Steps(Formula):
-    r""":math:`y_j = \sum_k S(r_j - v_k)`."""
+class SumOfPairs(Formula):
+    r""":math:`y_j = \sum_k f(r_j - v_k)` of a curve, its slope, and the operator with derivatives of every order."""
 
     inputs = ("row", "column")
     outputs = ("row",)
+    operator: ClassVar[type[Relaxation]]
+    curve: ClassVar[Callable[[Tensor, float, str], Tensor]]
+    slope: ClassVar[Callable[[Tensor, float, str], Tensor]]
 
-    @staticmethod
-    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return (Sigmoidal.apply(_differences(*args), 1.0, mode, False).sum(-1),)
+    @classmethod
+    def value(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
+        return (cls.operator.apply(_differences(*args), 1.0, mode, False).sum(-1),)
 
-    @staticmethod
-    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return (curves.sigmoid(_differences(*args), 1.0, mode).sum(-1),)
+    @classmethod
+    def fast(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
+        return (cls.curve(_differences(*args), 1.0, mode).sum(-1),)
 
-    @staticmethod
-    def pull(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def pull(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
         r, v, g = args
-        return _pulled(curves.slope(_differences(r, v), 1.0, mode), g)
+        slopes = cls.slope(_differences(r, v), 1.0, mode)
+        return g * slopes.sum(-1), -matmul(g.unsqueeze(-2), slopes).squeeze(-2)
 
 
-class Distances(Formula):
-    r""":math:`y_j = \sum_k A(r_j - v_k)`."""
+class Steps(SumOfPairs):
+    """Of the sigmoid."""
 
-    inputs = ("row", "column")
-    outputs = ("row",)
+    operator, curve, slope = Sigmoidal, staticmethod(curves.sigmoid), staticmethod(curves.slope)
 
-    @staticmethod
-    def value(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return (Abs.apply(_differences(*args), 1.0, mode, False).sum(-1),)
 
-    @staticmethod
-    def fast(mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return (curves.absolute(_differences(*args), 1.0, mode).sum(-1),)
+class Distances(SumOfPairs):
+    """Of the absolute value."""
 
-    @staticmethod
-    def pull(mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
-        r, v, g = args
-        return _pulled(curves.absolute_slope(_differences(r, v), 1.0, mode), g)
+    operator, curve, slope = Abs, staticmethod(curves.absolute), staticmethod(curves.absolute_slope)
 
 
 def _differences(r: Tensor, v: Tensor) -> Tensor:
     return r.unsqueeze(-1) - v.unsqueeze(-2)
-
-
-def _pulled(slopes: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of a sum over pairs, from the slope of each pair."""
-    return g * slopes.sum(-1), -matmul(g.unsqueeze(-2), slopes).squeeze(-2)

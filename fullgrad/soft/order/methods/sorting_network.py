@@ -3,7 +3,7 @@
 Source: Petersen et al., https://arxiv.org/abs/2105.04019.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,42 +21,36 @@ class SortingNetwork(Method):
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
         v = _padded(rows)
         p = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1, -1)
-        for d, sign in _layers(v):
-            c = _crossing(v, d, sign, rows.mode).unsqueeze(-1)
-            v, p = _exchanged(v.unsqueeze(-1), c, d).squeeze(-1), _exchanged(p, c, d)
-        p = p[..., : rows.n, : rows.n]
+        p = _sorted(rows.mode, v.unsqueeze(-1), p)[1][..., : rows.n, : rows.n]
         p = p / p.sum(-1, keepdim=True).clamp(min=1e-10)
         return p if places is None else p.gather(-2, places.unsqueeze(-1).expand(*p.shape[:-2], places.shape[-1], rows.n))
 
     def values(self, rows: Rows) -> Tensor:
-        v = _padded(rows)
-        for d, sign in _layers(v):
-            c = _crossing(v, d, sign, rows.mode)
-            v = _exchanged(v.unsqueeze(-1), c.unsqueeze(-1), d).squeeze(-1)
+        v = _sorted(rows.mode, _padded(rows).unsqueeze(-1))[0].squeeze(-1)
         return rows.restore(v[..., : rows.n] * rows.softness)
 
 
 def _padded(rows: Rows) -> Tensor:
     """The rows of softness 1, filled up with what is beyond their largest element."""
     size = max(2, 1 << (rows.n - 1).bit_length())
-    end = torch.ones_like(rows.z[..., :1]) if rows.is_standardized else rows.z.amax(-1, keepdim=True) + 1
+    end = rows.z.amax(-1, keepdim=True) + 1 if rows.mean is None else torch.ones_like(rows.z[..., :1])
     return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
 
-def _layers(v: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The distance between partners, and for each group of them 1 where it ascends and -1 where it descends."""
-    size = v.shape[-1]
+def _sorted(mode: str, *matrices: Tensor) -> Sequence[Tensor]:
+    """Matrices (…, n, m), the rows of all exchanged until the first, which has one column, ascends."""
+    v = matrices[0]
+    size = v.shape[-2]
     for phase in range(size.bit_length() - 1):
         for step in range(phase, -1, -1):
+            # The distance between partners, and for each group of them 1 where it ascends and -1 where it descends.
             d = 1 << step
             first = torch.arange(0, size, 2 * d, device=v.device)
-            yield d, (1 - 2 * ((first >> (phase + 1)) & 1)).to(v.dtype).unsqueeze(-1)
-
-
-def _crossing(v: Tensor, d: int, sign: Tensor, mode: str) -> Tensor:
-    """How far partners change places, in (…, groups, d)."""
-    low, high = v.unflatten(-1, (-1, 2, d)).unbind(-2)
-    return Sigmoidal.apply((low - high) * sign, 1.0, mode, False)
+            sign = (1 - 2 * ((first >> (phase + 1)) & 1)).to(v.dtype).unsqueeze(-1)
+            low, high = matrices[0].squeeze(-1).unflatten(-1, (-1, 2, d)).unbind(-2)
+            c = Sigmoidal.apply((low - high) * sign, 1.0, mode, False).unsqueeze(-1)
+            matrices = tuple([_exchanged(m, c, d) for m in matrices])
+    return matrices
 
 
 def _exchanged(rows: Tensor, c: Tensor, d: int) -> Tensor:

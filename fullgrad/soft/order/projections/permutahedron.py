@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
-from fullgrad.soft.order._numbers import POWERS, power
-from fullgrad.soft.order.kernels.groups import group_sums
+from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
@@ -96,7 +93,7 @@ def _alone(first: Tensor) -> Tensor:
     return begins & torch.cat([begins[..., 1:], torch.ones_like(begins[..., :1])], -1)
 
 
-class Isotonic(Function):
+class Isotonic(RowFunction):
     r"""The difference of nonincreasing rows ``u`` and their isotonic regression :math:`v(u, w)`, and the blocks of that.
 
     .. math::
@@ -154,10 +151,6 @@ class Isotonic(Function):
             return du - group_sums(_softmax(u, first) * du, first) + group_sums(_softmax(w, first) * dw, first), None
         omega, scale, moves = _weights(ctx.mode, first, zero, *rest)
         return (du - group_sums(omega * du - dw / POWERS[ctx.mode], first) * scale) * moves, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Isotonic.apply(*aligned(in_dims, args)), (0, 0)
 
 
 def _softmax(x: Tensor, first: Tensor) -> Tensor:

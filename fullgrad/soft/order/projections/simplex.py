@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import opaque
-from fullgrad._function import Function
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check, floating, to_opmath
-from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order._numbers import POWERS, RowFunction, power
 
 
 def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -65,7 +64,7 @@ def project(v: Tensor, mode: str) -> Tensor:
     return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
 
 
-class Excess(Function):
+class Excess(RowFunction):
     r"""How far the elements of a row lie above the threshold at which the powers of it sum to 1.
 
     .. math::
@@ -89,19 +88,14 @@ class Excess(Function):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (t,) = ctx.saved_tensors
-        g = _inside(g, t)
-        w = _slopes(t, ctx.power)
+        g, w = g * (t > 0), _slopes(t, ctx.power)
         return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (t,) = ctx.saved_tensors
         w = _slopes(t, ctx.power)
-        return _inside(tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True), t)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], v: Tensor, power: int) -> tuple[Tensor, int]:
-        return Excess.apply(v.movedim(in_dims[0], 0), power), 0
+        return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
 
 
 def _slopes(t: Tensor, power: int) -> Tensor:
@@ -109,22 +103,12 @@ def _slopes(t: Tensor, power: int) -> Tensor:
     return (t > 0).to(t.dtype) if power == 1 else t if power == 2 else t * t
 
 
-def _inside(g: Tensor, t: Tensor) -> Tensor:
-    """Where t is positive, else 0."""
-    return g * (t > 0)
-
-
 # Newton's method gains at least a constant factor, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
 _STEPS = 100
 
 
-@opaque(
-    "simplex_excess",
-    fake=lambda v, power: torch.empty_like(v),
-    schema="(Tensor v, int power) -> Tensor",
-    reads_values=True,
-)
+@opaque("simplex_excess", fake=lambda v, power: torch.empty_like(v), schema="(Tensor v, int power) -> Tensor", reads_values=True)
 def simplex_excess(v: Tensor, power: int) -> Tensor:
     r"""The value of `Excess`, by Newton's method for the norm :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, convex in the threshold.
 

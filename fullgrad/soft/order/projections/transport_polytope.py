@@ -17,20 +17,16 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._function import Function
 from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._numbers import weighted, wide_dtype
+from fullgrad.soft.order._numbers import RowFunction, weighted, wide_dtype
 from fullgrad.soft.order.kernels.transport_dual import laplacian, link, slack, slope, solve, sums, without_zeros
 from fullgrad.soft.order.kernels.transport_solver import potentials
 
 # Marginals below this count as this: with a zero a potential would be infinite.
 _SMALLEST = 1e-12
-# The arguments of both operators are a matrix and two vectors.
-_CORE = (2, 1, 1)
 
 
 def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -116,7 +112,7 @@ def plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
     return link(slack(f, g, cost), mode).to(dtype)
 
 
-class Potentials(Function):
+class Potentials(RowFunction):
     r"""The potentials :math:`f` (..., n) and :math:`g` (..., m) of the plan, with the first of the shorter one 0.
 
     Their differential solves
@@ -131,6 +127,8 @@ class Potentials(Function):
     order follow. Where the support of the plan falls apart, potentials of its parts may move against each other; the plan does
     not notice. Saved: the cost and the outputs.
     """
+
+    core = (2, 1, 1, 0)
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -148,12 +146,8 @@ class Potentials(Function):
         cost, f, g = ctx.saved_tensors
         omega = slope(slack(f, g, cost), ctx.mode)
         a, b = Balance.apply(omega, p, q)
-        return (
-            sum_to(omega * sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
-            sum_to(a, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
-            sum_to(b, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
-            None,
-        )
+        for_cost = sum_to(omega * sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        return for_cost, sum_to(a, ctx.shapes[1]), sum_to(b, ctx.shapes[2]), None
 
     @staticmethod
     def jvp(ctx: Any, d_cost: Tensor | None, d_mu: Tensor | None, d_nu: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
@@ -165,12 +159,8 @@ class Potentials(Function):
             p, q = p + flow.sum(-1), q + flow.sum(-2)
         return Balance.apply(omega, p if d_mu is None else p + d_mu, q if d_nu is None else q + d_nu)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Potentials.apply(*aligned(in_dims[:3], args[:3], _CORE), args[3]), (0, 0)
 
-
-class Balance(Function):
+class Balance(RowFunction):
     r"""The linear system of the potentials: a (..., n) and b (..., m) with
 
     .. math::
@@ -185,6 +175,8 @@ class Balance(Function):
     and lower its b. The first entry of the shorter one is held near 0, a part without it by a ridge, of the size of round-off. p
     and q of a part balance, so that neither moves the plan.
     """
+
+    core = (2, 1, 1)
 
     @staticmethod
     def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,11 +199,8 @@ class Balance(Function):
     def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:
         omega, a, b = ctx.saved_tensors
         u, v = Balance.apply(omega, a_bar, b_bar)
-        return (
-            sum_to(-sums(a, b) * sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None,
-            sum_to(u, ctx.shapes[1]) if ctx.needs_input_grad[1] else None,
-            sum_to(v, ctx.shapes[2]) if ctx.needs_input_grad[2] else None,
-        )
+        for_omega = sum_to(-sums(a, b) * sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        return for_omega, sum_to(u, ctx.shapes[1]), sum_to(v, ctx.shapes[2])
 
     @staticmethod
     def jvp(ctx: Any, d_omega: Tensor | None, d_p: Tensor | None, d_q: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -222,7 +211,3 @@ class Balance(Function):
             flow = d_omega * sums(a, b)
             p, q = p - flow.sum(-1), q - flow.sum(-2)
         return Balance.apply(omega, p, q)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return Balance.apply(*aligned(in_dims, args, _CORE)), (0, 0)

@@ -6,9 +6,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fullgrad._batching import elementwise
+from fullgrad._checks import can_broadcast
 from fullgrad._function import Function, saves_nothing
 
 __all__ = ["Elementwise"]
@@ -219,10 +221,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         if total is None:
             return None
         total = total if total.dtype == dtype else total.to(dtype)
-        if total.shape != shape:
-            _check_broadcasts(cls, total.shape, shape)
-            return total.expand(shape)
-        return total
+        return total if total.shape == shape else total.expand(shape)
 
     return setup_context, vjp, jvp
 
@@ -234,9 +233,9 @@ def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]
     return operator.itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0))
 
 
-def _check_broadcasts(cls: Any, shape: Sequence[int], target: Sequence[int]) -> None:
+def _check_broadcasts(cls: Any, shape: torch.Size, target: torch.Size) -> None:
     """Refuse a value that lacks the shape of an input."""
-    if len(shape) > len(target) or not all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)):
+    if not can_broadcast(shape, target):
         raise ValueError(
             f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
             f"{tuple(target)} from an input of shape {tuple(shape)}."

@@ -19,8 +19,3 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...]) -> None:
 def saved_inputs(ctx: Any) -> list[Any]:
     """The inputs in their order; None for a tensor that was not kept."""
     return [c if t is None else t for t, c in zip(ctx.saved_tensors, ctx.constants)]  # noqa: B905  # on the hot path
-
-
-def sum_to(gradient: Tensor, shape: Any) -> Tensor:
-    """The gradient of a broadcast: summed to the shape of what was broadcast."""
-    return gradient if gradient.shape == shape else gradient.sum_to_size(shape)

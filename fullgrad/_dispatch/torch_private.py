@@ -202,12 +202,9 @@ _KEYS: dict[str, Any] = _optional("_C.DispatchKey.__members__", {}, _COMPOSITE)
 _KEPT = [key for name, key in _KEYS.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
 
 
-def _transforms_are_hidden() -> bool:
+def transforms_are_hidden() -> bool:
     """Whether the keys of this thread keep operators from the transforms on the stack."""
-    return _key_is_excluded(_TRANSFORMS)
-
-
-transforms_are_hidden = (lambda: False) if _COMPOSITE in LOST.values() else _transforms_are_hidden
+    return _COMPOSITE not in LOST.values() and _key_is_excluded(_TRANSFORMS)
 
 
 def restored_keys() -> Any:

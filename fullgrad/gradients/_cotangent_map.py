@@ -30,9 +30,7 @@ class CotangentMap(Function):
         return elementwise(cls, *per_sample(info, in_dims, args))
 
 
-def per_sample(
-    info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]
-) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
+def per_sample(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """``in_dims`` and ``args`` with the first argument batched: one that the samples share gets a cotangent from each of them,
     and each is mapped by itself before their sum.
     """

@@ -99,13 +99,15 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
 
 def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Sequence[int]) -> None:
     """A tensor that broadcasts to a shape."""
-    if value.shape == shape:
-        return
-    fits = value.ndim <= len(shape) and all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
-    if not fits:
+    if value.shape != shape and not can_broadcast(value.shape, shape):
         raise ValueError(
             f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
         )
+
+
+def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of a shape broadcasts to another."""
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
 
 
 def dim(name: str, value: Any, ndim: int) -> None:

@@ -6,11 +6,12 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fullgrad._batching import elementwise
+from fullgrad._checks import can_broadcast
 from fullgrad._function import Function, saves_nothing
-from fullgrad._inputs import sum_to
 
 __all__ = ["Elementwise"]
 
@@ -139,16 +140,14 @@ def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[in
 
 
 class _Plan(NamedTuple):
-    """What a call keeps, by the types of its inputs and by which of them need a gradient."""
+    """What a call keeps, by the types of its inputs and by which of them need a gradient: tensors, as positions."""
 
-    tensors: list[int]
-    needed: list[tuple[int, int]]
-    """The inputs that need a gradient, and the place of each among the tensors."""
+    needed: list[int]
     backward: list[int]
     forward: list[int]
     pick_backward: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     pick_forward: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    blank: list[None] | None
+    no_numbers: list[None] | None
     """The inputs without the tensors, where all are tensors."""
 
 
@@ -168,8 +167,8 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             if i not in reads:
                 _refuse(cls, names, i)
         read, could = (sorted({j for i in some for j in reads.get(i, ())} & {*tensors}) for some in (needed, tensors))
-        blank = [None] * len(names) if len(tensors) == len(names) else None
-        return _Plan(tensors, [(i, tensors.index(i)) for i in needed], read, could, _picker(read), _picker(could), blank)
+        no_numbers = [None] * len(names) if len(tensors) == len(names) else None
+        return _Plan(needed, read, could, _picker(read), _picker(could), no_numbers)
 
     # On the hot path each attribute of ctx costs: what is kept besides tensors is in one. It is a tuple of numbers where the
     # first input is the only tensor, which then has the shape and dtype of the output.
@@ -182,38 +181,36 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 ctx.save_for_backward(inputs[0])
                 ctx.save_for_forward(inputs[0])
             return
-        plan = plan_of(ctx.needs_input_grad, *map(type, inputs))
-        shape, shapes = output.shape, [inputs[i].shape for i in plan.tensors]
-        for s in shapes:
-            if s and s != shape and not _broadcasts(s, shape):
-                raise ValueError(
-                    f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
-                    f"{tuple(shape)} from an input of shape {tuple(s)}."
-                )
-        constants = plan.blank or [None if isinstance(v, Tensor) else v for v in inputs]
-        ctx.kept = [plan, constants, shapes, shape, output.dtype]
+        plan, shape = plan_of(ctx.needs_input_grad, *map(type, inputs)), output.shape
+        for i in plan.needed:
+            if inputs[i].shape != shape:
+                _check_broadcasts(cls, inputs[i].shape, shape)
+        ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
         ctx.save_for_backward(*plan.pick_backward(inputs))
         ctx.save_for_forward(*plan.pick_forward(inputs))
+
+    # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.kept
         if kept.__class__ is tuple:
             return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *kept), *no_more
-        plan, constants, shapes, _, _ = kept
+        plan, constants, shape, _ = kept
         inputs = constants.copy()
-        gradients: list[Tensor | None] = [None, *no_more]
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
-        for i, k in plan.needed:
-            part = term(i, g, *inputs)
-            gradients[i] = part if part is None else sum_to(part, shapes[k])
+        gradients: list[Tensor | None] = [None, *no_more]
+        for i in plan.needed:
+            gradients[i] = part = term(i, g, *inputs)
+            if part is not None and part.shape != shape:
+                _check_broadcasts(cls, part.shape, shape)
         return tuple(gradients)
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
         kept = ctx.kept
         if kept.__class__ is tuple:
             return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *kept)
-        plan, constants, _, shape, dtype = kept
+        plan, constants, shape, dtype = kept
         inputs, total = constants.copy(), None
         for j, t in zip(plan.forward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
@@ -236,9 +233,14 @@ def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]
     return operator.itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0))
 
 
+def _check_broadcasts(cls: Any, shape: torch.Size, target: torch.Size) -> None:
+    """Refuse a value that lacks the shape of an input."""
+    if not can_broadcast(shape, target):
+        raise ValueError(
+            f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
+            f"{tuple(target)} from an input of shape {tuple(shape)}."
+        )
+
+
 def _refuse(cls: Any, names: tuple[str, ...], i: int) -> Any:
     raise TypeError(f"{cls.__name__}: `{names[i]}` is a constant, which `reads` does not name, got one with a derivative.")
-
-
-def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    return len(shape) <= len(target) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))

@@ -42,20 +42,23 @@ def neighbor(value: float, dtype: torch.dtype, up: bool) -> float:
 def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
     """The bits of ``value`` rounded to ``dtype``, as torch does it: by way of float32 for the dtypes of 16 bits."""
     if dtype is torch.float64:
-        return struct.unpack("<Q", struct.pack("<d", value))[0], 64
-    try:
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-    except OverflowError:
-        bits = struct.unpack("<I", struct.pack("<f", math.copysign(math.inf, value)))[0]
+        return _rounded(value, dtype), 64
+    bits = _rounded(value, torch.float32)
     if dtype is torch.float32:
         return bits, 32
     if dtype is torch.bfloat16:
         return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF, 16
-    single = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return _rounded(_value(bits, torch.float32), dtype), 16
+
+
+def _rounded(value: float, dtype: torch.dtype) -> int:
+    """The bits of ``value`` as Python rounds it, which refuses what rounds to infinity."""
+    number, integer = _LAYOUT[dtype]
     try:
-        return struct.unpack("<H", struct.pack("<e", single))[0], 16
+        packed = struct.pack(number, value)
     except OverflowError:
-        return struct.unpack("<H", struct.pack("<e", math.copysign(math.inf, single)))[0], 16
+        packed = struct.pack(number, math.copysign(math.inf, value))
+    return struct.unpack(integer, packed)[0]
 
 
 def _value(bits: int, dtype: torch.dtype) -> float:

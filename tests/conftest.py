@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 
+from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
 SLICES = 112
@@ -70,11 +71,12 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    """Every test starts from the same random numbers, with nothing compiled, on one thread per process."""
+    """Every test starts from the same random numbers and dispatch keys, with nothing compiled, on one thread per process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.compiler.reset()
-    yield
+    with preserved_keys():
+        yield
     torch.compiler.reset()
 
 

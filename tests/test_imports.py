@@ -17,7 +17,7 @@ LAYERS = (
     ("fullgrad",),
     ("fullgrad._suite", "fullgrad.__main__"),
 )
-HELPERS = tuple(f"fullgrad.{name}" for name in ("_checks", "_dims", "_inputs", "_batching", "_autocast", "_recompute"))
+HELPERS = tuple(f"fullgrad.{name}" for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute"))
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (
     (f"{ORDER}._numbers",),

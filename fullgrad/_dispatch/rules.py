@@ -122,8 +122,6 @@ def in_place_message(name: str) -> str:
 
 def rebuild(kind: type, items: Any) -> Any:
     """A tuple, namedtuple or ``torch.return_types`` of the given kind from its items."""
-    if kind is tuple:
-        return items if type(items) is tuple else tuple(items)
     make: Any = getattr(kind, "_make", kind)
     return make(items)
 

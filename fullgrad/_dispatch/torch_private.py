@@ -7,6 +7,7 @@
 ``tests/dispatch/test_fallback.py`` reports all three.
 """
 
+import contextlib
 import importlib.abc
 import os
 import sys
@@ -201,12 +202,9 @@ _KEYS: dict[str, Any] = _optional("_C.DispatchKey.__members__", {}, _COMPOSITE)
 _KEPT = [key for name, key in _KEYS.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
 
 
-def _transforms_are_hidden() -> bool:
+def transforms_are_hidden() -> bool:
     """Whether the keys of this thread keep operators from the transforms on the stack."""
-    return _key_is_excluded(_TRANSFORMS)
-
-
-transforms_are_hidden = (lambda: False) if _COMPOSITE in LOST.values() else _transforms_are_hidden
+    return _COMPOSITE not in LOST.values() and _key_is_excluded(_TRANSFORMS)
 
 
 def restored_keys() -> Any:
@@ -293,6 +291,11 @@ pytree: Any = torch.utils._pytree
 
 # The kit's tensors without data; torch documents them under this name only.
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
+
+# The dispatch keys of a thread as they were, at the end of a `with`: see `fullgrad.testing._subject.possible`.
+preserved_keys = _optional(
+    "_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a check that torch cannot pass may spoil others"
+)
 
 # How the kit counts the operations of a backward; this is the path under which torch documents it.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")

@@ -85,8 +85,6 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     _checks.real_tensor("clamp_backward", "grad_output", grad_output)
     _checks.real_tensor("clamp_backward", "x", x)
     _check_bounds("clamp_backward", min_value, max_value)
-    if torch.compiler.is_dynamo_compiling():  # which cannot trace bit arithmetic
-        return torch.where(between(x, min_value, max_value), grad_output, 0)
     return pass_inside(grad_output, x, min_value, max_value)
 
 
@@ -113,7 +111,8 @@ class Clamp(Elementwise):
 
 def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     """``g`` where ``low <= x <= high``, else 0."""
-    # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then.
+    # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then. Dynamo cannot trace
+    # bit arithmetic.
     if _has_tensor(low, high) or torch.compiler.is_compiling():
         return torch.where(between(x, low, high), g, 0)
     return where_between(g, x, low, high)  # pyright: ignore[reportArgumentType]

@@ -71,7 +71,7 @@ class ClampByLinear(Function):
         s = _Sample(x, ctx.eps, ctx.batch_dims)
         h = g.to(s.x.dtype) * 0.5 / s.half_range
         hy = h * s.y
-        h = h - s.at_minimum * s.sum(h - hy) - s.at_maximum * s.sum(hy)
+        h = h - s.weight_in(s.minimum) * s.sum(h - hy) - s.weight_in(s.maximum) * s.sum(hy)
         return h.to(x.dtype), None, None
 
     @staticmethod
@@ -79,7 +79,7 @@ class ClampByLinear(Function):
         (x,) = ctx.saved_tensors
         s = _Sample(x, ctx.eps, ctx.batch_dims)
         h = t.to(s.x.dtype) * 0.5 / s.half_range
-        h_low, h_high = s.sum(h * s.at_minimum), s.sum(h * s.at_maximum)
+        h_low, h_high = s.sum(h * s.weight_in(s.minimum)), s.sum(h * s.weight_in(s.maximum))
         return (h - h_low - s.y * (h_high - h_low)).to(x.dtype)
 
     @staticmethod
@@ -109,16 +109,9 @@ class _Sample:
         """The value."""
         return (self.x * 0.5 - self.low) / self.half_range
 
-    @property
-    def at_minimum(self) -> Tensor:
-        """The weight of each element in the derivative of the minimum: ties share it."""
-        tied = self.x == self.minimum
-        return tied / self.sum(tied)
-
-    @property
-    def at_maximum(self) -> Tensor:
-        """The weight of each element in the derivative of the maximum: ties share it."""
-        tied = self.x == self.maximum
+    def weight_in(self, extreme: Tensor) -> Tensor:
+        """The weight of each element in the derivative of the minimum or the maximum: ties share it."""
+        tied = self.x == extreme
         return tied / self.sum(tied)
 
     def sum(self, values: Tensor) -> Tensor:

@@ -56,12 +56,9 @@ def st(fn: F) -> F:
     @functools.wraps(fn)
     def straight(*args: Any, **kwargs: Any) -> Any:
         if position is not None and position < len(args):
-            mode, args = args[position], (*args[:position], "hard", *args[position + 1 :])
-            soft_args, hard_kwargs, soft_kwargs = (*args[:position], mode, *args[position + 1 :]), kwargs, kwargs
-        else:
-            mode = kwargs.get("mode", default)
-            soft_args, hard_kwargs, soft_kwargs = args, {**kwargs, "mode": "hard"}, {**kwargs, "mode": mode}
-        return _value_of_first("st", fn, (args, hard_kwargs), (soft_args, soft_kwargs))
+            hard_args = (*args[:position], "hard", *args[position + 1 :])
+            return _value_of_first("st", fn, (hard_args, kwargs), (args, kwargs))
+        return _value_of_first("st", fn, (args, {**kwargs, "mode": "hard"}), (args, {"mode": default, **kwargs}))
 
     return straight  # pyright: ignore[reportReturnType]
 

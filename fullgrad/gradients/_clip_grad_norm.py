@@ -6,11 +6,10 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
-from fullgrad._dims import Dim, behind_batch, dims_of
 from fullgrad._function import alias, is_identity
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
-from fullgrad.gradients._magnitude import norm
+from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
 
 
 def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_type: float = 2.0) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._batching import elementwise
-from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 
 
@@ -19,6 +18,10 @@ class CotangentMap(Function):
     recompute_in_backward = True
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.parameters = inputs[1:]  # for those that are numbers
+
+    @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
         return t
 
@@ -27,19 +30,7 @@ class CotangentMap(Function):
         return elementwise(cls, *per_sample(info, in_dims, args))
 
 
-class LinearCotangentMap(Elementwise):
-    r"""A value that is the input, or the input times a factor, with a linear derivative: an elementwise operator of which each
-    sample of a batch has a cotangent of its own.
-    """
-
-    @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        return elementwise(cls, *per_sample(info, in_dims, args))
-
-
-def per_sample(
-    info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]
-) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
+def per_sample(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """``in_dims`` and ``args`` with the first argument batched: one that the samples share gets a cotangent from each of them,
     and each is mapped by itself before their sum.
     """

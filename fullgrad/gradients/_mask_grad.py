@@ -7,7 +7,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._function import alias, is_identity
 from fullgrad._kernels import where_positive
-from fullgrad.gradients._cotangent_map import LinearCotangentMap
+from fullgrad.gradients._cotangent_map import CotangentMap
 
 
 def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
@@ -44,16 +44,25 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     return MaskGrad.apply(x, mask)
 
 
-class MaskGrad(LinearCotangentMap):
+class MaskGrad(CotangentMap):
     """The operator of :func:`mask_grad`."""
-
-    reads = {0: (1,)}
 
     @staticmethod
     @is_identity
     def forward(x: Tensor, mask: Tensor) -> Tensor:
         return alias(x)
 
+    # Not an `Elementwise`: a mask has no derivative, so there is nothing to find out in a small call.
+
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, mask: Tensor) -> Tensor:
-        return where_positive(v, mask)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return where_positive(g, *ctx.saved_tensors), None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
+        return where_positive(t, *ctx.saved_tensors)

@@ -57,9 +57,5 @@ class NanToNumGrad(CotangentMap):
         return alias(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.replacements = inputs[1:]
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        return torch.nan_to_num(g, *ctx.replacements), None, None, None
+        return torch.nan_to_num(g, *ctx.parameters), None, None, None

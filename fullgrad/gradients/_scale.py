@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._batching import elementwise
+from fullgrad._elementwise import Elementwise
 from fullgrad._function import alias, pure
-from fullgrad.gradients._cotangent_map import LinearCotangentMap
+from fullgrad.gradients._cotangent_map import per_sample
 
 Factor = Tensor | float
 
@@ -115,7 +117,7 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
     return Scale.apply(x, 1.0, scale)
 
 
-class Scale(LinearCotangentMap):
+class Scale(Elementwise):
     """The operator of :func:`scale`."""
 
     reads = {0: (2,), 1: (0,), 2: ()}
@@ -131,3 +133,7 @@ class Scale(LinearCotangentMap):
         if i == 0:
             return v if backward.__class__ is float and backward == 1.0 else v * backward
         return v * x if i == 1 else None  # the value does not depend on backward
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
+        return elementwise(Scale, *per_sample(info, in_dims, args))

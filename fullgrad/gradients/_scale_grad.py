@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dims import Dim, behind_batch, dims_of
 from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
-from fullgrad.gradients._magnitude import largest
+from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, largest
 
 
 def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
@@ -63,14 +62,11 @@ class ScaleGrad(CotangentMap):
         return alias(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.dim = inputs[1]
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         if g.numel() == 0:
             return g, None
-        m = largest(g, dims_of(ctx.dim, g.ndim))
+        (dim,) = ctx.parameters
+        m = largest(g, dims_of(dim, g.ndim))
         return g / torch.where(m > 0, m, 1), None
 
     @classmethod

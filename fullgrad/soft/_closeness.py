@@ -12,6 +12,7 @@ from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
+    Operand,
     Relaxation,
     Softness,
     as_number,
@@ -25,7 +26,7 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def eq(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x == y``, in [0, 1].
 
     .. math::
@@ -55,10 +56,10 @@ def eq(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smo
 
     Source: ``softtorch.eq``.
     """
-    return _closeness("eq", x, y, softness, 0.0, 0.0, mode, epsilon, False)
+    return _closeness("eq", x, y, softness, 0.0, 0.0, mode, epsilon)
 
 
-def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def not_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x != y``, in [0, 1].
 
     .. math::
@@ -88,12 +89,12 @@ def not_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode
 
     Source: ``softtorch.not_equal``.
     """
-    return _closeness("not_equal", x, y, softness, 0.0, 0.0, mode, epsilon, False)
+    return _closeness("not_equal", x, y, softness, 0.0, 0.0, mode, epsilon)
 
 
 def isclose(
     x: Tensor,
-    y: Tensor | float,
+    y: Operand,
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
@@ -132,10 +133,10 @@ def isclose(
 
     Source: ``softtorch.isclose``.
     """
-    return _closeness("isclose", x, y, softness, rtol, atol, mode, epsilon, False)
+    return _closeness("isclose", x, y, softness, rtol, atol, mode, epsilon)
 
 
-def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def eq_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x == y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -168,10 +169,10 @@ def eq_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "
 
     Source: ``softtorch.eq_st``.
     """
-    return _closeness("eq_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
+    return _closeness("eq_st", x, y, softness, 0.0, 0.0, mode, epsilon)
 
 
-def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def not_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x != y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -204,12 +205,12 @@ def not_equal_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: M
 
     Source: ``softtorch.not_equal_st``.
     """
-    return _closeness("not_equal_st", x, y, softness, 0.0, 0.0, mode, epsilon, True)
+    return _closeness("not_equal_st", x, y, softness, 0.0, 0.0, mode, epsilon)
 
 
 def isclose_st(
     x: Tensor,
-    y: Tensor | float,
+    y: Operand,
     softness: Softness = 0.1,
     rtol: float = 1e-5,
     atol: float = 1e-8,
@@ -249,7 +250,7 @@ def isclose_st(
 
     Source: ``softtorch.isclose_st``.
     """
-    return _closeness("isclose_st", x, y, softness, rtol, atol, mode, epsilon, True)
+    return _closeness("isclose_st", x, y, softness, rtol, atol, mode, epsilon)
 
 
 class Closeness(Relaxation):
@@ -277,27 +278,12 @@ class Closeness(Relaxation):
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor:
-        part = cls.pull(tuple([i == k for k in range(3)]), v, *args)[i]
-        assert part is not None
-        return part
+    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor | None:
+        return cls.pull(tuple([i == k for k in range(3)]), v, *args)[i]
 
     @classmethod
-    def pull(
-        cls,
-        needed: tuple[bool, ...],
-        g: Tensor,
-        x: Tensor,
-        y: Any,
-        s: Softness,
-        name: str,
-        rtol: float,
-        atol: float,
-        epsilon: float,
-        mode: str,
-        hard: bool,
-        _: None,
-    ) -> list[Tensor | None]:
+    def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
+        name, rtol, atol, epsilon, mode, *_ = constants
         close = name == "isclose"
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
@@ -310,13 +296,11 @@ class Closeness(Relaxation):
             g = curves.apply_steps(curves.slope_times(g, q, s, mode), (torch.mul, factor))
         if not close:
             g = where_positive(g, q)  # 0 within epsilon
-        to_x = to_y = to_s = None
-        if needed[0] or needed[1]:
-            to_x = curves.mul_into(g, slope)
-        if needed[1] and to_x is not None:
-            to_y = -to_x
-            if slope_y is not None:
-                to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=to_y if can_reuse_buffers() else None)
+        to_x = curves.mul_into(g, slope) if needed[0] or needed[1] else None
+        to_y = -to_x if needed[1] and to_x is not None else None
+        if to_y is not None and slope_y is not None:
+            to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=to_y if can_reuse_buffers() else None)
+        to_s = None
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
             if close:
@@ -365,14 +349,13 @@ def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bo
     return compared(getattr(torch, name), x, y, value_only)
 
 
-def _closeness(
-    name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float, hard: bool
-) -> Tensor:
+def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float) -> Tensor:
     x = check(name, x, softness, mode)
     y = check_other(name, "y", y)
     _checks.non_negative_number(name, "epsilon", epsilon)
     _checks.non_negative_number(name, "rtol", rtol)
     _checks.non_negative_number(name, "atol", atol)
+    hard = name.endswith("_st")
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)

@@ -9,6 +9,7 @@ from fullgrad import _checks
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
+    Operand,
     Relaxation,
     Softness,
     check,
@@ -21,7 +22,7 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x > y``, in [0, 1].
 
     .. math::
@@ -54,9 +55,7 @@ def greater(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode =
     return _comparison("greater", x, y, softness, mode, epsilon)
 
 
-def greater_equal(
-    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
-) -> Tensor:
+def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x >= y``, in [0, 1].
 
     .. math::
@@ -89,7 +88,7 @@ def greater_equal(
     return _comparison("greater_equal", x, y, softness, mode, epsilon)
 
 
-def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x < y``, in [0, 1].
 
     .. math::
@@ -122,7 +121,7 @@ def less(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "s
     return _comparison("less", x, y, softness, mode, epsilon)
 
 
-def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x <= y``, in [0, 1].
 
     .. math::
@@ -155,7 +154,7 @@ def less_equal(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mod
     return _comparison("less_equal", x, y, softness, mode, epsilon)
 
 
-def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x > y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -191,9 +190,7 @@ def greater_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mod
     return _comparison("greater_st", x, y, softness, mode, epsilon)
 
 
-def greater_equal_st(
-    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
-) -> Tensor:
+def greater_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -229,7 +226,7 @@ def greater_equal_st(
     return _comparison("greater_equal_st", x, y, softness, mode, epsilon)
 
 
-def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x < y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -265,9 +262,7 @@ def less_st(x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode =
     return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
-def less_equal_st(
-    x: Tensor, y: Tensor | float, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10
-) -> Tensor:
+def less_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -311,9 +306,7 @@ class Comparison(Relaxation):
     reads_output = True
 
     @staticmethod
-    def forward(
-        x: Tensor, y: Tensor | float, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool
-    ) -> Tensor:
+    def forward(x: Tensor, y: Operand, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
 

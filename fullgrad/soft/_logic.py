@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.clamping import clamp
-from fullgrad.soft._relaxation import FLOATING, floating
+from fullgrad.soft._relaxation import checked_floating
 
 
 def logical_not(x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def logical_not(x: Tensor) -> Tensor:
 
     Source: ``softtorch.logical_not``.
     """
-    return 1 - _checked("logical_not", "x", x)
+    return 1 - checked_floating("logical_not", "x", x)
 
 
 def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -62,7 +62,7 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_and``.
     """
-    x, y = _checked("logical_and", "x", x), _checked("logical_and", "y", y)
+    x, y = checked_floating("logical_and", "x", x), checked_floating("logical_and", "y", y)
     # The product of roots, as the root of a product loses small numbers in half precision.
     return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if use_geometric_mean else x * y
 
@@ -93,7 +93,7 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
 
     Source: ``softtorch.logical_or``.
     """
-    x, y = _checked("logical_or", "x", x), _checked("logical_or", "y", y)
+    x, y = checked_floating("logical_or", "x", x), checked_floating("logical_or", "y", y)
     if use_geometric_mean:
         return 1 - logical_and(1 - x, 1 - y, True)
     if x.dtype != y.dtype:
@@ -129,7 +129,7 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_xor``.
     """
-    x, y = _checked("logical_xor", "x", x), _checked("logical_xor", "y", y)
+    x, y = checked_floating("logical_xor", "x", x), checked_floating("logical_xor", "y", y)
     mean = use_geometric_mean
     return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
 
@@ -163,7 +163,7 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
 
     Source: ``softtorch.all``.
     """
-    x = _checked("all", "x", x)
+    x = checked_floating("all", "x", x)
     _checks.dim("all", dim, x.ndim)
     return _geometric_mean(x, dim, epsilon) if use_geometric_mean else torch.prod(x, dim)
 
@@ -195,7 +195,7 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
 
     Source: ``softtorch.any``.
     """
-    x = _checked("any", "x", x)
+    x = checked_floating("any", "x", x)
     _checks.dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
@@ -208,10 +208,3 @@ def _at_least(x: Tensor, epsilon: float) -> Tensor:
     """``max(x, epsilon)``, which has a logarithm; in half precision, where 1e-10 is 0, the smallest number instead of it."""
     numbers = torch.finfo(x.dtype)
     return clamp(x, max(epsilon, numbers.tiny * numbers.eps), None)
-
-
-def _checked(name: str, argument: str, x: Tensor) -> Tensor:
-    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
-        _checks.real_tensor(name, argument, x)
-        x = floating(x)
-    return x

@@ -11,10 +11,13 @@ from fullgrad import _checks
 from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
-from fullgrad._inputs import save_inputs, saved_inputs, sum_to
+from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
-from fullgrad.soft._mode_names import MODES, SOFT_MODES
+from fullgrad.soft._mode_names import MODES
+
+# What is compared with a tensor.
+Operand = Tensor | float
 
 
 class Relaxation(Elementwise):
@@ -32,26 +35,23 @@ class Relaxation(Elementwise):
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *_, mode, hard = inputs
-        ctx.shapes = [getattr(v, "shape", None) for v in inputs]
         reads = cls.reads_output and mode == "smooth" and not hard
         save_inputs(ctx, (*inputs, output if reads else None))
         ctx.dtype = output.dtype
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        args, needed = saved_inputs(ctx), ctx.needs_input_grad
+        args, needed, parts = saved_inputs(ctx), ctx.needs_input_grad, None
         if g.dtype in HALF:
             parts = cls.pull_in_half(needed, g, *args)
-            if parts is not None:
-                summed = [None if p is None else sum_to(p, ctx.shapes[i]) for i, p in enumerate(parts)]
-                return (*summed, *[None] * (len(needed) - len(parts)))
-            args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
-            parts = chunked_in_float32(functools.partial(cls.pull, needed), [getattr(a, "dtype", None) for a in args], g, *args)
-            if parts is not None:
-                return tuple(parts[: len(needed)])
-        parts = cls.pull(needed, *to_opmath(g, *args))
-        gradients = [None if p is None else sum_to(p, ctx.shapes[i]).to(args[i].dtype) for i, p in enumerate(parts)]
-        return (*gradients, *[None] * (len(needed) - len(parts)))
+            if parts is None:
+                args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
+                dtypes = [getattr(a, "dtype", None) for a in args]
+                parts = chunked_in_float32(functools.partial(cls.pull, needed), dtypes, g, *args)
+        if parts is None:
+            parts = cls.pull(needed, *to_opmath(g, *args))
+        # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
+        return (*parts, *[None] * len(needed))[: len(needed)]
 
     @classmethod
     def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
@@ -163,24 +163,14 @@ def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
     return value
 
 
+def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
+    """A real tensor, integers in the default dtype."""
+    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
+        _checks.real_tensor(name, argument, x)
+        x = floating(x)
+    return x
+
+
 def floating(x: Tensor) -> Tensor:
     """Integers in the default dtype."""
     return x if x.dtype in FLOATING or x.is_floating_point() else x.to(torch.get_default_dtype())
-
-
-__all__ = [
-    "FLOATING",
-    "MODES",
-    "SOFT_MODES",
-    "Relaxation",
-    "Softness",
-    "cast",
-    "check",
-    "check_other",
-    "compared",
-    "expand_to_softness_shape",
-    "with_zero_derivative",
-    "floating",
-    "only_value_needed",
-    "soft_value",
-]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._autocast import matmul
-from fullgrad.soft._relaxation import cast, floating
+from fullgrad.soft._relaxation import cast, checked_floating
 
 # With fewer elements a sum costs more than a product of matrices.
 _MIN_LENGTH_OF_SUMS = 16
@@ -37,7 +37,8 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
     Source: ``softtorch.where``.
     """
-    condition, x, y = _to_floating("where", condition=condition, x=x, y=y)
+    condition = checked_floating("where", "condition", condition)
+    x, y = checked_floating("where", "x", x), checked_floating("where", "y", y)
     dtype = torch.promote_types(torch.promote_types(condition.dtype, x.dtype), y.dtype)
     return torch.lerp(*torch.broadcast_tensors(cast(y, dtype), cast(x, dtype), cast(condition, dtype)))
 
@@ -193,15 +194,9 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
 
 
-def _to_floating(name: str, **tensors: Tensor) -> list[Tensor]:
-    for argument, value in tensors.items():
-        _checks.real_tensor(name, argument, value)
-    return [floating(value) for value in tensors.values()]
-
-
 def _canonicalize_args(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:
     """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
-    x, soft_index = _to_floating(name, x=x, soft_index=soft_index)
+    x, soft_index = checked_floating(name, "x", x), checked_floating(name, "soft_index", soft_index)
     _checks.dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = x.flatten(), 0

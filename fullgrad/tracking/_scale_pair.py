@@ -13,6 +13,15 @@ from fullgrad._dispatch import has_data
 Scale = float | Tensor | None
 
 
+def _field(name: str, doc: str) -> Any:
+    """A property that is read when it is needed: until then its number stays on the device."""
+
+    def assign(pair: "ScalePair", scale: Scale) -> None:
+        pair._fields[name] = scale
+
+    return property(lambda pair: pair._read(name), assign, doc=doc)
+
+
 class ScalePair:
     r"""The scale of a tensor in the forward pass, that of its gradient, and that of its tangent.
 
@@ -54,34 +63,11 @@ class ScalePair:
         self.key: int | None = None
         if not torch.compiler.is_dynamo_compiling():
             self.key = next(_KEYS)
-            _PAIRS[self.key] = self
+            PAIRS[self.key] = self
 
-    @property
-    def forward(self) -> Scale:
-        """The scale of the value."""
-        return self._read("forward")
-
-    @forward.setter
-    def forward(self, scale: Scale) -> None:
-        self._fields["forward"] = scale
-
-    @property
-    def backward(self) -> Scale:
-        """The scale of the gradient."""
-        return self._read("backward")
-
-    @backward.setter
-    def backward(self, scale: Scale) -> None:
-        self._fields["backward"] = scale
-
-    @property
-    def tangent(self) -> Scale:
-        """The scale of the tangent."""
-        return self._read("tangent")
-
-    @tangent.setter
-    def tangent(self, scale: Scale) -> None:
-        self._fields["tangent"] = scale
+    forward: Scale = _field("forward", "The scale of the value.")
+    backward: Scale = _field("backward", "The scale of the gradient.")
+    tangent: Scale = _field("tangent", "The scale of the tangent.")
 
     def put(self, field: str, value: Tensor) -> None:
         """Record a value, to be read later."""
@@ -126,12 +112,8 @@ def text(scale: Scale) -> str:
     return f"{scale:.3}"
 
 
-def pair_of(key: int) -> ScalePair | None:
-    """The pair of a compiled graph; None once it is garbage."""
-    return _PAIRS.get(key)
-
-
 _NO_DATA = object()
-_PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
+# What compiled graphs refer to by key, while it is in use elsewhere.
+PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
 # From a random start: a graph that outlives the process must not find another's pair.
 _KEYS = itertools.count(secrets.randbits(61) + 2)

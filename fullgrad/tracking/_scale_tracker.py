@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
 from fullgrad._function import Function, alias, saves_nothing
-from fullgrad.tracking._scale_pair import ScalePair, pair_of
+from fullgrad.tracking._scale_pair import PAIRS, ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
 Target = ScalePair | int  # the pair, or in compiled code its key
@@ -147,7 +147,7 @@ def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) 
 @effect("fullgrad::record_scale")
 def _put(value: Tensor, key: int, field: str) -> None:
     """What a graph does when it runs."""
-    pair = pair_of(key)
+    pair = PAIRS.get(key)
     if pair is not None:
         pair.put(field, value.clone())  # compiled code reuses its memory
 

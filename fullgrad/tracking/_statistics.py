@@ -12,24 +12,14 @@ from fullgrad import _checks
 Statistic = str | Callable[[Tensor], Tensor]
 
 
-def _std(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+# Functions of a tensor, of its dimensions that do not count samples, and of the number of elements in those.
+STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
     # torch warns about a single element, and returns the same NaN.
-    return torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan
-
-
-def _rms(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
-    return torch.linalg.vector_norm(x, 2, dims) / math.sqrt(n)
-
-
-def _mean_abs(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
-    return torch.linalg.vector_norm(x, 1, dims) / n
-
-
-def _max_abs(x: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
-    return torch.maximum(x.amax(dims), -x.amin(dims))
-
-
-STATISTICS: dict[str, Any] = {"std": _std, "rms": _rms, "mean_abs": _mean_abs, "max_abs": _max_abs}
+    "std": lambda x, dims, n: torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan,
+    "rms": lambda x, dims, n: torch.linalg.vector_norm(x, 2, dims) / math.sqrt(n),
+    "mean_abs": lambda x, dims, n: torch.linalg.vector_norm(x, 1, dims) / n,
+    "max_abs": lambda x, dims, n: torch.maximum(x.amax(dims), -x.amin(dims)),
+}
 
 
 def check_statistic(name: str, stat: Any) -> None:

@@ -1,5 +1,6 @@
 """The kit as its users call it: `check_operator`, its report, and the command line."""
 
+import gc
 import json
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
-from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, check_operator
+from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
 from tests.operators import Cube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
@@ -260,3 +261,12 @@ def test_missing_extra_is_told(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert main(["plot", "round"]) == 2
     assert 'pip install "fullgrad[plot]"' in capsys.readouterr().err
+
+
+def test_what_torch_cannot_do_leaves_the_thread_as_it_was():
+    """An error inside nested transforms that fails to print a tensor would switch autograd off when it is collected."""
+    (case,) = [c for c in CASES if c.name == "soft.proj_transport_polytope c1"]
+    with pytest.raises(TorchLimit):
+        CHECKS["compile_forward_over_forward"](case)
+    gc.collect()
+    assert torch.ones(1, requires_grad=True).mul(2).requires_grad

@@ -42,7 +42,7 @@ class OrderStatistic(Function):
     def soft_forward(cls, *args: Any) -> Any:
         """The relaxation as a value."""
         small = cls.closed_form(*args)
-        y = cls.relaxed(*args) if small is None else small.outputs(args[-1][4])
+        y = cls.relaxed(*args) if small is None else small.outputs()
         return clone_if_view(y) if isinstance(y, Tensor) else tuple([clone_if_view(v) for v in y])
 
     @classmethod
@@ -68,10 +68,10 @@ class OrderStatistic(Function):
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        given: tuple[Any, ...] = cotangents[: len(ctx.like)]
+        given: Any = cotangents[: len(ctx.like)]
         small = cls.closed_form(*inputs) if where == (0,) else None
         if small is not None:
-            return small.gradient(inputs[-1][4], *given), *[None] * (len(inputs) - 1)
+            return small.gradient(*given), *[None] * (len(inputs) - 1)
         found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 

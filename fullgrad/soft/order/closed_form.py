@@ -1,17 +1,17 @@
 r"""The relaxations of small rows in closed form, with first derivatives that record nothing.
 
-For plain rows on the CPU whose derivative is not differentiated again: a value and a gradient are twenty kernels, where a
-recorded relaxation takes a hundred. Everything else takes the general path through `Method`, which agrees to rounding.
+For plain rows on the CPU whose derivative is not differentiated again: a value and a gradient are forty kernels, where a
+relaxation that is recorded takes two hundred. All else takes the general path, through `Method`, which agrees to rounding.
 
-Rows are standardized, :math:`h = (x - \mu) / \sigma,\ z = 1 / (1 + e^{-h}),\ u = z / s`, and a place :math:`i` of them has the
-weights :math:`P_i = \Pi(S_i)`. With the cotangent :math:`G_i` of :math:`P_i`:
+Rows are standardized, :math:`h = (x - \mu) / \sigma,\ z = 1 / (1 + e^{-h}),\ u = z / s`, and place :math:`i` of them has the
+weights :math:`P_i = \Pi(S_i)`, of scores :math:`S_i` of the row. With the cotangent :math:`G_i` of :math:`P_i`:
 
 .. math::
     \bar S_i = w_i \Big(G_i - \frac{\langle w_i, G_i \rangle}{\sum w_i}\Big), \qquad
     \bar x = \frac{\bar h - \operatorname{mean}(\bar h) - h \operatorname{mean}(h \bar h)}{\sigma}, \quad
     \bar h = \frac{z (1 - z)}{s} \bar u
 
-with :math:`w = P` in smooth mode, and :math:`\Pi'` of `projections.simplex` in the others.
+where :math:`w = P` in smooth mode, and the slope of the power in the others (`projections.simplex`).
 """
 
 from typing import Any, NamedTuple
@@ -22,59 +22,136 @@ from torch import Tensor
 from fullgrad._autocast import matmul
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.soft import _curves as curves
-from fullgrad.soft.order._numbers import POWERS, power, weighted
+from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order._rows import EPSILON
 from fullgrad.soft.order.projections.simplex import simplex_excess
 
-# Matrices of weights up to this many elements. Measured by `python -m fullgrad bench softtorch`.
-LARGEST = 2**20
-# Up to this |u|, exp(2 |u|) does not overflow in float32, and a sigmoid of a difference is a quotient of exponentials.
-_FAR = 40.0
+# Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
+_LARGEST = 2**20
+# From this many pairs of elements on, a sigmoid of each difference costs more than a row's exponentials and sums with them.
+_MANY = 2**13
+# Up to here exp(u) neither overflows nor underflows in float32.
+_FAR = 80.0
 
+_silu_backward = torch.ops.aten.silu_backward.default
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 class SmallRows(NamedTuple):
-    """Rows along the last dimension: values x, and u around 0."""
+    """Rows along the last dimension."""
 
     x: Tensor
-    u: Tensor
     z: Tensor
     mean: Tensor
     rstd: Tensor
     scale: float
-    mode: str
-    gated: bool
+    """1 / s."""
+    options: Any
     dtype: torch.dtype
+
+    @property
+    def n(self) -> int:
+        """The length of a row."""
+        return self.x.shape[-1]
+
+    def pull(self, u: Tensor | None, x: Tensor | None) -> Tensor:
+        """The gradient of x, from that of u, which is overwritten, and what x gets as the values of weighted sums."""
+        if u is None:
+            return torch.zeros_like(self.x) if x is None else x
+        h = _sigmoid_backward(u.mul_(self.scale), self.z)
+        g = _layer_norm_backward(h, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
+        return g if x is None else g.add_(x)
 
 
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
-    """The rows, if closed forms are for them: ``places`` is how many places of a row have weights."""
-    mode, _, standardize, gated, *_ = options
+    """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
     if (
-        not standardize
+        not options[2]
         or softness.__class__ is not float
         or x.device.type != "cpu"
-        or not 0 < x.numel() * places <= LARGEST
+        or not 0 < x.numel() * places <= _LARGEST
         or not can_reuse_buffers()
     ):
         return None
     dtype = x.dtype
-    if dim != -1:
-        x = x.movedim(dim, -1)
-    x = x.detach() if dtype is torch.float32 or dtype is torch.float64 else x.detach().float()
+    x = x.detach() if dim == -1 else x.detach().movedim(dim, -1)
+    if dtype.itemsize == 2:
+        x = x.float()
     h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
-    # Infinities, NaN, and squares that overflow.
-    if not rstd.min().item() > 0:
+    # Infinities, NaN, and numbers whose squares overflow.
+    if not torch.min(rstd).item() > 0:
         return None
-    z = h.sigmoid_()
-    scale = 1 / softness
-    return SmallRows(x, (z - 0.5).mul_(scale), z, mean, rstd, scale, mode, gated, dtype)
+    return SmallRows(x, h.sigmoid_(), mean, rstd, 1 / softness, options, dtype)
 
 
-def project(scores: Tensor, mode: str) -> tuple[Tensor, Any]:
-    """The weights of rows of scores, and what `pull_projection` reads."""
+class OwnScores:
+    """u itself, or -u: the weights of the last or the first place of softsort."""
+
+    def __init__(self, rows: SmallRows, largest: bool) -> None:
+        self.factor = 1.0 if largest else -1.0
+        self.scores = rows.z * (self.factor * rows.scale)
+
+    def pull(self, delta: Tensor) -> Tensor:
+        """The gradient of u."""
+        return delta if self.factor > 0 else delta.neg_()
+
+
+class NeuralScores:
+    r""":math:`S_{ij} = c_i u_j - A_j` with :math:`c_i = 2i - n - 1` and :math:`A_j = \sum_k A(u_j - u_k)`.
+
+    In smooth mode :math:`A(d) = 2 d \sigma(d) - d`. For many pairs :math:`\sigma(u_j - u_k) = w_j / (w_j + w_k) = R_{jk}` with
+    :math:`w = e^u`, and sums over k are products of R, and in the derivative of :math:`K = R (1 - R)`, with vectors.
+    """
+
+    def __init__(self, rows: SmallRows, c: Tensor, single: bool = False) -> None:
+        """``single``: of one place, without a dimension for it."""
+        mode, n = rows.options[0], rows.n
+        # Around 0, where the least is lost of differences.
+        self.u = u = (rows.z - 0.5).mul_(rows.scale)
+        self.c, self.mode, self.single = c, mode, single
+        self.ratio = self.differences = None
+        if mode == "smooth" and n * rows.x.numel() >= _MANY and rows.scale < _FAR:
+            w = u.exp()
+            r = w.unsqueeze(-1) + w.unsqueeze(-2)
+            self.ratio = r = torch.div(w.unsqueeze(-1), r, out=r)
+            # Products from the left are ten times faster than from the right; R + R^T is 1.
+            sums = matmul(torch.stack((torch.ones_like(u), u), -2), r).mul_(2)
+            minus_a = (u.sum(-1, keepdim=True) - sums[..., 1, :]).addcmul_(u, sums[..., 0, :].sub_(n))
+        else:
+            self.differences = d = u.unsqueeze(-1) - u.unsqueeze(-2)
+            if mode == "smooth":
+                minus_a = torch.sub(d, torch.nn.functional.silu(d), alpha=2).sum(-1)
+            else:
+                minus_a = curves.absolute(d, 1.0, mode).sum(-1).neg_()
+        self.scores = (
+            torch.addcmul(minus_a, c, u) if single else torch.addcmul(minus_a.unsqueeze(-2), c.unsqueeze(-1), u.unsqueeze(-2))
+        )
+
+    def pull(self, delta: Tensor) -> Tensor:
+        r"""The gradient of u: :math:`\sum_i c_i \bar S_{im} + \sum_k A'(u_m - u_k) (a_m + a_k),\ a_j = -\sum_i \bar S_{ij}`."""
+        u, n = self.u, self.u.shape[-1]
+        total = delta if self.single else delta.sum(-2)
+        g = self.c * delta if self.single else matmul(self.c, delta)
+        if self.ratio is not None:
+            # A' = 2R - 1 + 2 (u_m - u_k) K, and total sums to 0.
+            r, ut, one = self.ratio, u * total, torch.ones_like(u)
+            first = matmul(torch.stack((one, total), -2), r).mul_(2)
+            sums = matmul(torch.stack((one, total, u, ut), -2), torch.addcmul(r, r, r, value=-1)).mul_(2)
+            g += (first[..., 0, :] - n) * total + first[..., 1, :]
+            g -= ut * sums[..., 0, :] + u * sums[..., 1, :] - total * sums[..., 2, :] - sums[..., 3, :]
+            return g
+        d = self.differences
+        assert d is not None
+        if self.mode == "smooth":
+            t = _silu_backward(total.unsqueeze(-1).expand_as(d), d)
+            return g.add_(total, alpha=n).sub_(t.sum(-1).sub_(t.sum(-2)), alpha=2)
+        slopes = curves.absolute_slope(d, 1.0, self.mode)
+        return g.sub_(slopes.mul_(total.unsqueeze(-1) + total.unsqueeze(-2)).sum(-1))
+
+
+def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """The weights, and what `_pull_projection` reads."""
     if mode == "smooth":
         p = torch.softmax(scores, -1)
         return p, p
@@ -82,7 +159,7 @@ def project(scores: Tensor, mode: str) -> tuple[Tensor, Any]:
     return power(t, POWERS[mode]), t
 
 
-def pull_projection(g: Tensor, kept: Tensor, mode: str) -> Tensor:
+def _pull_projection(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     """The gradient of the scores."""
     if mode == "smooth":
         return torch._softmax_backward_data(g, kept, -1, g.dtype)
@@ -91,143 +168,74 @@ def pull_projection(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     return (g - mean).mul_(w)
 
 
-def pull_rows(rows: SmallRows, g: Tensor | None, direct: Tensor | None) -> Tensor:
-    """The gradient of x from that of u, and what it gets as the values of weighted sums."""
-    if g is None:
-        assert direct is not None
-        return direct
-    g = _sigmoid_backward(g.mul_(rows.scale), rows.z)
-    g = _layer_norm_backward(g, rows.x, rows.x.shape[-1:], rows.mean, rows.rstd, None, None, [True, False, False])[0]
-    return g if direct is None else g.add_(direct)
-
-
-class NeuralScores:
-    r""":math:`S_{ij} = c_i u_j - A_j,\ c_i = 2i - n - 1,\ A_j = \sum_k A(u_j - u_k)`.
-
-    In smooth mode :math:`A(d) = d\,(2R - 1)` with :math:`R_{jk} = w_j / (w_j + w_k),\ w = e^u`: a row takes n exponentials, and
-    the sums over k are products of R and of :math:`K = R (1 - R)` with vectors.
-    """
-
-    def __init__(self, rows: SmallRows, c: Tensor) -> None:
-        u, mode = rows.u, rows.mode
-        self.u, self.c, self.mode = u, c, mode
-        self.ratio = self.differences = None
-        if mode == "smooth" and rows.scale <= 2 * _FAR:
-            w = u.exp()
-            self.ratio = r = w.unsqueeze(-1) / (w.unsqueeze(-1) + w.unsqueeze(-2))
-            both = matmul(r, torch.stack((torch.ones_like(u), u), -1))
-            # The sum of 2R - 1 = R_jk - R_kj over k, times u_j, less that with u_k.
-            n = u.shape[-1]
-            minus_a = (both[..., 1].mul_(2).sub_(u.sum(-1, keepdim=True))).addcmul_(u, both[..., 0].mul_(2).sub_(n), value=-1)
-        else:
-            self.differences = d = u.unsqueeze(-1) - u.unsqueeze(-2)
-            minus_a = curves.absolute(d, 1.0, mode).sum(-1).neg_()
-        self.scores = torch.addcmul(minus_a.unsqueeze(-2), c.unsqueeze(-1), u.unsqueeze(-2))
-
-    def pull(self, delta: Tensor) -> Tensor:
-        r"""The gradient of u: :math:`\sum_i c_i \bar S_{im} + \sum_k A'(u_m - u_k) (a_m + a_k),\ a_j = -\sum_i \bar S_{ij}`."""
-        u, n = self.u, self.u.shape[-1]
-        both = matmul(torch.stack((self.c, torch.full_like(self.c, -1.0))), delta)
-        g, a = both[..., 0, :], both[..., 1, :]
-        if self.ratio is not None:
-            # A' = 2R - 1 + 2 (u_m - u_k) K.
-            r = self.ratio
-            first = matmul(r, torch.stack((torch.ones_like(u), a), -1))
-            k = torch.addcmul(r, r, r, value=-1)
-            ua = u * a
-            sums = matmul(k, torch.stack((torch.ones_like(u), a, u, ua), -1))
-            g = g + (first[..., 0] * 2 - n) * a + first[..., 1] * 2 - a.sum(-1, keepdim=True)
-            return g + 2 * (ua * sums[..., 0] + u * sums[..., 1] - a * sums[..., 2] - sums[..., 3])
-        assert self.differences is not None
-        slopes = curves.absolute_slope(self.differences, 1.0, self.mode)
-        return slopes.mul_(a.unsqueeze(-1) + a.unsqueeze(-2)).sum(-1).add_(g)
-
-
-class OwnScores:
-    """The elements themselves: the largest of softsort, of which the weights are one row."""
-
-    def __init__(self, rows: SmallRows, sign: float) -> None:
-        self.sign = sign
-        self.scores = (rows.u if sign > 0 else -rows.u).unsqueeze(-2)
-
-    def pull(self, delta: Tensor) -> Tensor:
-        g = delta.squeeze(-2)
-        return g if self.sign > 0 else g.neg()
-
-
 class Weights:
-    """The weights of k places in rows, sums with them, and first derivatives.
+    """The weights of places (…, k, n), and sums with them; or of one place (…, n).
 
-    ``mix`` (k, places) combines places. Outputs have the places at ``dim``, or not at all where there is one and ``dim`` is None.
+    Outputs have the places at the dimension ``at`` of values. ``mix`` (k, places) has weights that combine those of places.
     """
 
     def __init__(self, rows: SmallRows, scores: Any, dim: int, at: int | None, mix: Tensor | None = None) -> None:
         self.rows, self.scores, self.dim, self.at, self.mix = rows, scores, dim, at, mix
-        p, self.kept = project(scores.scores, rows.mode)
+        p, self.kept = _project(scores.scores, rows.options[0])
         self.p = p if mix is None else matmul(mix, p)
 
-    def outputs(self, outputs: str) -> Any:
+    def outputs(self) -> Any:
         """What the operator returns."""
-        weights = self._to_place(self.p, 2) if "weights" in outputs else None
-        if outputs == "weights":
-            return weights
-        values = self._to_place(weighted(self.p, self.rows.x), 1)
-        return values if weights is None else (values, weights)
+        x, p, at, dtype, outputs = self.rows.x, self.p, self.at, self.rows.dtype, self.rows.options[4]
+        weights = values = None
+        if "weights" in outputs:
+            weights = (p if at in (None, -1) else p.movedim(-2, at - 1)).to(dtype)
+        if outputs != "weights":
+            y = (p * (x if at is None else x.unsqueeze(-2))).sum(-1)
+            values = (y if at in (None, -1) else y.movedim(-1, at)).to(dtype)
+        return weights if values is None else values if weights is None else (values, weights)
 
-    def _to_place(self, y: Tensor, count: int) -> Tensor:
-        at = self.at
-        y = y.squeeze(-count) if at is None else y if at == -1 else y.movedim(-count, at + 1 - count)
-        return y if y.dtype == self.rows.dtype else y.to(self.rows.dtype)
-
-    def gradient(self, outputs: str, *cotangents: Tensor) -> Tensor:
-        """The gradient of x."""
-        rows, cotangents = self.rows, (*cotangents,)
-        g_values = None if outputs == "weights" else self._from_place(cotangents[0], 1)
-        g = self._from_place(cotangents[-1], 2) if "weights" in outputs else None
-        direct = None if g_values is None else matmul(g_values.unsqueeze(-2), self.p).squeeze(-2)
+    def gradient(self, *cotangents: Tensor) -> Tensor:
+        """That of x."""
+        rows, p, at = self.rows, self.p, self.at
+        x, g, direct = rows.x, None, None
+        mode, _, _, gated, outputs, _ = rows.options
+        if "weights" in outputs:
+            g = cotangents[-1].to(x.dtype)
+            g = g if at in (None, -1) else g.movedim(at - 1, -2)
+        if outputs != "weights":
+            v = cotangents[0].to(x.dtype)
+            v = (v if at in (None, -1) else v.movedim(at, -1)).unsqueeze(-1)
+            direct = p * v if at is None else matmul(v.mT, p).squeeze(-2)
+            if gated:
+                outer = v * (x if at is None else x.unsqueeze(-2))
+                g = outer if g is None else outer.add_(g)
         u = None
-        if rows.gated:
-            if g_values is not None:
-                outer = g_values.unsqueeze(-1) * rows.x.unsqueeze(-2)
-                g = outer if g is None else g + outer
-            if self.mix is not None:
-                g = matmul(self.mix.mT, g)
-            u = self.scores.pull(pull_projection(g, self.kept, rows.mode))
-        elif direct is None:
-            direct = torch.zeros_like(rows.x)
-        return from_rows(pull_rows(rows, u, direct), rows, self.dim)
-
-    def _from_place(self, g: Tensor, count: int) -> Tensor:
-        at = self.at
-        g = g.unsqueeze(-count) if at is None else g if at == -1 else g.movedim(at + 1 - count, -count)
-        return g if g.dtype == self.rows.x.dtype else g.to(self.rows.x.dtype)
+        if gated and g is not None:
+            g = g if self.mix is None else matmul(self.mix.mT, g)
+            u = self.scores.pull(_pull_projection(g, self.kept, mode))
+        return to_input(rows.pull(u, direct), rows, self.dim)
 
 
 class Ranks:
-    r"""The ranks :math:`R_j = \sum_i r_i P_{ij} / \sum_i P_{ij}` of all elements, and first derivatives."""
+    r"""The ranks :math:`R_j = \sum_i r_i P_{ij} / \sum_i P_{ij}` of all elements."""
 
     def __init__(self, rows: SmallRows, scores: Any, dim: int, numbers: Tensor) -> None:
         self.rows, self.scores, self.dim, self.numbers = rows, scores, dim, numbers
-        p, self.kept = project(scores.scores, rows.mode)
-        both = matmul(torch.stack((numbers, torch.ones_like(numbers))), p)
-        self.mass = both[..., 1, :].clamp(min=1e-10)
-        self.ranks = both[..., 0, :] / self.mass
+        p, self.kept = _project(scores.scores, rows.options[0])
+        self.mass = p.sum(-2).clamp_(min=1e-10)
+        self.ranks = matmul(numbers, p).div_(self.mass)
 
-    def outputs(self, outputs: str) -> Tensor:
-        return from_rows(self.ranks, self.rows, self.dim)
+    def outputs(self) -> Tensor:
+        """What the operator returns."""
+        return to_input(self.ranks, self.rows, self.dim)
 
-    def gradient(self, outputs: str, g: Tensor) -> Tensor:
+    def gradient(self, g: Tensor) -> Tensor:
+        """That of x."""
         rows = self.rows
         g = (g if self.dim == -1 else g.movedim(self.dim, -1)).to(rows.x.dtype) / self.mass
-        # An element without weight anywhere keeps its mass, 1e-10.
+        # The mass of an element without weight anywhere is the constant 1e-10.
         rank = torch.where(self.mass > 1e-10, self.ranks, 0)
-        g_weights = (self.numbers.unsqueeze(-1) - rank.unsqueeze(-2)) * g.unsqueeze(-2)
-        return from_rows(
-            pull_rows(rows, self.scores.pull(pull_projection(g_weights, self.kept, rows.mode)), None), rows, self.dim
-        )
+        g = (self.numbers.unsqueeze(-1) - rank.unsqueeze(-2)).mul_(g.unsqueeze(-2))
+        u = self.scores.pull(_pull_projection(g, self.kept, rows.options[0])) if rows.options[3] else None
+        return to_input(rows.pull(u, None), rows, self.dim)
 
 
-def from_rows(y: Tensor, rows: SmallRows, dim: int) -> Tensor:
+def to_input(y: Tensor, rows: SmallRows, dim: int) -> Tensor:
     """Rows in the layout and dtype of the input."""
-    y = y if dim == -1 else y.movedim(-1, dim)
-    return y if y.dtype == rows.dtype else y.to(rows.dtype)
+    return (y if dim == -1 else y.movedim(-1, dim)).to(rows.dtype)

@@ -61,10 +61,10 @@ class Extremum(OrderStatistic):
         rows = small_rows(x, softness, dim, options, 1) if options[1] in ("softsort", "neuralsort") else None
         if rows is None:
             return None
-        sign = 1.0 if largest else -1.0
         if options[1] == "softsort":
-            return Weights(rows, OwnScores(rows, sign), dim, None)
-        return Weights(rows, NeuralScores(rows, rows.x.new_full((1,), sign * (rows.x.shape[-1] - 1))), dim, None)
+            return Weights(rows, OwnScores(rows, largest), dim, None)
+        c = torch.tensor(rows.n - 1 if largest else 1 - rows.n, dtype=rows.x.dtype)
+        return Weights(rows, NeuralScores(rows, c, single=True), dim, None)
 
 
 def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:

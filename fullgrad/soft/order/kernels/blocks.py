@@ -12,7 +12,6 @@ from torch import Tensor
 from fullgrad._batching import aligned
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
 from fullgrad._function import Function
-from fullgrad._inputs import sum_to
 from fullgrad._recompute import gradients, pullback, replaced
 
 Tensors = tuple[Tensor, ...]
@@ -151,7 +150,7 @@ class Blocked(Function):
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         args, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
         found = iter(Blocked.apply(ctx.spec.pulled_back(wanted), *args, *cotangents))
-        return None, *[sum_to(next(found), a.shape) if w else None for a, w in zip(args, wanted, strict=True)]
+        return None, *[next(found) if w else None for w in wanted]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
-from fullgrad._inputs import sum_to
 from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 
 # A row this short is added up element by element: halving it further takes more operations.
@@ -42,8 +41,8 @@ class TwoSided(RowFunction):
     def vjp(ctx: Any, gl: Tensor, gr: Tensor) -> tuple[Tensor | None, ...]:
         a, first, last, p, q, left, right = ctx.saved_tensors
         for_q, for_p = TwoSided.apply(a, first, last, gr, gl)
-        for_a = sum_to(p * for_p - gl * left + gr * right - q * for_q, a.shape) if ctx.needs_input_grad[0] else None
-        return for_a, None, None, sum_to(for_p, p.shape), sum_to(for_q, q.shape)
+        for_a = p * for_p - gl * left + gr * right - q * for_q if ctx.needs_input_grad[0] else None
+        return for_a, None, None, for_p, for_q
 
     @staticmethod
     def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:

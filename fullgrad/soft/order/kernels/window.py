@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._inputs import sum_to
 from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
 from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
 
@@ -55,11 +54,11 @@ class PowerSums(RowFunction):
         transposed = y, x, g, column_start, column_stop, start, stop
         for_x = for_y = for_f = None
         if ctx.needs_input_grad[0] and beta:
-            for_x = sum_to(g * beta * PowerSums.apply(x, y, f, start, stop, column_start, column_stop, beta - 1), x.shape)
+            for_x = g * beta * PowerSums.apply(x, y, f, start, stop, column_start, column_stop, beta - 1)
         if ctx.needs_input_grad[1] and beta:
-            for_y = sum_to(f * signed(beta * PowerSums.apply(*transposed, beta - 1), beta), y.shape)
+            for_y = f * signed(beta * PowerSums.apply(*transposed, beta - 1), beta)
         if ctx.needs_input_grad[2]:
-            for_f = sum_to(signed(PowerSums.apply(*transposed, beta), beta), f.shape)
+            for_f = signed(PowerSums.apply(*transposed, beta), beta)
         return for_x, for_y, for_f, None, None, None, None, None
 
     @staticmethod

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
@@ -122,7 +121,7 @@ class Isotonic(RowFunction):
         saved = (first, u, w) if mode == "smooth" else (first, *[t][: mode != "c0"])
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
-        ctx.mode, ctx.shapes, ctx.like = mode, (u.shape, w.shape), (t.dtype, t.device)
+        ctx.mode, ctx.like = mode, (t.dtype, t.device)
         ctx.mark_non_differentiable(first)
 
     @staticmethod
@@ -138,7 +137,6 @@ class Isotonic(RowFunction):
             mean = pooled * scale
             g_u = (g - omega * mean) * moves if ctx.needs_input_grad[0] else None
             g_w = mean / POWERS[ctx.mode] if ctx.needs_input_grad[1] else None
-        g_u, g_w = [None if p is None else sum_to(p, s) for p, s in zip((g_u, g_w), ctx.shapes, strict=True)]
         return g_u, g_w, None
 
     @staticmethod

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._inputs import sum_to
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
@@ -136,18 +135,16 @@ class Potentials(RowFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        cost, mu, nu, ctx.mode = inputs
-        ctx.shapes = cost.shape, mu.shape, nu.shape
-        ctx.save_for_backward(cost, *output)
-        ctx.save_for_forward(cost, *output)
+        ctx.mode = inputs[3]
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.save_for_forward(inputs[0], *output)
 
     @staticmethod
     def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
         cost, f, g = ctx.saved_tensors
         omega = slope(slack(f, g, cost), ctx.mode)
         a, b = Balance.apply(omega, p, q)
-        for_cost = sum_to(omega * sums(a, b), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        return for_cost, sum_to(a, ctx.shapes[1]), sum_to(b, ctx.shapes[2]), None
+        return omega * sums(a, b) if ctx.needs_input_grad[0] else None, a, b, None
 
     @staticmethod
     def jvp(ctx: Any, d_cost: Tensor | None, d_mu: Tensor | None, d_nu: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
@@ -191,7 +188,6 @@ class Balance(RowFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.shapes = [v.shape for v in inputs]
         ctx.save_for_backward(inputs[0], *output)
         ctx.save_for_forward(inputs[0], *output)
 
@@ -199,8 +195,7 @@ class Balance(RowFunction):
     def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:
         omega, a, b = ctx.saved_tensors
         u, v = Balance.apply(omega, a_bar, b_bar)
-        for_omega = sum_to(-sums(a, b) * sums(u, v), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        return for_omega, sum_to(u, ctx.shapes[1]), sum_to(v, ctx.shapes[2])
+        return -sums(a, b) * sums(u, v) if ctx.needs_input_grad[0] else None, u, v
 
     @staticmethod
     def jvp(ctx: Any, d_omega: Tensor | None, d_p: Tensor | None, d_q: Tensor | None) -> tuple[Tensor, Tensor]:

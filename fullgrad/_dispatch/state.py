@@ -42,8 +42,12 @@ def forward_mode_is_on() -> bool:
 
 
 def is_differentiating() -> bool:
-    """Whether a transform, forward mode or grad mode is on. True in compiled code, which cannot tell."""
-    return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
+    """Whether a transform, forward mode or grad mode is on. True in compiled code, which cannot tell.
+
+    Inside a ``forward`` autograd has switched both modes off.
+    """
+    forward_mode = forward_ad._current_level >= 0 and torch_private.is_forward_mode()
+    return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_mode
 
 
 def can_skip_autograd(x: Tensor) -> bool:

@@ -1,11 +1,12 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import VmapInfo, clone_if_view
+from fullgrad._dispatch import VmapInfo, can_reuse_buffers, clone_if_view, in_legacy_vmap, is_tracing
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
@@ -13,6 +14,7 @@ from fullgrad.soft._mode_names import MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
+from fullgrad.soft.order.closed_form import may_apply
 from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
@@ -29,6 +31,10 @@ class OrderStatistic(Function):
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        _OPERATORS[cls.__name__] = cls
+        super().__init_subclass__(**kwargs)
 
     @staticmethod
     def relaxed(*args: Any) -> Any:
@@ -69,17 +75,34 @@ class OrderStatistic(Function):
         inputs = cls._inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         given: Any = cotangents[: len(ctx.like)]
-        small = cls.closed_form(*inputs) if where == (0,) else None
-        if small is not None:
-            return small.gradient(*given), *[None] * (len(inputs) - 1)
+        first = cls._first_derivative(True, inputs, where, given)
+        if first is not None:
+            return first, *[None] * (len(inputs) - 1)
         found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
+        inputs = cls._inputs(ctx)
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
-        pushed = pushed_forward(cls.relaxed, cls._inputs(ctx), where, [tangents[i] for i in where], ctx.like)
+        given = [tangents[i] for i in where]
+        pushed = cls._first_derivative(False, inputs, where, given)
+        if pushed is None:
+            pushed = pushed_forward(cls.relaxed, inputs, where, given, ctx.like)
         return (pushed, None) if ctx.several and isinstance(pushed, Tensor) else pushed
+
+    @classmethod
+    def _first_derivative(cls, transposed: bool, inputs: list[Any], where: tuple[int, ...], vectors: Any) -> Any:
+        """By a closed form; None where there is none."""
+        x, constants = inputs[0], inputs[1:]
+        if where != (0,) or any([isinstance(c, Tensor) for c in constants]) or not may_apply(x, constants[-1]):  # noqa: C419
+            return None
+        if can_reuse_buffers():
+            small = cls.closed_form(*inputs)
+            return None if small is None else (small.gradient if transposed else small.tangent)(*vectors)
+        if is_tracing() or in_legacy_vmap():
+            return None
+        return FirstDerivative.apply(cls.__name__, transposed, tuple(constants), x, *vectors)
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -93,6 +116,70 @@ class OrderStatistic(Function):
         ]
         output = cls.apply(x, *rest)
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
+
+
+class FirstDerivative(Function):
+    """The derivative of an order statistic with respect to its first input, times vectors: cotangents, or a tangent.
+
+    An operator, so that every transform hands it down to where rows are plain, and closed forms are for them. Its own derivatives
+    are those of the relaxation.
+    """
+
+    @staticmethod
+    def forward(name: str, transposed: bool, constants: Any, x: Tensor, *vectors: Tensor) -> Any:
+        operator = _OPERATORS[name]
+        small = operator.closed_form(x, *constants)
+        if small is not None:
+            y = (small.gradient if transposed else small.tangent)(*vectors)
+        else:
+            y = _general(operator, transposed, constants)(x, *vectors)
+        return clone_if_view(y) if isinstance(y, Tensor) else tuple([clone_if_view(v) for v in y])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        name, transposed, constants, *tensors = inputs
+        ctx.function = _general(_OPERATORS[name], transposed, constants)
+        ctx.like = [(v.shape, v.dtype) for v in ((output,) if isinstance(output, Tensor) else output)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
+        tensors, given = ctx.saved_tensors, cotangents if len(cotangents) > 1 else cotangents[0]
+        found = iter(pulled_back(ctx.function, tensors, where, given))
+        return None, None, None, *[next(found) if i in where else None for i in range(len(tensors))]
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: Any) -> Any:
+        where = tuple([i for i, t in enumerate(tangents) if t is not None])
+        return pushed_forward(ctx.function, ctx.saved_tensors, where, [tangents[i] for i in where], ctx.like)
+
+    @staticmethod
+    def vmap(info: VmapInfo, in_dims: tuple[Any, ...], name: str, transposed: bool, constants: Any, *tensors: Tensor) -> Any:
+        dims = in_dims[3:]
+        batched = [
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)
+        ]
+        output = FirstDerivative.apply(name, transposed, constants, *batched)
+        return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
+
+
+_OPERATORS: dict[str, type[OrderStatistic]] = {}
+
+
+def _general(operator: type[OrderStatistic], transposed: bool, constants: Any) -> Callable[..., Any]:
+    """The same derivative by way of the relaxation, as a differentiable function of the first input and the vectors."""
+
+    def derivative(x: Tensor, *vectors: Any) -> Any:
+        inputs = (x, *constants)
+        if transposed:
+            return pulled_back(operator.relaxed, inputs, (0,), vectors if len(vectors) > 1 else vectors[0])[0]
+        y = operator.relaxed(x.detach(), *constants)
+        like = [(v.shape, v.dtype) for v in ((y,) if isinstance(y, Tensor) else y)]
+        return pushed_forward(operator.relaxed, inputs, (0,), vectors, like)
+
+    return derivative
 
 
 def relax(x: Tensor, softness: Softness, dim: int, options: Options) -> tuple[Method, Rows]:

@@ -59,20 +59,27 @@ class SmallRows(NamedTuple):
         """The gradient of x, from that of u, which is overwritten, and what x gets as the values of weighted sums."""
         if u is None:
             return torch.zeros_like(self.x) if x is None else x
-        h = _sigmoid_backward(u.mul_(self.scale), self.z)
-        g = _layer_norm_backward(h, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
+        g = self._standardized(_sigmoid_backward(u.mul_(self.scale), self.z))
         return g if x is None else g.add_(x)
+
+    def push(self, t: Tensor) -> Tensor:
+        """The tangent of u, from that of x."""
+        return _sigmoid_backward(self._standardized(t), self.z).mul_(self.scale)
+
+    def _standardized(self, v: Tensor) -> Tensor:
+        """The derivative of h times v: the matrix is symmetric."""
+        return _layer_norm_backward(v, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
+
+
+def may_apply(x: Tensor, options: Any) -> bool:
+    """Whether closed forms may be for such rows."""
+    return options[2] and options[1] in ("softsort", "neuralsort") and x.device.type == "cpu"
 
 
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
     """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
-    if (
-        not options[2]
-        or softness.__class__ is not float
-        or x.device.type != "cpu"
-        or not 0 < x.numel() * places <= _LARGEST
-        or not can_reuse_buffers()
-    ):
+    fits = may_apply(x, options) and softness.__class__ is float and 0 < x.numel() * places <= _LARGEST
+    if not fits or not can_reuse_buffers():
         return None
     dtype = x.dtype
     x = x.detach() if dim == -1 else x.detach().movedim(dim, -1)
@@ -93,8 +100,10 @@ class OwnScores:
         self.scores = rows.z * (self.factor * rows.scale)
 
     def pull(self, delta: Tensor) -> Tensor:
-        """The gradient of u."""
+        """The gradient of u, from that of the scores."""
         return delta if self.factor > 0 else delta.neg_()
+
+    push = pull
 
 
 class NeuralScores:
@@ -149,9 +158,24 @@ class NeuralScores:
         slopes = curves.absolute_slope(d, 1.0, self.mode)
         return g.sub_(slopes.mul_(total.unsqueeze(-1) + total.unsqueeze(-2)).sum(-1))
 
+    def push(self, t: Tensor) -> Tensor:
+        r"""The tangent of the scores: :math:`c_i \dot u_j - \sum_k A'(u_j - u_k) (\dot u_j - \dot u_k)`."""
+        u, n = self.u, self.u.shape[-1]
+        if self.ratio is not None:
+            r, ut, one = self.ratio, u * t, torch.ones_like(u)
+            first = matmul(torch.stack((one, t), -2), r).mul_(2)
+            sums = matmul(torch.stack((one, t, u, ut), -2), torch.addcmul(r, r, r, value=-1)).mul_(2)
+            a = (n - first[..., 0, :]) * t + first[..., 1, :] - t.sum(-1, keepdim=True)
+            a += ut * sums[..., 0, :] - u * sums[..., 1, :] - t * sums[..., 2, :] + sums[..., 3, :]
+        else:
+            assert self.differences is not None
+            moved = t.unsqueeze(-1) - t.unsqueeze(-2)
+            a = curves.absolute_slope(self.differences, 1.0, self.mode).mul_(moved).sum(-1)
+        return self.c * t - a if self.single else self.c.unsqueeze(-1) * t.unsqueeze(-2) - a.unsqueeze(-2)
+
 
 def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The weights, and what `_pull_projection` reads."""
+    """The weights, and what `_project_derivative` reads."""
     if mode == "smooth":
         p = torch.softmax(scores, -1)
         return p, p
@@ -159,8 +183,8 @@ def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     return power(t, POWERS[mode]), t
 
 
-def _pull_projection(g: Tensor, kept: Tensor, mode: str) -> Tensor:
-    """The gradient of the scores."""
+def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
+    """The derivative of the weights times ``g``: the matrix is symmetric."""
     if mode == "smooth":
         return torch._softmax_backward_data(g, kept, -1, g.dtype)
     w = (kept > 0).to(g.dtype) if mode == "c0" else kept * 2 if mode == "c1" else (kept * kept).mul_(3)
@@ -208,8 +232,28 @@ class Weights:
         u = None
         if gated and g is not None:
             g = g if self.mix is None else matmul(self.mix.mT, g)
-            u = self.scores.pull(_pull_projection(g, self.kept, mode))
+            u = self.scores.pull(_project_derivative(g, self.kept, mode))
         return to_input(rows.pull(u, direct), rows, self.dim)
+
+    def tangent(self, t: Tensor) -> Any:
+        """That of the outputs, from that of x."""
+        rows, p, at = self.rows, self.p, self.at
+        x, dtype = rows.x, rows.dtype
+        mode, _, _, gated, outputs, _ = rows.options
+        t = rows_of(t, rows, self.dim)
+        moved = None
+        if gated:
+            moved = _project_derivative(self.scores.push(rows.push(t)), self.kept, mode)
+            moved = moved if self.mix is None else matmul(self.mix, moved)
+        weights = values = None
+        if "weights" in outputs:
+            w = torch.zeros_like(p) if moved is None else moved
+            weights = (w if at in (None, -1) else w.movedim(-2, at - 1)).to(dtype)
+        if outputs != "weights":
+            y = p * (t if at is None else t.unsqueeze(-2))
+            y = (y if moved is None else y.addcmul_(moved, x if at is None else x.unsqueeze(-2))).sum(-1)
+            values = (y if at in (None, -1) else y.movedim(-1, at)).to(dtype)
+        return weights if values is None else values if weights is None else (values, weights)
 
 
 class Ranks:
@@ -228,12 +272,27 @@ class Ranks:
     def gradient(self, g: Tensor) -> Tensor:
         """That of x."""
         rows = self.rows
-        g = (g if self.dim == -1 else g.movedim(self.dim, -1)).to(rows.x.dtype) / self.mass
+        g = rows_of(g, rows, self.dim) / self.mass
         # The mass of an element without weight anywhere is the constant 1e-10.
         rank = torch.where(self.mass > 1e-10, self.ranks, 0)
         g = (self.numbers.unsqueeze(-1) - rank.unsqueeze(-2)).mul_(g.unsqueeze(-2))
-        u = self.scores.pull(_pull_projection(g, self.kept, rows.options[0])) if rows.options[3] else None
+        u = self.scores.pull(_project_derivative(g, self.kept, rows.options[0])) if rows.options[3] else None
         return to_input(rows.pull(u, None), rows, self.dim)
+
+    def tangent(self, t: Tensor) -> Tensor:
+        """That of the outputs, from that of x."""
+        rows = self.rows
+        t = rows_of(t, rows, self.dim)
+        if not rows.options[3]:
+            return to_input(torch.zeros_like(t), rows, self.dim)
+        p = _project_derivative(self.scores.push(rows.push(t)), self.kept, rows.options[0])
+        rank = torch.where(self.mass > 1e-10, self.ranks, 0)
+        return to_input((matmul(self.numbers, p) - rank * p.sum(-2)).div_(self.mass), rows, self.dim)
+
+
+def rows_of(v: Tensor, rows: SmallRows, dim: int) -> Tensor:
+    """A tensor like the input as rows."""
+    return (v if dim == -1 else v.movedim(dim, -1)).to(rows.x.dtype)
 
 
 def to_input(y: Tensor, rows: SmallRows, dim: int) -> Tensor:

@@ -106,7 +106,7 @@ def make_fx_of_transforms(s: Subject) -> None:
 
 @check("tracing")
 def export_value(s: Subject) -> None:
-    """``torch.export``, strict and not, keeps the value."""
+    """``torch.export``, strict and not, keeps the value: every bit of one that torch has too, a relaxation up to rounding."""
 
     class Module(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Tensor:
@@ -117,4 +117,4 @@ def export_value(s: Subject) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own deprecated calls
             program = torch.export.export(Module(), s.tensors, strict=strict)
-        equal(program.module()(*s.tensors), s.op(*s.tensors))
+        (close if s.value is None else equal)(program.module()(*s.tensors), s.op(*s.tensors))

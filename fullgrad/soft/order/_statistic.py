@@ -78,7 +78,7 @@ class OrderStatistic(Function):
         first = cls._first_derivative(True, inputs, where, given)
         if first is not None:
             return first, *[None] * (len(inputs) - 1)
-        found = iter(pulled_back(cls.relaxed, inputs, where, given if len(given) > 1 else given[0]))
+        found = iter(pulled_back(cls.relaxed, inputs, where, _one_or_all(given)))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     @classmethod
@@ -146,7 +146,7 @@ class FirstDerivative(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
-        tensors, given = ctx.saved_tensors, cotangents if len(cotangents) > 1 else cotangents[0]
+        tensors, given = ctx.saved_tensors, _one_or_all(cotangents)
         found = iter(pulled_back(ctx.function, tensors, where, given))
         return None, None, None, *[next(found) if i in where else None for i in range(len(tensors))]
 
@@ -168,13 +168,18 @@ class FirstDerivative(Function):
 _OPERATORS: dict[str, type[OrderStatistic]] = {}
 
 
+def _one_or_all(values: Any) -> Any:
+    """What a function returns: a tensor, or several."""
+    return values if len(values) > 1 else values[0]
+
+
 def _general(operator: type[OrderStatistic], transposed: bool, constants: Any) -> Callable[..., Any]:
     """The same derivative by way of the relaxation, as a differentiable function of the first input and the vectors."""
 
     def derivative(x: Tensor, *vectors: Any) -> Any:
         inputs = (x, *constants)
         if transposed:
-            return pulled_back(operator.relaxed, inputs, (0,), vectors if len(vectors) > 1 else vectors[0])[0]
+            return pulled_back(operator.relaxed, inputs, (0,), _one_or_all(vectors))[0]
         y = operator.relaxed(x.detach(), *constants)
         like = [(v.shape, v.dtype) for v in ((y,) if isinstance(y, Tensor) else y)]
         return pushed_forward(operator.relaxed, inputs, (0,), vectors, like)

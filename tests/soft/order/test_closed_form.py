@@ -1,0 +1,160 @@
+"""Closed forms of small rows: the same numbers as the relaxation that they stand for, which is what all else computes."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from torch.func import grad, jvp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad.soft.order import closed_form
+from fullgrad.soft.order._operators import extremum, quantile, rank, sort
+
+MODES = ("smooth", "c0", "c1", "c2")
+# Calls, and how many elements each result has of a row.
+CALLS = {
+    "sort": {"descending": True},
+    "argsort": {},
+    "rank": {},
+    "topk": {"k": 2},
+    "max": {"keepdim": True},
+    "min": {},
+    "argmax": {},
+    "argmin": {"keepdim": True},
+    "median": {},
+    "argmedian": {},
+    "quantile": {"q": [0.2, 0.75]},
+    "argquantile": {"q": 0.4, "keepdim": True},
+}
+OPERATORS = (extremum.Extremum, quantile.Quantile, rank.Rank, sort.Sort)
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """A context in which there are no closed forms."""
+
+    @contextlib.contextmanager
+    def without():
+        with monkeypatch.context() as patch:
+            for operator in OPERATORS:
+                patch.setattr(operator, "closed_form", staticmethod(lambda *args: None))
+            yield
+
+    return without
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many closed forms were made."""
+    made = []
+    for kind in (closed_form.Weights, closed_form.Ranks):
+        start = kind.__init__
+        monkeypatch.setattr(kind, "__init__", lambda self, *args, _start=start: (made.append(1), _start(self, *args))[1])
+    return made
+
+
+def tensors(y):
+    return [v for v in (y if isinstance(y, tuple) else (y,)) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+def total(y):
+    """A number that depends on every element, differently on each."""
+    return sum((v * torch.arange(1, v.numel() + 1, dtype=v.dtype).sin().reshape(v.shape)).sum() for v in tensors(y))
+
+
+def derivatives(f, x):
+    """Value, gradient, tangent."""
+    leaf = x.clone().requires_grad_()
+    y = f(leaf)
+    tangent = jvp(lambda x: tensors(f(x)), (x,), (torch.ones_like(x).cumsum(0).cos(),))[1]
+    return [*tensors(y), torch.autograd.grad(total(y), leaf)[0], *tangent]
+
+
+@pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
+@pytest.mark.parametrize("name", CALLS)
+def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, general, counted, monkeypatch):
+    """In every mode, along any dimension, small and large softnesses, with and without products from the left."""
+    f = getattr(fullgrad.soft, name) if soft else getattr(fullgrad, f"{name}_st")
+    method = "softsort" if name in ("max", "min", "argmax", "argmin") else "neuralsort"
+    shapes = (((7,), 0), ((3, 5), -1), ((4, 3, 2), 1), ((2, 1), 1))
+    for mode, (shape, dim), softness, many in itertools.product(MODES, shapes, (0.1, 0.004), (0, 10**9)):
+        monkeypatch.setattr(closed_form, "_MANY", many)
+        kwargs = {"dim": dim, "mode": mode, "softness": softness, "method": method, **CALLS[name]}
+        if name == "topk":
+            kwargs["k"] = min(2, shape[dim])
+        x = torch.randn(shape, dtype=torch.float64)
+        before = len(counted)
+        found = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), x)
+        assert len(counted) >= before + 2 + soft
+        with general():
+            expected = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), x)
+        assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["sort", "max", "quantile", "argsort"])
+def test_constant_weights(name, general):
+    """``gated_grad=False``: the weights have no derivative."""
+    kwargs = {"gated_grad": False} if name != "argsort" else {}
+    f = getattr(fullgrad.soft, name)
+    q = (0.3,) if name == "quantile" else ()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    found = derivatives(lambda x: f(x, *q, dim=-1, **kwargs), x)
+    with general():
+        assert_close(found, derivatives(lambda x: f(x, *q, dim=-1, **kwargs), x))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[1.0, float("inf"), 0.5], [1.0, float("nan"), 0.5], [-float("inf"), float("inf"), 0.0], [1e200, -1e200, 1.0], [2.0, 2.0, 2.0]],
+    ids=["infinite", "nan", "both", "overflow", "constant"],
+)
+@pytest.mark.parametrize("name", ["sort", "rank", "max", "argmax", "median"])
+def test_rows_that_are_not_plain(name, row, general):
+    """Next to one that is: infinities have no part in the statistics, NaN stays, squares that overflow do not matter."""
+    x = torch.tensor([row, [0.1, 0.3, 0.2]], dtype=torch.float64)
+    for f in (getattr(fullgrad.soft, name), getattr(fullgrad, f"{name}_st")):
+        found = derivatives(lambda x, f=f: f(x, dim=-1), x)
+        with general():
+            assert_close(found, derivatives(lambda x, f=f: f(x, dim=-1), x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["sort", "rank", "max", "argsort", "median"])
+def test_half_precision(name, dtype, general):
+    """Computed in float32 and rounded once, as the relaxation is."""
+    f = getattr(fullgrad.soft, name)
+    x = torch.randn(4, 9).to(dtype)
+    found = derivatives(lambda x: f(x, dim=-1), x)
+    with general():
+        assert_close(found, derivatives(lambda x: f(x, dim=-1), x))
+
+
+@pytest.mark.parametrize("name", ["sort_st", "max_st", "rank_st", "soft.quantile", "soft.argmax"])
+def test_transforms_hand_the_derivative_down_to_plain_rows(name, general, counted):
+    """``vmap`` of ``grad`` takes a closed form for the whole batch; second derivatives are those of the relaxation."""
+    f = getattr(fullgrad.soft, name[5:]) if name.startswith("soft.") else getattr(fullgrad, name)
+    q = (0.3,) if "quantile" in name else ()
+    x = torch.randn(4, 6, dtype=torch.float64)
+
+    def scalar(row):
+        return total(f(row, *q, dim=-1)) + tensors(f(row, *q, dim=-1))[0].square().sum()
+
+    def found():
+        return vmap(grad(scalar))(x), vmap(torch.func.hessian(scalar))(x), vmap(torch.func.jacrev(grad(scalar)))(x)
+
+    first, *second = found()
+    assert len(counted) >= 2
+    with general():
+        assert_close((first, *second), found())
+    assert_close(*second)
+
+
+def test_large_rows_and_other_methods_take_the_general_path(counted):
+    """As do rows that are not standardized."""
+    x = torch.randn(1100, requires_grad=True)
+    fullgrad.sort_st(x).values.sum().backward()
+    fullgrad.soft.max(x[:9], standardize=False).backward()
+    fullgrad.soft.sort(x[:9], method="fast_soft_sort").values.sum().backward()
+    assert not counted

@@ -14,7 +14,7 @@ Soft = Callable[..., Any]
 
 def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotangents: Any) -> tuple[Tensor, ...]:
     """The gradients of the inputs at ``where``, of any order; cheaper where they are not differentiated again."""
-    if not can_reuse_buffers():
+    if not can_reuse_buffers() or torch.is_inference_mode_enabled():  # which records nothing outside of transforms
         return pullback(soft, inputs, where)(cotangents)
     y, some = recorded(soft, inputs, where)
     return gradients(y, some, cotangents)

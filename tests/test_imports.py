@@ -24,7 +24,7 @@ ORDER_LAYERS = (
     (f"{ORDER}.kernels",),
     (f"{ORDER}.projections",),
     (f"{ORDER}._rows",),
-    (f"{ORDER}.methods",),
+    (f"{ORDER}.methods", f"{ORDER}.closed_form"),
     (f"{ORDER}._outputs", f"{ORDER}._statistic"),
     (f"{ORDER}._operators",),
     (ORDER,),

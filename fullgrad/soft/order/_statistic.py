@@ -1,7 +1,7 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from fullgrad.soft._mode_names import MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
-from fullgrad.soft.order.closed_form import may_apply
 from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
@@ -32,6 +31,9 @@ class OrderStatistic(Function):
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
 
+    # Those with closed forms.
+    closed_methods: ClassVar[tuple[str, ...]] = ("neuralsort",)
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         _OPERATORS[cls.__name__] = cls
         super().__init_subclass__(**kwargs)
@@ -42,12 +44,12 @@ class OrderStatistic(Function):
 
     @staticmethod
     def closed_form(*args: Any) -> Any:
-        """The relaxation of small rows, whose first derivative needs no recording; None where there is none."""
+        """The relaxation of small rows by one of `closed_methods`, whose first derivative needs no recording; None of others."""
 
     @classmethod
     def soft_forward(cls, *args: Any) -> Any:
         """The relaxation as a value."""
-        small = cls.closed_form(*args)
+        small = cls.closed_form(*args) if args[-1][1] in cls.closed_methods else None
         y = cls.relaxed(*args) if small is None else small.outputs()
         return clone_if_view(y) if isinstance(y, Tensor) else tuple([clone_if_view(v) for v in y])
 
@@ -95,7 +97,7 @@ class OrderStatistic(Function):
     def _first_derivative(cls, transposed: bool, inputs: list[Any], where: tuple[int, ...], vectors: Any) -> Any:
         """By a closed form; None where there is none."""
         x, constants = inputs[0], inputs[1:]
-        if where != (0,) or any([isinstance(c, Tensor) for c in constants]) or not may_apply(x, constants[-1]):  # noqa: C419
+        if where != (0,) or constants[-1][1] not in cls.closed_methods or any([isinstance(c, Tensor) for c in constants]):  # noqa: C419
             return None
         if can_reuse_buffers():
             small = cls.closed_form(*inputs)

@@ -71,23 +71,18 @@ class SmallRows(NamedTuple):
         return _layer_norm_backward(v, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
 
 
-def may_apply(x: Tensor, options: Any) -> bool:
-    """Whether closed forms may be for such rows."""
-    return options[2] and options[1] in ("softsort", "neuralsort") and x.device.type == "cpu"
-
-
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
     """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
-    fits = may_apply(x, options) and softness.__class__ is float and 0 < x.numel() * places <= _LARGEST
-    if not fits or not can_reuse_buffers():
+    plain = options[2] and softness.__class__ is float and x.device.type == "cpu"
+    if not plain or not 0 < x.numel() * places <= _LARGEST or not can_reuse_buffers():
         return None
     dtype = x.dtype
     x = x.detach() if dim == -1 else x.detach().movedim(dim, -1)
     if dtype.itemsize == 2:
         x = x.float()
     h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
-    # Infinities, NaN, and numbers whose squares overflow.
-    if not torch.min(rstd).item() > 0:
+    # Infinities, and numbers whose squares overflow. A NaN makes its row NaN, here too.
+    if not torch.min(rstd).item() > 0 and not (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all():
         return None
     return SmallRows(x, h.sigmoid_(), mean, rstd, 1 / softness, options, dtype)
 

@@ -38,6 +38,8 @@ def extremum_operator(
 class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
+    closed_methods = ("softsort", "neuralsort")
+
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
         *_, outputs, hard = options
@@ -58,7 +60,7 @@ class Extremum(OrderStatistic):
 
     @staticmethod
     def closed_form(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Weights | None:
-        rows = small_rows(x, softness, dim, options, 1) if options[1] in ("softsort", "neuralsort") else None
+        rows = small_rows(x, softness, dim, options, 1)
         if rows is None:
             return None
         if options[1] == "softsort":

@@ -112,10 +112,8 @@ class Quantile(OrderStatistic):
     def closed_form(
         x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options
     ) -> Weights | None:
-        if options[1] != "neuralsort" or isinstance(q, Tensor):
-            return None
-        rows = small_rows(x, softness, dim, options, 2 * len(q))
-        if rows is None:
+        rows = None if isinstance(q, Tensor) else small_rows(x, softness, dim, options, 2 * len(q))
+        if rows is None or isinstance(q, Tensor):
             return None
         coefficients, mix = _places(q, x.shape[dim], interpolation, rows.x.dtype)
         c = torch.tensor(coefficients, dtype=rows.x.dtype)

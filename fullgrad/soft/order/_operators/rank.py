@@ -42,7 +42,7 @@ class Rank(OrderStatistic):
     @staticmethod
     def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, options: Options) -> Ranks | None:
         n = x.shape[dim]
-        rows = small_rows(x, softness, dim, options, n) if options[1] == "neuralsort" else None
+        rows = small_rows(x, softness, dim, options, n)
         if rows is None:
             return None
         c = torch.arange(1 - n, n + 1, 2, dtype=rows.x.dtype)

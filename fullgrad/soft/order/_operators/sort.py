@@ -65,7 +65,7 @@ class Sort(OrderStatistic):
     def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Weights | None:
         n = x.shape[dim]
         count = k or n
-        rows = small_rows(x, softness, dim, options, count) if options[1] == "neuralsort" else None
+        rows = small_rows(x, softness, dim, options, count)
         if rows is None:
             return None
         first, step = (n - 1, -2) if descending or k else (1 - n, 2)

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import json
 import shlex
 import sys
@@ -15,7 +16,9 @@ from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._comparison import run as measure
 from fullgrad._suite.bench._growth import draw, exponents
 from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
+from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
+from fullgrad._suite.bench._softtorch import INSTALL, SOFTTORCH, softtorch
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli._errors import UsageError, extra
 
@@ -28,7 +31,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.f
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("bench", help="time and memory next to torch, composites and other packages")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators or {TARGETS!r}; by default all of them")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"operators, {TARGETS!r} or {SOFTTORCH!r}; default: all but the last"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements (default: {' '.join(map(str, SIZES))})")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="of the numbers (default: float32)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="what to ask of an operator (default: all)")
@@ -52,8 +57,10 @@ def run(options: argparse.Namespace) -> int:
         pyplot = extra("matplotlib.pyplot", "plot")
     known = {name for case in CASES for name in (*case.covers, case.name)}
     for name in options.names:
-        if name not in known and name != TARGETS:
+        if name not in known and name not in (TARGETS, SOFTTORCH):
             raise UsageError(f"{name} is neither a public operator nor {TARGETS!r}; `python -m fullgrad list` has the names.")
+    if SOFTTORCH in options.names and load("softtorch:sort") is None:
+        raise UsageError(f"softtorch is not installed: {INSTALL}")
     if options.device != "cpu" and not torch.cuda.is_available():
         raise UsageError(f"the device {options.device} cannot be used: torch finds no GPU.")
     torch.manual_seed(0)
@@ -99,7 +106,11 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
         plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
         if not options.quick:
             plan.append((FACTS, FACTS, lambda: list(facts(options.device))))
-    names = [name for name in options.names if name != TARGETS]
+    if SOFTTORCH in options.names:
+        ways = [way for way in options.ways or WAYS if way not in (NO_GRADIENT, *([] if options.ways else [COMPILED]))]
+        for operator, pair in itertools.groupby(softtorch(ways), lambda comparison: comparison.operator):
+            plan.append((operator, OPERATORS, measured(functools.partial(iter, list(pair)))))
+    names = [name for name in options.names if name not in (TARGETS, SOFTTORCH)]
     if options.names and not names:
         return plan
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)

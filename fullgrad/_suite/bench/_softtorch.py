@@ -1,0 +1,99 @@
+"""Our soft operators next to those of the published softtorch, called as its users call them, at everyday sizes."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+
+import fullgrad
+from fullgrad._suite.bench._comparison import PEER, Comparison
+from fullgrad._suite.bench._measure import Statement
+from fullgrad._suite.bench._operators import BACKWARD, COMPILED, FORWARD, JVP, PER_SAMPLE
+from fullgrad._suite.bench._peers import load
+
+SOFTTORCH = "softtorch"
+INSTALL = "pip install --no-deps --ignore-requires-python softtorch==0.1.1 torchopt POT optree graphviz; pip install numba"
+ROWS = ((10,), (64, 10), (64, 100), (256, 32), (16, 256), (1, 1024))
+ELEMENTS = ((16,), (64, 256), (1024, 1024))
+
+# What each takes after the tensor.
+_ORDER: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("sort", "argsort", "rank", "max", "min", "argmax", "median")},
+    "quantile": {"q": 0.3},
+    "topk": {"k": 3},
+}
+_ELEMENTWISE: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("abs", "relu", "round", "sign", "heaviside"), ()),
+    **dict.fromkeys(("greater", "greater_equal", "less", "less_equal", "eq", "not_equal", "isclose"), (0.3,)),
+    "clamp": (-1.0, 1.0),
+}
+
+
+def softtorch(ways: Sequence[str]) -> Iterator[Comparison]:
+    """One comparison for each operator, shape and way; a way that the rival cannot do has none."""
+    for names, shapes in ((_ORDER, ROWS), (_ELEMENTWISE, ELEMENTS)):
+        for name in names:
+            for ours, theirs in ((f"soft.{name}", name), (f"{name}_st", f"{name}_st")):
+                pair = [_function(who, name) for who in (_ours(ours), load(f"softtorch:{theirs}"))]
+                for shape in shapes:
+                    for way in ways:
+                        statements = _statements(pair, way, shape)
+                        if statements is not None:
+                            yield Comparison(
+                                operator=ours,
+                                what=f"{way} {shape}",
+                                n=torch.Size(shape).numel(),
+                                dtype="float32",
+                                ours=statements[0],
+                                rivals={PEER: statements[1]},
+                            )
+
+
+def _ours(name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), fullgrad)
+
+
+def _function(operator: Any, name: str) -> Callable[[Tensor], Tensor]:
+    """The operator as a function of a tensor: along the last dimension, or next to numbers as tensors without dimensions."""
+    if name in _ORDER:
+        call: Any = functools.partial(operator, dim=-1, **_ORDER[name])
+    else:
+        others = [torch.tensor(v) for v in _ELEMENTWISE[name]]
+
+        def call(x: Tensor) -> Any:
+            return operator(x, *others)
+
+    return lambda x: y if isinstance(y := call(x), Tensor) else y[0]
+
+
+def _statements(pair: Sequence[Callable[[Tensor], Tensor]], way: str, shape: tuple[int, ...]) -> list[Statement] | None:
+    """Ours and the rival's; None where the rival raises."""
+    torch.manual_seed(0)
+    statements = []
+    for f in pair:
+        x = torch.randn(shape)
+        leaf, g = x.clone().requires_grad_(), torch.randn_like(f(x))
+        if way == COMPILED:
+            f = torch.compile(f)
+        if way == FORWARD:
+            statement = Statement("f(x)", {"f": f, "x": leaf})
+        elif way in (BACKWARD, COMPILED):
+            statement = Statement("grad(f(x), x, g)", {"f": f, "x": leaf, "g": g, "grad": torch.autograd.grad})
+        elif way == JVP:
+            statement = Statement("jvp(f, (x,), (t,))", {"f": f, "x": x, "t": torch.randn_like(x), "jvp": jvp})
+        elif way == PER_SAMPLE:
+            per_sample = vmap(grad(lambda row, f=f: f(row).square().sum()))
+            statement = Statement("f(x)", {"f": per_sample, "x": x if x.ndim > 1 else x.unsqueeze(0)})
+        else:
+            return None
+        try:
+            exec(statement.code, dict(statement.names))
+        except Exception:
+            if f is pair[0]:
+                raise
+            return None
+        statements.append(statement)
+    return statements

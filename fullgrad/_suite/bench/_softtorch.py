@@ -58,15 +58,9 @@ def _ours(name: str) -> Any:
 
 def _function(operator: Any, name: str) -> Callable[[Tensor], Tensor]:
     """The operator as a function of a tensor: along the last dimension, or next to numbers as tensors without dimensions."""
-    if name in _ORDER:
-        call: Any = functools.partial(operator, dim=-1, **_ORDER[name])
-    else:
-        others = [torch.tensor(v) for v in _ELEMENTWISE[name]]
-
-        def call(x: Tensor) -> Any:
-            return operator(x, *others)
-
-    return lambda x: y if isinstance(y := call(x), Tensor) else y[0]
+    how = {"dim": -1, **_ORDER[name]} if name in _ORDER else {}
+    others = [torch.tensor(v) for v in _ELEMENTWISE.get(name, ())]
+    return lambda x: y if isinstance(y := operator(x, *others, **how), Tensor) else y[0]
 
 
 def _statements(pair: Sequence[Callable[[Tensor], Tensor]], way: str, shape: tuple[int, ...]) -> list[Statement] | None:

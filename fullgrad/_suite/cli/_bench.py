@@ -31,9 +31,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.f
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("bench", help="time and memory next to torch, composites and other packages")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"operators, {TARGETS!r} or {SOFTTORCH!r}; default: all but the last"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators, {TARGETS!r}, {SOFTTORCH!r}; default: all but it")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements (default: {' '.join(map(str, SIZES))})")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="of the numbers (default: float32)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="what to ask of an operator (default: all)")

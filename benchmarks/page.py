@@ -5,6 +5,7 @@ command that was. A table of the page stands between ``<!-- NAME -->`` and ``<!-
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 
 from fullgrad._suite.bench._measure import Ratio
 from fullgrad._suite.bench._report import facts_table, markdown, ratio, seconds, targets_table
+from fullgrad._suite.bench._softtorch import ORDER
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -33,6 +35,7 @@ SHOWN: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     ),
     "large": ((), ("composite", "peer", "floor")),
     "compiled": ((), ("plain torch", "composite", "peer")),
+    "softtorch": ((), ("peer",)),
 }
 ROW = ("operator", "what", "n", "dtype", "ours", "rivals")
 
@@ -164,6 +167,43 @@ def slower(run: Any) -> Iterator[list[str]]:
                 yield [r["operator"], r["what"], f"{r['n']:,}", r["dtype"], who, ratio(found)]
 
 
+def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
+    """Forward and backward at everyday sizes, and the geometric mean over them of each other way."""
+
+    def table(run: Any) -> Iterator[list[str]]:
+        rows = [r for r in run["operators"] if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
+        calls = {(r["operator"], *_way(r)): r["rivals"]["peer"]["ratio"] for r in rows}
+        main, *others = dict.fromkeys(way for _, way, _ in calls)
+        shapes = list(dict.fromkeys(shape for _, _, shape in calls))
+        yield [f"{main}, / softtorch", *shapes, *others]
+        for name in _operators(rows):
+            cells = [calls.get((name, main, shape)) for shape in shapes]
+            means = [_mean([v for (n, w, _), v in calls.items() if (n, w) == (name, way)]) for way in others]
+            yield [name, *[f"{c['of_medians']:.2f}" if c else "" for c in cells], *means]
+
+    return table
+
+
+def softtorch_summary(run: Any) -> Iterator[list[str]]:
+    """Of each way the geometric mean, and where ours is slower by both ratios, beyond their doubt."""
+    yield ["way", "geometric mean", "slower"]
+    for way in dict.fromkeys(_way(r)[0] for r in run["operators"]):
+        ratios = [r["rivals"]["peer"]["ratio"] for r in run["operators"] if _way(r)[0] == way]
+        slower = sum(min(v["of_minima"], v["of_medians"]) * (1 - v["doubt"]) > 1 for v in ratios)
+        yield [way, _mean(ratios), f"{slower} of {len(ratios)}"]
+
+
+def _way(row: Row) -> tuple[str, str]:
+    """What was asked, and the shape."""
+    way, _, shape = row["what"].partition(" (")
+    return way, f"({shape}"
+
+
+def _mean(ratios: list[Any]) -> str:
+    """The geometric mean."""
+    return f"{math.exp(sum(math.log(v['of_medians']) for v in ratios) / len(ratios)):.2f}" if ratios else ""
+
+
 def growth(run: Any) -> Iterator[list[str]]:
     """Fitted exponents."""
     yield ["operator", "who", "time", "peak of memory"]
@@ -186,6 +226,9 @@ TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
     "compiled": ("compiled", compiled),
     "slower": ("large", slower),
     "slower_compiled": ("compiled", slower),
+    "softtorch_rows": ("softtorch", softtorch(True)),
+    "softtorch_elements": ("softtorch", softtorch(False)),
+    "softtorch_summary": ("softtorch", softtorch_summary),
     "growth": ("growth", growth),
 }
 

@@ -20,7 +20,7 @@ ROWS = ((10,), (64, 10), (64, 100), (256, 32), (16, 256), (1, 1024))
 ELEMENTS = ((16,), (64, 256), (1024, 1024))
 
 # What each takes after the tensor.
-_ORDER: dict[str, dict[str, Any]] = {
+ORDER: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("sort", "argsort", "rank", "max", "min", "argmax", "median")},
     "quantile": {"q": 0.3},
     "topk": {"k": 3},
@@ -34,7 +34,7 @@ _ELEMENTWISE: dict[str, tuple[float, ...]] = {
 
 def softtorch(ways: Sequence[str]) -> Iterator[Comparison]:
     """One comparison for each operator, shape and way; a way that the rival cannot do has none."""
-    for names, shapes in ((_ORDER, ROWS), (_ELEMENTWISE, ELEMENTS)):
+    for names, shapes in ((ORDER, ROWS), (_ELEMENTWISE, ELEMENTS)):
         for name in names:
             for ours, theirs in ((f"soft.{name}", name), (f"{name}_st", f"{name}_st")):
                 pair = [_function(who, name) for who in (_ours(ours), load(f"softtorch:{theirs}"))]
@@ -58,7 +58,7 @@ def _ours(name: str) -> Any:
 
 def _function(operator: Any, name: str) -> Callable[[Tensor], Tensor]:
     """The operator as a function of a tensor: along the last dimension, or next to numbers as tensors without dimensions."""
-    how = {"dim": -1, **_ORDER[name]} if name in _ORDER else {}
+    how = {"dim": -1, **ORDER[name]} if name in ORDER else {}
     others = [torch.tensor(v) for v in _ELEMENTWISE.get(name, ())]
     return lambda x: y if isinstance(y := operator(x, *others, **how), Tensor) else y[0]
 

@@ -107,7 +107,13 @@ def test_constant_weights(name, general):
 
 @pytest.mark.parametrize(
     "row",
-    [[1.0, float("inf"), 0.5], [1.0, float("nan"), 0.5], [-float("inf"), float("inf"), 0.0], [1e200, -1e200, 1.0], [2.0, 2.0, 2.0]],
+    [
+        [1.0, float("inf"), 0.5],
+        [1.0, float("nan"), 0.5],
+        [-float("inf"), float("inf"), 0.0],
+        [1e200, -1e200, 1.0],
+        [2.0, 2.0, 2.0],
+    ],
     ids=["infinite", "nan", "both", "overflow", "constant"],
 )
 @pytest.mark.parametrize("name", ["sort", "rank", "max", "argmax", "median"])

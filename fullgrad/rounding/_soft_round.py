@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer, pure
 
@@ -57,7 +58,8 @@ class SoftRound(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
-        return v * _Slope.apply(x)
+        slope = _Slope.apply(x)
+        return torch.mul(v, slope, out=slope if can_reuse_buffers() else None)
 
 
 class _Slope(Elementwise):
@@ -70,10 +72,10 @@ class _Slope(Elementwise):
         slope = torch.round(x)
         if torch.compiler.is_compiling():  # which fuses comparisons, and looks for NaN one element after another
             return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
-        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding x - x restores NaN for NaN and infinite x.
+        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
         slope = torch.div(x, slope, out=out_buffer(slope))
         slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=out_buffer(slope))
-        return torch.add(slope, x - x, out=out_buffer(slope))
+        return torch.add(slope, x, alpha=0, out=out_buffer(slope))
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:

@@ -30,7 +30,18 @@ def compile_the_operator_itself(s: Subject) -> None:
     torch.compiler.reset()
     compiled = torch.compile(s.operator, backend=s.options.get("backend", "aot_eager"), fullgraph=True)
     for actual, expected in zip(*map(_tensors, (compiled(*s.inputs), s.operator(*s.inputs))), strict=True):
+        same(s, actual, expected)
+
+
+def same(s: Subject, actual: Tensor, expected: Tensor) -> None:
+    """Equal in every bit where the operator has a value of its own to the last bit, else up to some roundings: traced code may
+    compute a relaxation in other steps.
+    """
+    if s.value is not None or not expected.is_floating_point():
         equal(actual, expected)
+    elif expected.numel():
+        roundings = 64 * torch.finfo(expected.dtype).eps
+        close(actual, expected, rtol=roundings, atol=roundings * float(expected.abs().nan_to_num(0, 0, 0).max()))
 
 
 def _tensors(output: Any) -> list[Tensor]:
@@ -106,7 +117,7 @@ def make_fx_of_transforms(s: Subject) -> None:
 
 @check("tracing")
 def export_value(s: Subject) -> None:
-    """``torch.export``, strict and not, keeps the value: every bit of one that torch has too, a relaxation up to rounding."""
+    """``torch.export``, strict and not, keeps the value."""
 
     class Module(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Tensor:
@@ -117,4 +128,4 @@ def export_value(s: Subject) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own deprecated calls
             program = torch.export.export(Module(), s.tensors, strict=strict)
-        (close if s.value is None else equal)(program.module()(*s.tensors), s.op(*s.tensors))
+        same(s, program.module()(*s.tensors), s.op(*s.tensors))

@@ -46,8 +46,9 @@ def is_differentiating() -> bool:
 
     Inside a ``forward`` autograd has switched both modes off.
     """
-    forward_mode = forward_ad._current_level >= 0 and torch_private.is_forward_mode()
-    return _is_compiling() or _is_grad_enabled() or transforms_active() or forward_mode
+    if _is_compiling() or _is_grad_enabled() or transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and torch_private.is_forward_mode()
 
 
 def can_skip_autograd(x: Tensor) -> bool:

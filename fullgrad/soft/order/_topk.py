@@ -51,12 +51,12 @@ def topk(
 
     Example:
         >>> import torch, fullgrad
-        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> x = torch.tensor([1.0, 3.0, 2.4])
         >>> fullgrad.soft.topk(x, 2)
         torch.return_types.topk(
-        values=tensor([2.8851, 2.5841]),
-        indices=tensor([[1.0035e-06, 7.7016e-01, 2.2984e-01],
-                [9.2927e-03, 1.9616e-01, 7.9455e-01]]))
+        values=tensor([2.8875, 2.4735]),
+        indices=tensor([[1.5718e-06, 8.1242e-01, 1.8757e-01],
+                [1.2280e-02, 1.5115e-01, 8.3657e-01]]))
 
     Source: ``softtorch.topk``.
     """
@@ -104,7 +104,7 @@ def topk_st(
 
     Example:
         >>> import torch, fullgrad
-        >>> x = torch.tensor([1.0, 3.0, 2.5])
+        >>> x = torch.tensor([1.0, 3.0, 2.4])
         >>> fullgrad.topk_st(x, 2)
         torch.return_types.topk(
         values=tensor([3.0000, 2.5000]),

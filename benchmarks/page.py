@@ -173,7 +173,7 @@ def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
     def table(run: Any) -> Iterator[list[str]]:
         rows = [r for r in run["operators"] if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
         calls = {(r["operator"], *_way(r)): r["rivals"]["peer"]["ratio"] for r in rows}
-        main, *others = dict.fromkeys(way for _, way, _ in calls)
+        main, *others = sorted(dict.fromkeys(way for _, way, _ in calls), key=lambda way: way != "forward+backward")
         shapes = list(dict.fromkeys(shape for _, _, shape in calls))
         yield [f"{main}, / softtorch", *shapes, *others]
         for name in _operators(rows):

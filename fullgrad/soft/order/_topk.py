@@ -104,7 +104,7 @@ def topk_st(
 
     Example:
         >>> import torch, fullgrad
-        >>> x = torch.tensor([1.0, 3.0, 2.4])
+        >>> x = torch.tensor([1.0, 3.0, 2.5])
         >>> fullgrad.topk_st(x, 2)
         torch.return_types.topk(
         values=tensor([3.0000, 2.5000]),

@@ -24,7 +24,7 @@ from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order._rows import EPSILON
-from fullgrad.soft.order.projections.simplex import simplex_excess
+from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 
 # Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
 _LARGEST = 2**20
@@ -133,40 +133,34 @@ class NeuralScores:
         )
 
     def pull(self, delta: Tensor) -> Tensor:
-        r"""The gradient of u: :math:`\sum_i c_i \bar S_{im} + \sum_k A'(u_m - u_k) (a_m + a_k),\ a_j = -\sum_i \bar S_{ij}`."""
-        u, n = self.u, self.u.shape[-1]
-        total = delta if self.single else delta.sum(-2)
-        g = self.c * delta if self.single else matmul(self.c, delta)
-        if self.ratio is not None:
-            # A' = 2R - 1 + 2 (u_m - u_k) K, and total sums to 0.
-            r, ut, one = self.ratio, u * total, torch.ones_like(u)
-            first = matmul(torch.stack((one, total), -2), r).mul_(2)
-            sums = matmul(torch.stack((one, total, u, ut), -2), torch.addcmul(r, r, r, value=-1)).mul_(2)
-            g += (first[..., 0, :] - n) * total + first[..., 1, :]
-            g -= ut * sums[..., 0, :] + u * sums[..., 1, :] - total * sums[..., 2, :] - sums[..., 3, :]
-            return g
-        d = self.differences
-        assert d is not None
-        if self.mode == "smooth":
-            t = _silu_backward(total.unsqueeze(-1).expand_as(d), d)
-            return g.add_(total, alpha=n).sub_(t.sum(-1).sub_(t.sum(-2)), alpha=2)
-        slopes = curves.absolute_slope(d, 1.0, self.mode)
-        return g.sub_(slopes.mul_(total.unsqueeze(-1) + total.unsqueeze(-2)).sum(-1))
+        r"""The gradient of u: :math:`\sum_i c_i \bar S_{im} - \sum_k A'(u_m - u_k) (v_m + v_k),\ v_j = \sum_i \bar S_{ij}`."""
+        v, g = (delta, self.c * delta) if self.single else (delta.sum(-2), matmul(self.c, delta))
+        own, others = self._slope_sums(v)
+        return g.sub_(own).sub_(others)
 
     def push(self, t: Tensor) -> Tensor:
         r"""The tangent of the scores: :math:`c_i \dot u_j - \sum_k A'(u_j - u_k) (\dot u_j - \dot u_k)`."""
+        own, others = self._slope_sums(t)
+        a = own - others
+        return self.c * t - a if self.single else self.c.unsqueeze(-1) * t.unsqueeze(-2) - a.unsqueeze(-2)
+
+    def _slope_sums(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`\sum_k A'(u_j - u_k)\, v_j` and :math:`\sum_k A'(u_j - u_k)\, v_k`; A' is odd."""
         u, n = self.u, self.u.shape[-1]
         if self.ratio is not None:
-            r, ut, one = self.ratio, u * t, torch.ones_like(u)
-            first = matmul(torch.stack((one, t), -2), r).mul_(2)
-            sums = matmul(torch.stack((one, t, u, ut), -2), torch.addcmul(r, r, r, value=-1)).mul_(2)
-            a = (n - first[..., 0, :]) * t + first[..., 1, :] - t.sum(-1, keepdim=True)
-            a += ut * sums[..., 0, :] - u * sums[..., 1, :] - t * sums[..., 2, :] + sums[..., 3, :]
-        else:
-            assert self.differences is not None
-            moved = t.unsqueeze(-1) - t.unsqueeze(-2)
-            a = curves.absolute_slope(self.differences, 1.0, self.mode).mul_(moved).sum(-1)
-        return self.c * t - a if self.single else self.c.unsqueeze(-1) * t.unsqueeze(-2) - a.unsqueeze(-2)
+            # A' = 2R - 1 + 2 (u_j - u_k) K.
+            r, uv, one = self.ratio, u * v, torch.ones_like(u)
+            first = matmul(torch.stack((one, v), -2), r).mul_(2)
+            sums = matmul(torch.stack((one, v, u, uv), -2), torch.addcmul(r, r, r, value=-1)).mul_(2)
+            own = (n - first[..., 0, :]) * v + uv * sums[..., 0, :] - v * sums[..., 2, :]
+            return own, v.sum(-1, keepdim=True) - first[..., 1, :] + u * sums[..., 1, :] - sums[..., 3, :]
+        d = self.differences
+        assert d is not None
+        if self.mode == "smooth":
+            t = _silu_backward(v.unsqueeze(-1).expand_as(d), d).mul_(2)
+            return t.sum(-1).sub_(v, alpha=n), v.sum(-1, keepdim=True) - t.sum(-2)
+        slopes = curves.absolute_slope(d, 1.0, self.mode)
+        return slopes.sum(-1).mul_(v), matmul(v.unsqueeze(-2), slopes).squeeze(-2).neg_()
 
 
 def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -182,9 +176,9 @@ def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     """The derivative of the weights times ``g``: the matrix is symmetric."""
     if mode == "smooth":
         return torch._softmax_backward_data(g, kept, -1, g.dtype)
-    w = (kept > 0).to(g.dtype) if mode == "c0" else kept * 2 if mode == "c1" else (kept * kept).mul_(3)
+    w = power_slopes(kept, POWERS[mode])
     mean = (w * g).sum(-1, keepdim=True).div_(w.sum(-1, keepdim=True))
-    return (g - mean).mul_(w)
+    return (g - mean).mul_(w).mul_(POWERS[mode])
 
 
 class Weights:
@@ -200,14 +194,20 @@ class Weights:
 
     def outputs(self) -> Any:
         """What the operator returns."""
-        x, p, at, dtype, outputs = self.rows.x, self.p, self.at, self.rows.dtype, self.rows.options[4]
-        weights = values = None
-        if "weights" in outputs:
-            weights = (p if at in (None, -1) else p.movedim(-2, at - 1)).to(dtype)
-        if outputs != "weights":
-            y = (p * (x if at is None else x.unsqueeze(-2))).sum(-1)
-            values = (y if at in (None, -1) else y.movedim(-1, at)).to(dtype)
-        return weights if values is None else values if weights is None else (values, weights)
+        return self._returned(self.p, None if self.rows.options[4] == "weights" else self._sums(self.p, self.rows.x))
+
+    def _sums(self, weights: Tensor, x: Tensor) -> Tensor:
+        return (weights * (x if self.at is None else x.unsqueeze(-2))).sum(-1)
+
+    def _returned(self, weights: Tensor, values: Tensor | None) -> Any:
+        """Those of both that the operator returns, with the places where they belong."""
+        at, dtype, outputs = self.at, self.rows.dtype, self.rows.options[4]
+        if values is not None:
+            values = (values if at in (None, -1) else values.movedim(-1, at)).to(dtype)
+            if "weights" not in outputs:
+                return values
+        weights = (weights if at in (None, -1) else weights.movedim(-2, at - 1)).to(dtype)
+        return weights if values is None else (values, weights)
 
     def gradient(self, *cotangents: Tensor) -> Tensor:
         """That of x."""
@@ -232,23 +232,16 @@ class Weights:
 
     def tangent(self, t: Tensor) -> Any:
         """That of the outputs, from that of x."""
-        rows, p, at = self.rows, self.p, self.at
-        x, dtype = rows.x, rows.dtype
+        rows, p = self.rows, self.p
         mode, _, _, gated, outputs, _ = rows.options
         t = rows_of(t, rows, self.dim)
-        moved = None
         if gated:
             moved = _project_derivative(self.scores.push(rows.push(t)), self.kept, mode)
             moved = moved if self.mix is None else matmul(self.mix, moved)
-        weights = values = None
-        if "weights" in outputs:
-            w = torch.zeros_like(p) if moved is None else moved
-            weights = (w if at in (None, -1) else w.movedim(-2, at - 1)).to(dtype)
-        if outputs != "weights":
-            y = p * (t if at is None else t.unsqueeze(-2))
-            y = (y if moved is None else y.addcmul_(moved, x if at is None else x.unsqueeze(-2))).sum(-1)
-            values = (y if at in (None, -1) else y.movedim(-1, at)).to(dtype)
-        return weights if values is None else values if weights is None else (values, weights)
+        else:
+            moved = torch.zeros_like(p)
+        values = None if outputs == "weights" else self._sums(p, t) + self._sums(moved, rows.x)
+        return self._returned(moved, values)
 
 
 class Ranks:

@@ -123,14 +123,9 @@ class Quantile(OrderStatistic):
 @functools.lru_cache(1024)
 def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
     """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one is not enough."""
-    low, high, a = (v.tolist() for v in bracketing_indices(torch.tensor(q, dtype=dtype), n, interpolation))
-    places = low if not any(a) else [*low, *high]
-    mix = (
-        None
-        if not any(a)
-        else [[0.0] * i + [1 - t] + [0.0] * (len(q) - 1) + [t] + [0.0] * (len(q) - 1 - i) for i, t in enumerate(a)]
-    )
-    return [2 * p + 1.0 - n for p in places], mix
+    low, high, a = bracketing_indices(torch.tensor(q, dtype=dtype), n, interpolation)
+    places, mix = (torch.cat((low, high)), torch.cat((torch.diag(1 - a), torch.diag(a)), -1).tolist()) if a.any() else (low, None)
+    return [2 * p + 1.0 - n for p in places.tolist()], mix
 
 
 def _tensor(q: Quantiles, x: Tensor) -> Tensor:

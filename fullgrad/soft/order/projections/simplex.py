@@ -88,17 +88,17 @@ class Excess(RowFunction):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (t,) = ctx.saved_tensors
-        g, w = g * (t > 0), _slopes(t, ctx.power)
+        g, w = g * (t > 0), power_slopes(t, ctx.power)
         return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         (t,) = ctx.saved_tensors
-        w = _slopes(t, ctx.power)
+        w = power_slopes(t, ctx.power)
         return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
 
 
-def _slopes(t: Tensor, power: int) -> Tensor:
+def power_slopes(t: Tensor, power: int) -> Tensor:
     """The derivative of the power, up to a factor: 1 inside the support, t, or its square."""
     return (t > 0).to(t.dtype) if power == 1 else t if power == 2 else t * t
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullgrad._batching import elementwise
 from fullgrad._checks import can_broadcast
+from fullgrad._dispatch import Rules
 from fullgrad._function import Function, saves_nothing
 
 __all__ = ["Elementwise"]
@@ -151,13 +152,10 @@ class _Plan(NamedTuple):
     """The inputs without the tensors, where all are tensors."""
 
 
-# What is most often given beside a tensor.
-_NUMBERS = frozenset({float, int, bool, str, type(None)})
-
-
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term, no_more = cls.vjp_term, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
+    are_scalars = Rules.SCALAR_TYPES.issuperset
 
     @functools.lru_cache(maxsize=256)
     def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
@@ -175,7 +173,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         numbers = inputs[1:]
-        if _NUMBERS.issuperset(map(type, numbers)) and first_has_a_term:
+        if are_scalars(map(type, numbers)) and first_has_a_term:
             ctx.kept = numbers
             if first_reads_itself:
                 ctx.save_for_backward(inputs[0])

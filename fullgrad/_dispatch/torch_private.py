@@ -293,9 +293,7 @@ pytree: Any = torch.utils._pytree
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
 
 # The dispatch keys of a thread as they were, at the end of a `with`: see `fullgrad.testing._subject.possible`.
-preserved_keys = _optional(
-    "_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a check that torch cannot pass may spoil others"
-)
+preserved_keys = _optional("_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a failed trace may spoil the next check")
 
 # How the kit counts the operations of a backward; this is the path under which torch documents it.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")

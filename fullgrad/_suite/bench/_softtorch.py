@@ -32,24 +32,26 @@ _ELEMENTWISE: dict[str, tuple[float, ...]] = {
 }
 
 
-def softtorch(ways: Sequence[str]) -> Iterator[Comparison]:
-    """One comparison for each operator, shape and way; a way that the rival cannot do has none."""
-    for names, shapes in ((ORDER, ROWS), (_ELEMENTWISE, ELEMENTS)):
-        for name in names:
-            for ours, theirs in ((f"soft.{name}", name), (f"{name}_st", f"{name}_st")):
-                pair = [_function(who, name) for who in (_ours(ours), load(f"softtorch:{theirs}"))]
-                for shape in shapes:
-                    for way in ways:
-                        statements = _statements(pair, way, shape)
-                        if statements is not None:
-                            yield Comparison(
-                                operator=ours,
-                                what=f"{way} {shape}",
-                                n=torch.Size(shape).numel(),
-                                dtype="float32",
-                                ours=statements[0],
-                                rivals={PEER: statements[1]},
-                            )
+NAMES = tuple([ours for name in (*ORDER, *_ELEMENTWISE) for ours in (f"soft.{name}", f"{name}_st")])
+
+
+def softtorch(ours: str, ways: Sequence[str]) -> Iterator[Comparison]:
+    """One comparison of an operator for each shape and way; a way that the rival cannot do has none."""
+    theirs = ours.removeprefix("soft.")
+    name = theirs.removesuffix("_st")
+    pair = [_function(operator, name) for operator in (_ours(ours), load(f"softtorch:{theirs}"))]
+    for shape in ROWS if name in ORDER else ELEMENTS:
+        for way in ways:
+            statements = _statements(pair, way, shape)
+            if statements is not None:
+                yield Comparison(
+                    operator=ours,
+                    what=f"{way} {shape}",
+                    n=torch.Size(shape).numel(),
+                    dtype="float32",
+                    ours=statements[0],
+                    rivals={PEER: statements[1]},
+                )
 
 
 def _ours(name: str) -> Any:

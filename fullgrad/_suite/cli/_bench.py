@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import itertools
 import json
 import shlex
 import sys
@@ -18,7 +17,7 @@ from fullgrad._suite.bench._growth import draw, exponents
 from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
 from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
-from fullgrad._suite.bench._softtorch import INSTALL, SOFTTORCH, softtorch
+from fullgrad._suite.bench._softtorch import INSTALL, NAMES, SOFTTORCH, softtorch
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli._errors import UsageError, extra
 
@@ -106,8 +105,7 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
             plan.append((FACTS, FACTS, lambda: list(facts(options.device))))
     if SOFTTORCH in options.names:
         ways = [way for way in options.ways or WAYS if way not in (NO_GRADIENT, *([] if options.ways else [COMPILED]))]
-        for operator, pair in itertools.groupby(softtorch(ways), lambda comparison: comparison.operator):
-            plan.append((operator, OPERATORS, measured(functools.partial(iter, list(pair)))))
+        plan += [(name, OPERATORS, measured(functools.partial(softtorch, name, ways))) for name in NAMES]
     names = [name for name in options.names if name not in (TARGETS, SOFTTORCH)]
     if options.names and not names:
         return plan

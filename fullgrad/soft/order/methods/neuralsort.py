@@ -19,7 +19,7 @@ from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.methods.pairwise_sigmoid import distances
-from fullgrad.soft.order.projections.simplex import Excess, project
+from fullgrad.soft.order.projections.simplex import Excess, power_slopes, project
 
 # Blocks of so many rows at least have their window looked for together, which costs two rows.
 ROWS = 32
@@ -159,7 +159,7 @@ def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tens
         return p, p, 1.0
     power = POWERS[mode]
     t = Excess.apply(scores, power)
-    w = (t > 0).to(t.dtype) if power == 1 else power * t ** (power - 1)
+    w = power * power_slopes(t, power)
     return t**power, w, w.sum(-1)
 
 

@@ -24,18 +24,19 @@ def devices() -> list[str]:
 
 
 def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="the long tests, and in CI today's slice of the exhaustive ones, alone")
     parser.addoption("--exhaustive", default="", help="'all', or K/N for the K-th of N slices of the exhaustive tests")
 
 
-def _slice(config) -> tuple[int, int] | None:
-    """Which slice of the exhaustive tests runs: none on a developer's machine, one that changes with the day in CI."""
+def exhaustive_slice(config) -> tuple[int, int] | None:
+    """Which slice of the exhaustive tests runs: none by default, with ``--long`` one that changes with the day in CI."""
     wanted = config.getoption("--exhaustive")
     if wanted == "all":
         return 0, 1
     if wanted:
         part, count = wanted.split("/")
         return int(part) % int(count), int(count)
-    if os.environ.get("CI"):
+    if os.environ.get("CI") and config.getoption("--long"):
         return datetime.date.today().toordinal() % SLICES, SLICES
     return None
 
@@ -47,7 +48,7 @@ def pytest_configure(config):
 def pytest_report_header(config):
     from fullgrad._dispatch import DISPATCH, MISSING
 
-    part = _slice(config)
+    part = exhaustive_slice(config)
     chosen = "none" if part is None else f"slice {part[0]} of {part[1]}"
     missing = f", missing {', '.join(MISSING)}" if MISSING else ""
     return (
@@ -56,14 +57,15 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    part = _slice(config)
+    part = exhaustive_slice(config)
     kept, dropped = [], []
     for item in items:
         exhaustive = any(item.get_closest_marker(name) for name in ("exhaustive", "peers"))
-        if exhaustive and (part is None or zlib.crc32(item.nodeid.encode()) % part[1] != part[0]):
-            dropped.append(item)
+        if exhaustive:
+            runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         else:
-            kept.append(item)
+            runs = config.getoption("--long") == bool(item.get_closest_marker("long"))
+        (kept if runs else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept

@@ -1,10 +1,28 @@
-"""Every check of the kit on every case."""
+"""Every check of the kit: on one case of each operator class, with `--long` on every everyday case, in slices on all variants.
+
+A graph costs seconds whatever it holds. So the checks that trace take many cases at once; one at a time they run in the slices.
+"""
+
+import contextlib
+import itertools
+from unittest import mock
 
 import pytest
+import torch
 
+from fullgrad import Function
 from fullgrad._suite.cases import CASES
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
-from fullgrad.testing._subject import float64_devices
+from fullgrad.testing._subject import float64_devices, scalar
+from fullgrad.testing._together import check_together
+from tests.conftest import exhaustive_slice
+from tests.representatives import REPRESENTATIVES
+
+CHOSEN = {c.name for c in REPRESENTATIVES}
+OTHERS = [c for c in CASES if not c.exhaustive and c.name not in CHOSEN]
+# What together is no longer the same: the operator itself as what is compiled.
+ALONE = {"compile_the_operator_itself"}
+TOGETHER = [name for name in GROUPS["tracing"] if name not in ALONE]
 
 
 def applies(case, name):
@@ -19,19 +37,86 @@ def applies(case, name):
     )
 
 
+def marks(case, name):
+    """When a check of one case runs."""
+    if case.exhaustive or name in TOGETHER:
+        return [pytest.mark.exhaustive]
+    return [] if case.name in CHOSEN else [pytest.mark.long]
+
+
+def pytest_generate_tests(metafunc):
+    """The checks of single cases; those of the slices only where a slice runs, since there are tens of thousands."""
+    if metafunc.function is test_check:
+        sliced = exhaustive_slice(metafunc.config) is not None
+        chosen = [(c, n, marks(c, n)) for c in CASES if sliced or not c.exhaustive for n in CHECKS if applies(c, n)]
+        metafunc.parametrize(
+            ("case", "name"),
+            [pytest.param(c, n, id=f"{c.name}-{n}", marks=m) for c, n, m in chosen if sliced or pytest.mark.exhaustive not in m],
+        )
+
+
 @pytest.mark.parametrize("device", float64_devices())
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        pytest.param(c, n, id=f"{c.name}-{n}", marks=[pytest.mark.exhaustive] * c.exhaustive)
-        for c in CASES
-        for n in CHECKS
-        if applies(c, n)
-    ],
-)
 def test_check(case, name, device):
     """The operator passes the check, on every device that has float64."""
     try:
         CHECKS[name](case.to(device))
     except TorchLimit as limit:
         pytest.skip(str(limit))
+
+
+def groups(cases, size=10):
+    """The cases in groups that can be checked together: with values to the last bit or without, and as many rows."""
+    same = {}
+    for case in cases:
+        same.setdefault((case.value is None, case.tensors[0].shape[0]), []).append(case)
+    return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
+
+
+@pytest.mark.parametrize("device", float64_devices())
+@pytest.mark.parametrize(
+    ("cases", "name"),
+    [
+        pytest.param(cases, name, id=f"{cases[0].name} to {cases[-1].name}-{name}", marks=long)
+        for chosen, long in (
+            (REPRESENTATIVES, []),
+            (OTHERS, [pytest.mark.long]),
+        )
+        for cases, name in itertools.product(groups(chosen), TOGETHER)
+    ],
+)
+def test_check_together(cases, name, device):
+    """The operators pass the check in one graph."""
+    check_together(name, [case.to(device) for case in cases])
+
+
+def _operator_classes(family=Function):
+    for cls in family.__subclasses__():
+        if cls.__module__.startswith("fullgrad."):
+            if "apply" in vars(cls):
+                yield cls
+            yield from _operator_classes(cls)
+
+
+def _called(case):
+    """The operator classes that a case calls, in value and derivatives."""
+    called = set()
+    with contextlib.ExitStack() as patches:
+        for cls in _operator_classes():
+
+            def forward(*args, cls=cls, own=cls.forward):
+                called.add(cls)
+                return own(*args)
+
+            patches.enter_context(mock.patch.object(cls, "forward", staticmethod(forward)))
+        leaves = case.leaves()
+        gradients = torch.autograd.grad(scalar(case.op)(*leaves), leaves, create_graph=True)
+        again = sum(g.sin().sum() for g in gradients)
+        if again.requires_grad:
+            torch.autograd.grad(again, leaves, allow_unused=True)
+    return called
+
+
+def test_every_operator_class_has_a_representative():
+    """No operator class is left to the long tests."""
+    called = set().union(*map(_called, REPRESENTATIVES))
+    assert not set(_operator_classes()) - called

@@ -90,9 +90,11 @@ class Subject:
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` with the constant inputs in place."""
 
+        argnums = self.diff_argnums
+
         def bound(*tensors: Tensor) -> Any:
             arguments = list(self.inputs)
-            for i, t in zip(self.diff_argnums, tensors, strict=True):
+            for i, t in zip(argnums, tensors, strict=True):
                 arguments[i] = t
             y = function(*arguments)
             if isinstance(y, Tensor):
@@ -133,20 +135,25 @@ class Subject:
         leaves = self.leaves()
         return torch.autograd.grad(scalar(function)(*leaves), leaves)
 
-    def compare_compiled(self, transform: Transform, *arguments: Any, dynamic: bool = False) -> None:
+    def compare_compiled(self, transform: Transform, *arguments: Any) -> None:
         """The transform of the operator, compiled in one graph, gives what that of the reference gives eagerly."""
         arguments = arguments or self.tensors
-        close(self.compiled(transform, dynamic)(*arguments), transform(self.reference)(*arguments))
+        close(self.compiled(transform)(*arguments), transform(self.reference)(*arguments))
 
-    def compiled(self, transform: Transform, dynamic: bool = False) -> Callable[..., Any]:
+    def compiled(self, transform: Transform) -> Callable[..., Any]:
         """The transform of the operator in one graph; `TorchLimit` where torch cannot compile the surrogate's either."""
-        backend = self.options.get("backend", "aot_eager")
+        return lambda *arguments: self.compiled_calls(transform, [arguments])[0]
 
-        def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled_calls(self, transform: Transform, calls: Sequence[tuple[Any, ...]], dynamic: bool | None = None) -> list[Any]:
+        """What each call of one compiled function returns, the transform of the operator in one graph."""
+
+        def run(function: Callable[..., Any]) -> list[Any]:
             torch.compiler.reset()  # a function that was compiled before must not be reused for this one
-            return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic or None)
+            backend = self.options.get("backend", "aot_eager")
+            compiled = torch.compile(transform(function), backend=backend, fullgraph=True, dynamic=dynamic)
+            return [compiled(*arguments) for arguments in calls]
 
-        return lambda *arguments: self.possible(lambda f: compile(transform(f))(*arguments))
+        return self.possible(run)
 
     def possible(self, run: Callable[[Callable[..., Any]], Any]) -> Any:
         """``run`` of the operator; `TorchLimit` where it raises, and raises for plain torch code too."""

@@ -1,6 +1,7 @@
 """Checks of clause 5 under tracers: compile, make_fx, export."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,13 +51,16 @@ def _tensors(output: Any) -> list[Tensor]:
 
 @check("tracing")
 def compile_dynamic_shapes(s: Subject) -> None:
-    """One compilation for changing sizes: value and gradient at each."""
-    compiled = s.compiled(lambda f: grad(scalar(f), s.argnums), dynamic=True)
-    for size in (2, 3, 5):
-        batch = tuple(
-            t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[0] == s.tensors[0].shape[0] else t for t in s.tensors
-        )
-        close(compiled(*batch), grad(scalar(s.reference), s.argnums)(*batch))
+    """One compiled function for changing sizes: value and gradient at each."""
+    batches = [
+        tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[0] == s.tensors[0].shape[0] else t for t in s.tensors)
+        for size in (2, 3, 5)
+    ]
+
+    def transform(f: Callable[..., Any]) -> Callable[..., Any]:
+        return grad(scalar(f), s.argnums)
+
+    close(s.compiled_calls(transform, batches, dynamic=True), [transform(s.reference)(*batch) for batch in batches])
 
 
 @check("tracing", issue=193279)

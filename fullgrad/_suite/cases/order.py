@@ -16,11 +16,16 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.soft import _abs_of, _step
+from fullgrad.soft.order import _numbers
 from fullgrad.soft.order._operators import extremum as _extremum
 from fullgrad.soft.order._operators import quantile as _quantile
 from fullgrad.soft.order._operators import rank as _rank
 from fullgrad.soft.order._operators import sort as _sort
+from fullgrad.soft.order.kernels import blocks as _blocks
+from fullgrad.soft.order.kernels import exponential as _exponential
+from fullgrad.soft.order.kernels import window as _window
 from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order.methods import pairwise_sigmoid as _pairwise_sigmoid
 from fullgrad.soft.order.projections import permutahedron as _permutahedron
 from fullgrad.soft.order.projections import simplex as _simplex
 from fullgrad.soft.order.projections import transport_polytope as _transport
@@ -399,8 +404,49 @@ PROJECTIONS = [
     ),
 ]
 
+
+def _kernel(name: str, operator: Callable[..., Any], weights: Callable[[Tensor], Tensor]) -> Case:
+    """Averages of a row h over an ascending row u, by what serves rows too long for a matrix, called here on short ones."""
+
+    def call(u: Tensor, h: Tensor) -> Tensor:
+        return operator(torch.sort(_numbers.wide(u), -1).values, _numbers.wide(h)).to(h.dtype)
+
+    return Case(
+        name=name,
+        covers=(),
+        operator=call,
+        inputs=(numbers(2, 4, seed=8), numbers(2, 4, seed=9)),
+        surrogate=lambda u, h: _apply(weights(torch.sort(u, -1).values), h),
+        smooth_forwards={},
+        max_saved_bytes=None,
+        of="rows",
+        elementwise=False,
+    )
+
+
+def _near(u: Tensor, mode: str) -> Tensor:
+    return _project(-(u.unsqueeze(-1) - u.unsqueeze(-2)).abs(), mode)
+
+
+def _placed(u: Tensor) -> Tensor:
+    distances = _abs_of(u.unsqueeze(-1) - u.unsqueeze(-2), 1, "smooth").sum(-1)
+    coefficients = torch.arange(-3, 4, 2, dtype=u.dtype, device=u.device)
+    return _project(coefficients.unsqueeze(-1) * u.unsqueeze(-2) - distances.unsqueeze(-2), "smooth")
+
+
+def _by_blocks(u: Tensor, h: Tensor) -> Tensor:
+    return _blocks.Blocked.apply(_blocks.Spec("Values", "smooth"), u, _pairwise_sigmoid.distances(u, "smooth"), h)[0]
+
+
+KERNELS = [
+    _kernel("averages by scans", _exponential.averages, lambda u: _near(u, "smooth")),
+    _kernel("averages by prefix sums", lambda u, h: _window.averages(u, h, 2), lambda u: _near(u, "c1")),
+    _kernel("averages by blocks of rows", _by_blocks, _placed),
+]
+
 CASES = [
     *PROJECTIONS,
+    *KERNELS,
     *[
         make(name, method, mode)
         for name, (_, _, _, methods, _) in STATISTICS.items()

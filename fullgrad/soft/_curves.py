@@ -208,7 +208,8 @@ def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v S'."""
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, slope(x, s, mode))
-    return slope_of(v, _sigmoid_of_minus_abs(x / s), s)
+    z = divided(x.abs(), -s)
+    return slope_of(v, torch.sigmoid(z, out=z), s)
 
 
 def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:

@@ -5,7 +5,7 @@ in the cache.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,16 @@ from torch import Tensor
 
 from fullgrad._checks import can_broadcast
 from fullgrad._dispatch import can_reuse_buffers
+from fullgrad.soft._compiled_kernels import Formula, Output, run_compiled, wants_kernel
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
-# Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
-PIECE = 2**17
+# What behaves as a tensor does, whole and in pieces.
+_PLAIN = (Tensor, torch.nn.Parameter)
 
-# The shape and dtype of an output; None where there is none.
-Output = tuple[torch.Size, torch.dtype] | None
+# Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
+PIECE = 2**18
+
 Index = tuple[int | slice, ...]
 
 
@@ -29,24 +31,26 @@ def to_opmath(*args: Any) -> list[Any]:
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
-def chunked_in_float32(
-    formula: Callable[..., Sequence[Tensor | None]], outputs: Sequence[Output], *args: Any
-) -> list[Any] | None:
+def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any] | None:
     """The outputs of an elementwise formula of arguments in float32, or None where pieces are no gain: the first tensor is small
     or has not the shape to which all broadcast, is on another device, or the steps are recorded.
 
     An output of fewer elements is summed to its shape, and is in float32.
     """
     first = args[0]
-    if first.dtype not in HALF or first.numel() < 2 * PIECE or first.device.type != "cpu" or not can_reuse_buffers():
+    compiled = wants_kernel(first)
+    if first.dtype not in HALF or not (compiled or _wants_pieces(first)) or not can_reuse_buffers():
         return None
     shape = first.shape
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
-    if not all(can_broadcast(a.shape, shape) for a in tensors.values()):
+    if not all(a.__class__ in _PLAIN and can_broadcast(a.shape, shape) for a in tensors.values()):
         return None
+    found = run_compiled(formula, outputs, shape, args) if compiled else None
+    if found is not None or not _wants_pieces(first):
+        return found
     tensors = {i: _with_ndim(a, len(shape)) for i, a in tensors.items()}
     wide, buffers = list(args), {}
-    found: list[Any] = [None] * len(outputs)
+    found = [None] * len(outputs)
     for index in _pieces(shape):
         for i, a in tensors.items():
             wide[i] = buffers[i] = _in_float32(a[_part(index, a)], buffers.get(i))
@@ -64,6 +68,10 @@ def chunked_in_float32(
             else:
                 target.add_(value.sum_to_size(target.shape))
     return found
+
+
+def _wants_pieces(x: Tensor) -> bool:
+    return x.numel() > PIECE and x.device.type == "cpu"
 
 
 def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:

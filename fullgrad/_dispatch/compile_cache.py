@@ -51,7 +51,7 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
     """
     first = next((a for a in args if isinstance(a, Tensor)), None)
-    if torch.compiler.is_dynamo_compiling() or not is_tracing() or first is None or first.device.type != "cpu":
+    if not is_tracing() or first is None or first.device.type != "cpu":
         return function(*args, **kwargs)
     notes = torch_private.node_notes()
     before = {key: notes[key] for key in ("recompute", "ac_graph_id") if key in notes}

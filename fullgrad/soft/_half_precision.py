@@ -5,7 +5,7 @@ in the cache.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fullgrad._checks import can_broadcast
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad.soft._compiled_kernels import Formula, Output, run_compiled, wants_kernel
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -23,6 +22,9 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 # Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
 PIECE = 2**18
 
+Formula = Callable[..., Sequence[Tensor | None]]
+# The shape and dtype of an output; None where there is none.
+Output = tuple[torch.Size, torch.dtype] | None
 Index = tuple[int | slice, ...]
 
 
@@ -38,19 +40,15 @@ def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) 
     An output of fewer elements is summed to its shape, and is in float32.
     """
     first = args[0]
-    compiled = wants_kernel(first)
-    if first.dtype not in HALF or not (compiled or _wants_pieces(first)) or not can_reuse_buffers():
+    if first.dtype not in HALF or first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
         return None
     shape = first.shape
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
     if not all(a.__class__ in _PLAIN and can_broadcast(a.shape, shape) for a in tensors.values()):
         return None
-    found = run_compiled(formula, outputs, shape, args) if compiled else None
-    if found is not None or not _wants_pieces(first):
-        return found
     tensors = {i: _with_ndim(a, len(shape)) for i, a in tensors.items()}
     wide, buffers = list(args), {}
-    found = [None] * len(outputs)
+    found: list[Any] = [None] * len(outputs)
     for index in _pieces(shape):
         for i, a in tensors.items():
             wide[i] = buffers[i] = _in_float32(a[_part(index, a)], buffers.get(i))
@@ -68,10 +66,6 @@ def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) 
             else:
                 target.add_(value.sum_to_size(target.shape))
     return found
-
-
-def _wants_pieces(x: Tensor) -> bool:
-    return x.numel() > PIECE and x.device.type == "cpu"
 
 
 def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:

@@ -55,6 +55,9 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode == "c0":
         # On a join the mean of both sides, as a difference quotient has it.
         a = x.abs()
+        if not isinstance(s, Tensor) and can_reuse_buffers():  # torch writes a comparison as numbers, and converts bools slowly
+            inside = torch.lt(a, 5 * s, out=torch.empty_like(a))
+            return apply_steps(torch.le(a, 5 * s, out=a), (torch.add, inside), (torch.div, 2 * width))
         return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
     p = _variance(_ramp(x, s))
     return apply_steps(p, (torch.mul, 6 / width)) if mode == "c1" else apply_steps(p, (torch.mul, p), (torch.mul, 30 / width))
@@ -208,7 +211,8 @@ def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v S'."""
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, slope(x, s, mode))
-    return slope_of(v, _sigmoid_of_minus_abs(x / s), s)
+    z = divided(x.abs(), -s)
+    return slope_of(v, torch.sigmoid(z, out=z), s)
 
 
 def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:

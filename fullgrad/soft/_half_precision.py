@@ -4,18 +4,28 @@ The cost of an elementwise operation on a large tensor is memory traffic, and a 
 in the cache.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._checks import can_broadcast
 from fullgrad._dispatch import can_reuse_buffers
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
+# What behaves as a tensor does, whole and in pieces.
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 # Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
-PIECE = 2**17
+PIECE = 2**18
+
+Formula = Callable[..., Sequence[Tensor | None]]
+# The shape and dtype of an output; None where there is none.
+Output = tuple[torch.Size, torch.dtype] | None
+Index = tuple[int | slice, ...]
 
 
 def to_opmath(*args: Any) -> list[Any]:
@@ -23,29 +33,65 @@ def to_opmath(*args: Any) -> list[Any]:
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
-def chunked_in_float32(
-    formula: Callable[..., Sequence[Tensor | None]], dtypes: Sequence[torch.dtype | None], *args: Any
-) -> list[Any] | None:
-    """The outputs of an elementwise formula of arguments in float32 in the given dtypes, or None where pieces are no gain: a
-    tensor is small, of another shape or layout, on another device, or the steps are recorded.
+def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any] | None:
+    """The outputs of an elementwise formula of arguments in float32, or None where pieces are no gain: the first tensor is small
+    or has not the shape to which all broadcast, is on another device, or the steps are recorded.
+
+    An output of fewer elements is summed to its shape, and is in float32.
     """
     first = args[0]
-    if first.dtype not in HALF or first.numel() < 2 * PIECE or first.device.type != "cpu" or not can_reuse_buffers():
+    if first.dtype not in HALF or first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
         return None
-    tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    if any(args[i].shape != first.shape or not args[i].is_contiguous() for i in tensors):
+    shape = first.shape
+    tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
+    if not all(a.__class__ in _PLAIN and can_broadcast(a.shape, shape) for a in tensors.values()):
         return None
-    pieces = {i: args[i].reshape(-1).split(PIECE) for i in tensors}
-    outputs: list[Any] = [None] * len(dtypes)
-    targets: list[Any] = [None] * len(dtypes)
-    wide = list(args)
-    for k in range(len(pieces[0])):
-        for i in tensors:
-            wide[i] = pieces[i][k].float()
-        for j, part in enumerate(formula(*wide)):
-            if part is not None:
-                if outputs[j] is None:
-                    outputs[j] = torch.empty(first.shape, dtype=dtypes[j], device=first.device)
-                    targets[j] = outputs[j].view(-1).split(PIECE)
-                targets[j][k].copy_(part)
-    return outputs
+    tensors = {i: _with_ndim(a, len(shape)) for i, a in tensors.items()}
+    wide, buffers = list(args), {}
+    found: list[Any] = [None] * len(outputs)
+    for index in _pieces(shape):
+        for i, a in tensors.items():
+            wide[i] = buffers[i] = _in_float32(a[_part(index, a)], buffers.get(i))
+        for j, value in enumerate(formula(*wide)):
+            output = outputs[j]
+            if value is None or output is None:
+                continue
+            whole = output[0] == shape
+            if found[j] is None:
+                found[j] = torch.empty_like(first, dtype=output[1]) if whole else torch.zeros(output[0], dtype=torch.float32)
+            target = found[j] if whole else _with_ndim(found[j], len(shape))
+            target = target[_part(index, target)]
+            if whole:
+                target.copy_(value)
+            else:
+                target.add_(value.sum_to_size(target.shape))
+    return found
+
+
+def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:
+    """In a buffer, where there is one of its shape: memory that was just in use is in the cache."""
+    if piece.dtype not in HALF:
+        return piece
+    return piece.float() if buffer is None or buffer.shape != piece.shape else buffer.copy_(piece)
+
+
+def _pieces(shape: torch.Size) -> Iterator[Index]:
+    """Positions in the leading dimensions and a slice of the next, of pieces of about equal size."""
+    row, dim = shape.numel(), -1
+    while row > PIECE:
+        dim += 1
+        row //= shape[dim]
+    count = -(-shape[dim] * row // PIECE)
+    length = -(-shape[dim] // count)
+    for leading in itertools.product(*map(range, shape[:dim])):
+        for start in range(0, shape[dim], length):
+            yield (*leading, slice(start, start + length))
+
+
+def _part(index: Index, tensor: Tensor) -> Index:
+    """The index into a tensor that broadcasts: its dimensions of size 1 are whole."""
+    return tuple([i if n > 1 else 0 if isinstance(i, int) else slice(None) for i, n in zip(index, tensor.shape, strict=False)])
+
+
+def _with_ndim(tensor: Tensor, ndim: int) -> Tensor:
+    return tensor.view((1,) * (ndim - tensor.ndim) + tensor.shape) if tensor.ndim < ndim else tensor

@@ -46,8 +46,8 @@ class Relaxation(Elementwise):
             parts = cls.pull_in_half(needed, g, *args)
             if parts is None:
                 args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
-                dtypes = [getattr(a, "dtype", None) for a in args]
-                parts = chunked_in_float32(functools.partial(cls.pull, needed), dtypes, g, *args)
+                outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
+                parts = chunked_in_float32(functools.partial(cls.pull, needed), outputs, g, *args)
         if parts is None:
             parts = cls.pull(needed, *to_opmath(g, *args))
         # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
@@ -80,7 +80,7 @@ class Relaxation(Elementwise):
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
     """A formula in float32 at least, rounded once."""
     if dtype in HALF:
-        parts = chunked_in_float32(lambda *a: (formula(*a),), [dtype], *args)
+        parts = chunked_in_float32(lambda *a: (formula(*a),), [(args[0].shape, dtype)], *args)
         if parts is not None:
             return parts[0]
     return cast(formula(*to_opmath(*args)), dtype)

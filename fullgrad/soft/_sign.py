@@ -93,6 +93,6 @@ class Sign(Relaxation):
         if i == 1:
             return v * (2 * curves.sigmoid_by_softness(x, s, mode))
         if output is None:
-            return 2 * curves.slope_times(v, x, s, mode)
+            return curves.apply_steps(curves.slope_times(v, x, s, mode), (torch.mul, 2))
         # 2 S (1 - S) / s is (1 - y^2) / 2s.
         return curves.divided(torch.ops.aten.tanh_backward.default(v, output), 2 * s)

@@ -100,7 +100,7 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
             return None
         looks = False
     else:
-        x, looks = x.detach(), x.device.type == "cpu"
+        x, looks = x.detach(), looks_at_numbers(x)
     if dim != -1:
         x = x.movedim(dim, -1)
     if dtype.itemsize == 2:
@@ -111,6 +111,11 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
         if torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all():
             return SmallRows(x, h.sigmoid_(), mean, rstd, softness, options, dtype)
     return MaskedRows(x, softness, options, dtype)
+
+
+def looks_at_numbers(x: Tensor) -> bool:
+    """Whether a look at a number costs little: an accelerator would have to be waited for."""
+    return x.device.type == "cpu"
 
 
 def rows_of(v: Tensor, rows: SmallRows, dim: int) -> Tensor:

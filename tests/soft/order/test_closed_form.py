@@ -61,7 +61,7 @@ def tensors(y):
 
 def total(y):
     """A number that depends on every element, differently on each."""
-    return sum((v * torch.arange(1, v.numel() + 1, dtype=v.dtype).sin().reshape(v.shape)).sum() for v in tensors(y))
+    return sum((v * torch.arange(1, v.numel() + 1, dtype=v.dtype, device=v.device).sin().reshape(v.shape)).sum() for v in tensors(y))
 
 
 def derivatives(f, x):
@@ -205,7 +205,7 @@ def test_graphs_have_the_closed_forms(name, general, counted):
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     y = torch.compile(lambda x: total(f(x, dim=-1)), backend="aot_eager", fullgraph=True)(x)
     found = [y, *torch.autograd.grad(y, x)]
-    assert len(counted) >= 2
+    assert len(counted) >= 2 - name.endswith("_st")
 
     def second(x):
         return grad(lambda x: grad(lambda x: total(f(x, dim=-1)))(x).square().sum())(x)
@@ -225,6 +225,7 @@ def test_returned_weights_are_saved_and_nothing_else():
         fullgrad.argsort_st(x, dim=-1)
         fullgrad.soft.argsort(x, dim=-1, mode="c1")
     assert set(saved) == {x.data_ptr(), y.data_ptr()}
+    y = fullgrad.soft.argsort(x, dim=-1)
     with torch.no_grad():
         y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -61,7 +61,7 @@ def tensors(y):
 
 def total(y):
     """A number that depends on every element, differently on each."""
-    return sum((v * torch.arange(1, v.numel() + 1, dtype=v.dtype, device=v.device).sin().reshape(v.shape)).sum() for v in tensors(y))
+    return sum((v * torch.ones_like(v).flatten().cumsum(0).sin().reshape(v.shape)).sum() for v in tensors(y))
 
 
 def derivatives(f, x):
@@ -189,7 +189,9 @@ def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
 def test_an_accelerator_is_not_waited_for(name, counted):
     """A tensor without numbers, of which every look raises, has a value, a gradient and a tangent by closed forms."""
     x = torch.randn(4, 6, device="meta")
-    for f in (getattr(fullgrad.soft, name), getattr(fullgrad, f"{name}_st")):
+    # The hard quantile itself is torch's, which has none of a tensor without numbers in forward mode.
+    operators = [getattr(fullgrad.soft, name), *([] if "quantile" in name else [getattr(fullgrad, f"{name}_st")])]
+    for f in operators:
         before = len(counted)
         for v in derivatives(lambda x, f=f: f(x, dim=-1, **{k: v for k, v in CALLS[name].items() if k != "dim"}), x):
             assert v.is_meta

@@ -171,7 +171,7 @@ def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
     """Forward and backward at everyday sizes, and the geometric mean over them of each other way."""
 
     def table(run: Any) -> Iterator[list[str]]:
-        rows = [r for r in run["operators"] if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
+        rows = [r for r in _compared(run) if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
         calls = {(r["operator"], *_way(r)): r["rivals"]["peer"]["ratio"] for r in rows}
         main, *others = sorted(dict.fromkeys(way for _, way, _ in calls), key=lambda way: way != "forward+backward")
         shapes = list(dict.fromkeys(shape for _, _, shape in calls))
@@ -187,10 +187,16 @@ def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
 def softtorch_summary(run: Any) -> Iterator[list[str]]:
     """Of each way the geometric mean, and where ours is slower by both ratios, beyond their doubt."""
     yield ["way", "geometric mean", "slower"]
-    for way in dict.fromkeys(_way(r)[0] for r in run["operators"]):
-        ratios = [r["rivals"]["peer"]["ratio"] for r in run["operators"] if _way(r)[0] == way]
+    rows = _compared(run)
+    for way in dict.fromkeys(_way(r)[0] for r in rows):
+        ratios = [r["rivals"]["peer"]["ratio"] for r in rows if _way(r)[0] == way]
         slower = sum(min(v["of_minima"], v["of_medians"]) * (1 - v["doubt"]) > 1 for v in ratios)
         yield [way, _mean(ratios), f"{slower} of {len(ratios)}"]
+
+
+def _compared(run: Any) -> list[Row]:
+    """The rows of what softtorch can do."""
+    return [r for r in run["operators"] if "peer" in r["rivals"]]
 
 
 def _way(row: Row) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """`soft_round`: the value of round, the derivative x / round(x)."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,8 +60,25 @@ class SoftRound(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
+        if not can_reuse_buffers():
+            return v * _Slope.apply(x)
+        size = _PIECE * torch.get_num_threads()
+        if x.numel() >= 2 * size and x.device.type == "cpu" and all(map(_is_plain, (v, x))):
+            y = torch.empty_like(x)
+            for g, a, out in zip(*[t.view(-1).split(size) for t in (v, x, y)], strict=True):
+                torch.mul(g, _slope(a, out), out=out)
+            return y
         slope = _Slope.apply(x)
-        return torch.mul(v, slope, out=slope if can_reuse_buffers() else None)
+        return torch.mul(v, slope, out=slope)
+
+
+# Elements of a large tensor that a thread takes at a time: five operations on them read the cache, and not memory.
+_PIECE = 2**17
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor is a part of memory as a whole, of torch's own class."""
+    return x.is_contiguous() and x.__class__ in (Tensor, torch.nn.Parameter)
 
 
 class _Slope(Elementwise):
@@ -69,17 +88,25 @@ class _Slope(Elementwise):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        slope = torch.round(x)
         if torch.compiler.is_compiling():  # which fuses comparisons, and looks for NaN one element after another
+            slope = torch.round(x)
             return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
-        # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
-        slope = torch.div(x, slope, out=out_buffer(slope))
-        slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=out_buffer(slope))
-        return torch.add(slope, x, alpha=0, out=out_buffer(slope))
+        return _slope(x)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
         return v * _reciprocal(x)
+
+
+def _slope(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """``D``, in a given tensor or a new one."""
+    slope = torch.round(x, out=out)
+    # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
+    slope = torch.div(x, slope, out=out_buffer(slope))
+    slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=out_buffer(slope))
+    if out is not None and math.isfinite(x.sum()):
+        return slope
+    return torch.add(slope, x, alpha=0, out=out_buffer(slope))
 
 
 def _reciprocal(x: Tensor) -> Tensor:

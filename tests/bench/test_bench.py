@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._suite.bench import _growth, _report
+from fullgrad._suite.bench import _growth, _report, _softtorch
 from fullgrad._suite.bench._comparison import Comparison, Result, run
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
 from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
@@ -71,6 +71,21 @@ def test_a_rival_that_raises_is_left_out_and_ours_is_not():
     assert list(result.rivals) == ["same"]
     with pytest.raises(RuntimeError, match="add, forward, n = 3, float32 raises"):
         run([Comparison(**made, ours=bad, rivals={})], 0.001)
+
+
+def test_what_softtorch_cannot_do_is_told(monkeypatch):
+    """A way in which it raises has a row of ours alone, which says so; the others have both."""
+
+    def max_without_vmap(x, dim):
+        assert not x.isnan().any()  # which vmap cannot tell
+        return torch.max(x, dim)
+
+    monkeypatch.setattr(_softtorch, "load", lambda path: max_without_vmap)
+    monkeypatch.setattr(_softtorch, "ROWS", ((2, 3),))
+    both, ours = _softtorch.softtorch("soft.max", ["forward+backward", "vmap(grad)"])
+    assert (both.what, list(both.rivals)) == ("forward+backward (2, 3)", ["peer"])
+    assert (ours.what, list(ours.rivals)) == ("vmap(grad) (2, 3): softtorch raises", [])
+    assert _report.as_dict(run([ours], 0.001)[0])["rivals"] == {}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import fullgrad
+from fullgrad.rounding import _soft_round
 from tests.operators import saved_tensors
 
 INF, NAN = math.inf, math.nan
@@ -177,3 +178,17 @@ def test_the_input_is_not_changed(operator):
         before = x.detach().clone()
         operator(x)
         assert torch.equal(x.detach(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_pieces_of_a_large_tensor_have_the_derivative_of_the_whole(dtype, monkeypatch):
+    """Bit for bit, zeros of both signs, NaN and infinities included."""
+    x = (torch.randn(3, 50) * 3).to(dtype)
+    x[0, :6] = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 0.3], dtype=dtype)
+    v, x = torch.randn_like(x), x.requires_grad_()
+    (whole,) = torch.autograd.grad(fullgrad.soft_round(x), x, v)
+    monkeypatch.setattr(_soft_round, "_PIECE", 8)
+    (pieces,) = torch.autograd.grad(fullgrad.soft_round(x), x, v)
+    assert torch.equal(pieces.isnan(), whole.isnan())
+    assert torch.equal(pieces.nan_to_num(), whole.nan_to_num())
+    assert torch.equal(pieces.signbit()[~whole.isnan()], whole.signbit()[~whole.isnan()])

@@ -198,7 +198,7 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
         return _call("f", function, leaves)
     if way in (BACKWARD, COMPILED):
         if way == COMPILED:
-            function = torch.compile(_of_its_own(function), fullgraph=True, dynamic=False)
+            function = torch.compile(function_of_its_own(function), fullgraph=True, dynamic=False)
         # Contiguous and of the value's own strides, as a following layer gives it.
         g = torch.ones_like(function(*leaves), memory_format=torch.contiguous_format)
         names: dict[str, Any] = {"g": torch.randn_like(g), "leaves": leaves, "grad": torch.autograd.grad}
@@ -214,7 +214,7 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
     return _call("f", per_sample, batch)
 
 
-def _of_its_own(function: Function) -> Function:
+def function_of_its_own(function: Function) -> Function:
     """A function with code of its own: torch.compile counts how often it compiles the same code, and gives up."""
     namespace: dict[str, Any] = {"function": function}
     exec("def own(*inputs):\n    return function(*inputs)", namespace)

@@ -104,7 +104,7 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
         if not options.quick:
             plan.append((FACTS, FACTS, lambda: list(facts(options.device))))
     if SOFTTORCH in options.names:
-        ways = [way for way in options.ways or WAYS if way not in (NO_GRADIENT, *([] if options.ways else [COMPILED]))]
+        ways = [way for way in options.ways or WAYS if way != NO_GRADIENT]
         plan += [(name, OPERATORS, measured(functools.partial(softtorch, name, ways))) for name in NAMES]
     names = [name for name in options.names if name not in (TARGETS, SOFTTORCH)]
     if options.names and not names:

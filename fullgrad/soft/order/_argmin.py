@@ -23,7 +23,7 @@ def argmin(
         P_1, \qquad D_x = \frac{\partial P_1}{\partial x}
 
     with the row of weights :math:`P_1` of :func:`argsort`, which sum to 1: of ``softsort`` the projection of -x / s onto the
-    simplex, :func:`proj_simplex`. Saved: ``x``.
+    simplex, :func:`proj_simplex`. Saved: ``x``, and of small rows the weights themselves.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -37,7 +37,7 @@ def argsort(
 
     Standardizing is :math:`z = 1 / (1 + e^{-(x - \mu) / \sigma})`, with the variance of the row plus 1e-6 for :math:`\sigma^2`.
     Infinities become 0 and 1. At ties the derivative of the distance is 0. The derivatives are the true ones, of every order.
-    Saved: ``x``.
+    Saved: ``x``, and of small rows the weights themselves.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

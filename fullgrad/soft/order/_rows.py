@@ -59,7 +59,7 @@ def make_rows(x: Tensor, softness: Softness, dim: int, mode: str, standardize: b
     x = x.movedim(dim, -1)
     if not standardize:
         return Rows(x, x, x / softness, softness, mode)
-    z, mean, deviation = standardized(x)
+    z, mean, deviation, *_ = standardized(x)
     return Rows(x, z, z / softness, softness, mode, mean, deviation)
 
 
@@ -77,20 +77,31 @@ def with_finite_values(rows: Rows) -> Rows:
     return rows._replace(x=torch.where(infinite, torch.where(x > 0, top, bottom), rows.x))
 
 
-def standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Rows in (0, 1), with their mean and deviation: :math:`z = 1 / (1 + e^{-h}),\ h = (x - \mu) / \sigma`, where
-    :math:`\sigma^2` is the variance plus 1e-6.
+class Standardized(NamedTuple):
+    """Rows in (0, 1), and what they were computed from; ``h`` is 0 and ``count`` counts no element where one is infinite."""
+
+    z: Tensor
+    mean: Tensor
+    deviation: Tensor
+    h: Tensor
+    infinite: Tensor
+    count: Tensor
+
+
+def standardized(x: Tensor) -> Standardized:
+    r"""Rows in (0, 1): :math:`z = 1 / (1 + e^{-h}),\ h = (x - \mu) / \sigma`, where :math:`\sigma^2` is the variance plus 1e-6.
 
     Infinities are where the row ends: they become 0 and 1 and have no part in the statistics.
     """
-    infinite = torch.isinf(x)
+    infinite = x.detach().abs() == torch.inf  # compiled code takes torch.isinf, and sums of int64, one element after another
     finite = torch.where(infinite, 0, x)
-    count = (~infinite).sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+    count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(x.dtype)
     mean = finite.sum(-1, keepdim=True) / count
     r = torch.where(infinite, 0, finite - mean)
     # Squares of large numbers would overflow, and the row silently become a constant.
     unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     r = r / unit
     deviation = ((r * r).sum(-1, keepdim=True) / count + EPSILON / (unit * unit)).sqrt()
-    z = torch.sigmoid(r / deviation)
-    return torch.where(infinite, (x > 0).to(x.dtype), z), mean, deviation * unit
+    h = r / deviation
+    z = torch.where(infinite, (x > 0).to(x.dtype), torch.sigmoid(h))
+    return Standardized(z, mean, deviation * unit, h, infinite, count)

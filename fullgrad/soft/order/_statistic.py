@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import VmapInfo, can_reuse_buffers, clone_if_view, in_legacy_vmap, is_tracing
+from fullgrad._dispatch import VmapInfo, can_reuse_buffers, clone_if_view, in_legacy_vmap
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
@@ -14,6 +14,7 @@ from fullgrad.soft._mode_names import MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
+from fullgrad.soft.order._small_rows import LARGEST
 from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
 
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
@@ -33,6 +34,8 @@ class OrderStatistic(Function):
 
     # Those with closed forms.
     closed_methods: ClassVar[tuple[str, ...]] = ("neuralsort",)
+    # Whether a closed form takes the weights that were returned as its last argument.
+    reads_returned_weights: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         _OPERATORS[cls.__name__] = cls
@@ -62,22 +65,35 @@ class OrderStatistic(Function):
             ctx.mark_non_differentiable(*[v for v in output if not v.is_floating_point()])
         if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
             save_inputs(ctx, inputs)
+            ctx.alone = False
         else:  # the tensor alone, as almost always
             x, *ctx.constants = inputs
-            ctx.save_for_backward(x)
-            ctx.save_for_forward(x)
+            ctx.alone = True
+            saved = (x, output) if cls._saves(output, ctx.constants[-1]) else (x,)
+            ctx.save_for_backward(*saved)
+            ctx.save_for_forward(*saved)
+
+    @classmethod
+    def _saves(cls, output: Any, options: Options) -> bool:
+        """Whether the output is saved, too: weights in smooth mode, of which the closed form of the derivative is made."""
+        mode, method, standardize, _, outputs, hard = options
+        soft = outputs == "weights" and mode == "smooth" and standardize and not hard and cls.reads_returned_weights
+        return soft and method in cls.closed_methods and output.dtype.itemsize > 2 and output.numel() <= LARGEST
 
     @staticmethod
-    def _inputs(ctx: Any) -> list[Any]:
-        saved = ctx.saved_tensors
-        return [*saved, *ctx.constants] if len(saved) == 1 else saved_inputs(ctx)
+    def _saved(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
+        """The inputs, and the output if it was saved."""
+        if not ctx.alone:
+            return saved_inputs(ctx), ()
+        x, *returned = ctx.saved_tensors
+        return [x, *ctx.constants], tuple(returned)
 
     @classmethod
     def vjp(cls, ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        inputs = cls._inputs(ctx)
+        inputs, returned = cls._saved(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         given: Any = cotangents[: len(ctx.like)]
-        first = cls._first_derivative(True, inputs, where, given)
+        first = cls._first_derivative(True, inputs, where, given, returned)
         if first is not None:
             return first, *[None] * (len(inputs) - 1)
         found = iter(pulled_back(cls.relaxed, inputs, where, _one_or_all(given)))
@@ -85,26 +101,28 @@ class OrderStatistic(Function):
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
-        inputs = cls._inputs(ctx)
+        inputs, returned = cls._saved(ctx)
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         given = [tangents[i] for i in where]
-        pushed = cls._first_derivative(False, inputs, where, given)
+        pushed = cls._first_derivative(False, inputs, where, given, returned)
         if pushed is None:
             pushed = pushed_forward(cls.relaxed, inputs, where, given, ctx.like)
         return (pushed, None) if ctx.several and isinstance(pushed, Tensor) else pushed
 
     @classmethod
-    def _first_derivative(cls, transposed: bool, inputs: list[Any], where: tuple[int, ...], vectors: Any) -> Any:
+    def _first_derivative(
+        cls, transposed: bool, inputs: list[Any], where: tuple[int, ...], vectors: Any, returned: tuple[Tensor, ...]
+    ) -> Any:
         """By a closed form; None where there is none."""
         x, constants = inputs[0], inputs[1:]
         if where != (0,) or constants[-1][1] not in cls.closed_methods or any([isinstance(c, Tensor) for c in constants]):  # noqa: C419
             return None
         if can_reuse_buffers():
-            small = cls.closed_form(*inputs)
+            small = cls.closed_form(*inputs, *returned)
             return None if small is None else (small.gradient if transposed else small.tangent)(*vectors)
-        if is_tracing() or in_legacy_vmap():
+        if in_legacy_vmap():
             return None
-        return FirstDerivative.apply(cls.__name__, transposed, tuple(constants), x, *vectors)
+        return FirstDerivative.apply(cls.__name__, transposed, tuple(constants), len(returned), x, *returned, *vectors)
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -124,13 +142,14 @@ class FirstDerivative(Function):
     """The derivative of an order statistic with respect to its first input, times vectors: cotangents, or a tangent.
 
     An operator, so that every transform hands it down to where rows are plain, and closed forms are for them. Its own derivatives
-    are those of the relaxation.
+    are those of the relaxation, of the first input and the vectors. The output, where one of ``known`` tensors is given, is not
+    another argument of the function: it only spares its computation.
     """
 
     @staticmethod
-    def forward(name: str, transposed: bool, constants: Any, x: Tensor, *vectors: Tensor) -> Any:
-        operator = _OPERATORS[name]
-        small = operator.closed_form(x, *constants)
+    def forward(name: str, transposed: bool, constants: Any, known: int, x: Tensor, *tensors: Tensor) -> Any:
+        operator, vectors = _OPERATORS[name], tensors[known:]
+        small = operator.closed_form(x, *constants, *tensors[:known])
         if small is not None:
             y = (small.gradient if transposed else small.tangent)(*vectors)
         else:
@@ -139,32 +158,42 @@ class FirstDerivative(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        name, transposed, constants, *tensors = inputs
-        ctx.function = _general(_OPERATORS[name], transposed, constants)
+        name, transposed, constants, known, x, *tensors = inputs
+        ctx.function, ctx.known = _general(_OPERATORS[name], transposed, constants), known
         ctx.like = [(v.shape, v.dtype) for v in ((output,) if isinstance(output, Tensor) else output)]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        ctx.save_for_backward(x, *tensors[known:])
+        ctx.save_for_forward(x, *tensors[known:])
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
+        needs = _without_known(ctx.needs_input_grad[4:], ctx.known)
+        where = tuple([i for i, needed in enumerate(needs) if needed])
         tensors, given = ctx.saved_tensors, _one_or_all(cotangents)
         found = iter(pulled_back(ctx.function, tensors, where, given))
-        return None, None, None, *[next(found) if i in where else None for i in range(len(tensors))]
+        gradients = [next(found) if i in where else None for i in range(len(tensors))]
+        return None, None, None, None, gradients[0], *[None] * ctx.known, *gradients[1:]
 
     @staticmethod
-    def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: Any) -> Any:
+    def jvp(ctx: Any, _: None, __: None, ___: None, ____: None, *tangents: Any) -> Any:
+        tangents = _without_known(tangents, ctx.known)
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         return pushed_forward(ctx.function, ctx.saved_tensors, where, [tangents[i] for i in where], ctx.like)
 
     @staticmethod
-    def vmap(info: VmapInfo, in_dims: tuple[Any, ...], name: str, transposed: bool, constants: Any, *tensors: Tensor) -> Any:
-        dims = in_dims[3:]
+    def vmap(
+        info: VmapInfo, in_dims: tuple[Any, ...], name: str, transposed: bool, constants: Any, known: int, *tensors: Any
+    ) -> Any:
+        dims = in_dims[4:]
         batched = [
             t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)
         ]
-        output = FirstDerivative.apply(name, transposed, constants, *batched)
+        output = FirstDerivative.apply(name, transposed, constants, known, *batched)
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
+
+
+def _without_known(values: tuple[Any, ...], known: int) -> tuple[Any, ...]:
+    """One value for each argument: the first input and the vectors."""
+    return values[0], *values[1 + known :]
 
 
 _OPERATORS: dict[str, type[OrderStatistic]] = {}

@@ -9,7 +9,7 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
-from fullgrad.soft.order import closed_form
+from fullgrad.soft.order import _scores, _small_rows, closed_form
 from fullgrad.soft.order._operators import extremum, quantile, rank, sort
 
 MODES = ("smooth", "c0", "c1", "c2")
@@ -61,7 +61,7 @@ def tensors(y):
 
 def total(y):
     """A number that depends on every element, differently on each."""
-    return sum((v * torch.arange(1, v.numel() + 1, dtype=v.dtype).sin().reshape(v.shape)).sum() for v in tensors(y))
+    return sum((v * torch.ones_like(v).flatten().cumsum(0).sin().reshape(v.shape)).sum() for v in tensors(y))
 
 
 def derivatives(f, x):
@@ -80,7 +80,7 @@ def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, gene
     method = "softsort" if name in ("max", "min", "argmax", "argmin") else "neuralsort"
     shapes = (((7,), 0), ((3, 5), -1), ((4, 3, 2), 1), ((2, 1), 1))
     for mode, (shape, dim), softness, many in itertools.product(MODES, shapes, (0.1, 0.004), (0, 10**9)):
-        monkeypatch.setattr(closed_form, "_MANY", many)
+        monkeypatch.setattr(_scores, "MANY", many)
         kwargs = {"dim": dim, "mode": mode, "softness": softness, "method": method, **CALLS[name]}
         if name == "topk":
             kwargs["k"] = min(2, shape[dim])
@@ -164,3 +164,71 @@ def test_large_rows_and_other_methods_take_the_general_path(counted):
     fullgrad.soft.max(x[:9], standardize=False).backward()
     fullgrad.soft.sort(x[:9], method="fast_soft_sort").values.sum().backward()
     assert not counted
+
+
+@pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
+    """What a GPU and a graph take: the same numbers, with infinities and large numbers, by operations that need no look."""
+    monkeypatch.setattr(_small_rows, "looks_at_numbers", lambda x: False)
+    f = getattr(fullgrad.soft, name) if soft else getattr(fullgrad, f"{name}_st")
+    rows = torch.randn(5, 6, dtype=torch.float64)
+    rows[1], rows[2, 3], rows[3, 2] = 2.0, 1e200, float("nan")
+    for mode in MODES:
+        method = "softsort" if name in ("max", "argmin") else "neuralsort"
+        kwargs = {"dim": -1, "mode": mode, "method": method, **CALLS[name]}
+        before = len(counted)
+        found = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows)
+        assert len(counted) >= before + 2 + soft
+        with general():
+            expected = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows)
+        assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_accelerator_is_not_waited_for(name, counted):
+    """A tensor without numbers, of which every look raises, has a value, a gradient and a tangent by closed forms."""
+    x = torch.randn(4, 6, device="meta")
+    # The hard quantile itself is torch's, which has none of a tensor without numbers in forward mode.
+    operators = [getattr(fullgrad.soft, name), *([] if "quantile" in name else [getattr(fullgrad, f"{name}_st")])]
+    for f in operators:
+        before = len(counted)
+        for v in derivatives(lambda x, f=f: f(x, dim=-1, **{k: v for k, v in CALLS[name].items() if k != "dim"}), x):
+            assert v.is_meta
+        assert len(counted) >= before + 2
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool(x.sum() > 0)
+
+
+@pytest.mark.parametrize("name", ["sort", "rank_st", "argsort", "max", "median_st"])
+def test_graphs_have_the_closed_forms(name, general, counted):
+    """What torch.compile traces agrees with the relaxation, second derivatives included."""
+    f = getattr(fullgrad, name) if name.endswith("_st") else getattr(fullgrad.soft, name)
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    y = torch.compile(lambda x: total(f(x, dim=-1)), backend="aot_eager", fullgraph=True)(x)
+    found = [y, *torch.autograd.grad(y, x)]
+    assert len(counted) >= 2 - name.endswith("_st")
+
+    def second(x):
+        return grad(lambda x: grad(lambda x: total(f(x, dim=-1)))(x).square().sum())(x)
+
+    found.append(torch.compile(second, backend="aot_eager")(x.detach()))
+    with general():
+        y = total(f(x, dim=-1))
+        assert_close(found, [y, *torch.autograd.grad(y, x), second(x.detach())])
+
+
+def test_returned_weights_are_saved_and_nothing_else():
+    """In smooth mode the derivative needs them; a change of them in place is told."""
+    x = torch.randn(4, 6, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        y = fullgrad.soft.argsort(x, dim=-1)
+        fullgrad.argsort_st(x, dim=-1)
+        fullgrad.soft.argsort(x, dim=-1, mode="c1")
+    assert set(saved) == {x.data_ptr(), y.data_ptr()}
+    y = fullgrad.soft.argsort(x, dim=-1)
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

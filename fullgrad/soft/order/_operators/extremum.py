@@ -8,8 +8,10 @@ from torch import Tensor
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
+from fullgrad.soft.order._scores import OwnScores, neural_scores
+from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import NeuralScores, OwnScores, Weights, small_rows
+from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -39,6 +41,7 @@ class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
     closed_methods = ("softsort", "neuralsort")
+    reads_returned_weights = True
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
@@ -59,14 +62,17 @@ class Extremum(OrderStatistic):
         return (values if largest else -values).to(x.dtype), weights.to(x.dtype)
 
     @staticmethod
-    def closed_form(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Weights | None:
+    def closed_form(
+        x: Tensor, softness: Softness, dim: int, largest: bool, options: Options, returned: Tensor | None = None
+    ) -> Weights | None:
         rows = small_rows(x, softness, dim, options, 1)
         if rows is None:
             return None
         if options[1] == "softsort":
-            return Weights(rows, OwnScores(rows, largest), dim, None)
-        c = torch.tensor(rows.n - 1 if largest else 1 - rows.n, dtype=rows.x.dtype)
-        return Weights(rows, NeuralScores(rows, c, single=True), dim, None)
+            scores = OwnScores(rows, largest)
+        else:
+            scores = neural_scores(rows, rows.constants(rows.n - 1 if largest else 1 - rows.n), single=True)
+        return Weights(rows, scores, dim, None, None, returned)
 
 
 def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
+from fullgrad.soft.order._scores import neural_scores
+from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import NeuralScores, Ranks, small_rows
+from fullgrad.soft.order.closed_form import Ranks
 from fullgrad.soft.order.methods import METHODS
 
 
@@ -45,8 +47,8 @@ class Rank(OrderStatistic):
         rows = small_rows(x, softness, dim, options, n)
         if rows is None:
             return None
-        c = torch.arange(1 - n, n + 1, 2, dtype=rows.x.dtype)
-        return Ranks(rows, NeuralScores(rows, c), dim, (n + 1 + (-c if descending else c)) / 2)
+        c = rows.arange(1 - n, 2, n)
+        return Ranks(rows, neural_scores(rows, c), dim, (n + 1 + (-c if descending else c)) / 2)
 
 
 def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:

@@ -10,8 +10,10 @@ from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
+from fullgrad.soft.order._scores import neural_scores
+from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import NeuralScores, Weights, small_rows
+from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -41,6 +43,8 @@ class Sort(OrderStatistic):
     number of the first ones in descending order.
     """
 
+    reads_returned_weights = True
+
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
         *_, outputs, hard = options
@@ -62,15 +66,22 @@ class Sort(OrderStatistic):
         return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype), weights
 
     @staticmethod
-    def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Weights | None:
+    def closed_form(
+        x: Tensor,
+        softness: Softness,
+        dim: int,
+        descending: bool,
+        k: int,
+        options: Options,
+        returned: Tensor | None = None,
+    ) -> Weights | None:
         n = x.shape[dim]
         count = k or n
         rows = small_rows(x, softness, dim, options, count)
         if rows is None:
             return None
-        first, step = (n - 1, -2) if descending or k else (1 - n, 2)
-        c = torch.arange(first, first + step * count, step, dtype=rows.x.dtype)
-        return Weights(rows, NeuralScores(rows, c), dim, dim)
+        c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), count)
+        return Weights(rows, neural_scores(rows, c), dim, dim, None, returned)
 
 
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:

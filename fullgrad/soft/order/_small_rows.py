@@ -1,0 +1,128 @@
+"""Rows that are small enough for closed forms, standardized, with the derivative of that."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer
+from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
+
+# Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
+LARGEST = 2**20
+
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
+
+class SmallRows:
+    """Rows along the last dimension, whose elements and their squares are finite or NaN.
+
+    ``x`` are the numbers that are compared, ``z`` the same standardized, ``values`` those that are summed, ``scale`` is 1 / s.
+    """
+
+    def __init__(self, x: Tensor, z: Tensor, mean: Any, rstd: Any, softness: float, options: Any, dtype: torch.dtype) -> None:
+        self.x = self.values = x
+        self.z, self.mean, self.rstd, self.options, self.dtype = z, mean, rstd, options, dtype
+        self.scale = 1 / softness
+
+    @property
+    def n(self) -> int:
+        """The length of a row."""
+        return self.x.shape[-1]
+
+    def pull(self, u: Tensor | None, values: Tensor | None) -> Tensor:
+        """The gradient of x, from that of u, a fresh tensor, and that of the values."""
+        values = None if values is None else self.direct(values)
+        if u is None:
+            return torch.zeros_like(self.x) if values is None else values
+        g = self._standardized(_sigmoid_backward(torch.mul(u, self.scale, out=out_buffer(u)), self.z))
+        return g if values is None else torch.add(g, values, out=out_buffer(g))
+
+    def push(self, t: Tensor) -> Tensor:
+        """The tangent of u, from that of x."""
+        return _sigmoid_backward(self._standardized(t), self.z) * self.scale
+
+    def direct(self, v: Tensor) -> Tensor:
+        """The derivative of the values times v."""
+        return v
+
+    def _standardized(self, v: Tensor) -> Tensor:
+        """The derivative of h times v: the matrix is symmetric."""
+        return _layer_norm_backward(v, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
+
+    def arange(self, first: int, step: int, count: int) -> Tensor:
+        """Numbers from the first one on, at even distances."""
+        return torch.arange(first, first + step * count, step, dtype=self.x.dtype, device=self.x.device)
+
+    def constants(self, numbers: Any) -> Tensor:
+        """Numbers, or rows of them, as a tensor; copied to an accelerator they would have to be waited for."""
+        if self.x.device.type == "cpu":
+            return torch.tensor(numbers, dtype=self.x.dtype)
+        if isinstance(numbers, (list, tuple)):
+            return torch.stack([self.constants(v) for v in numbers])
+        return torch.full((), numbers, dtype=self.x.dtype, device=self.x.device)
+
+
+class MaskedRows(SmallRows):
+    """Any rows: infinities have no part in the statistics, and squares of large numbers do not overflow.
+
+    Nothing is looked at, so an accelerator is not waited for, and a graph holds it all.
+    """
+
+    def __init__(self, x: Tensor, softness: float, options: Any, dtype: torch.dtype) -> None:
+        rows = standardized(x)
+        super().__init__(x, rows.z, rows.mean, None, softness, options, dtype)
+        self.statistics = rows
+        # What a hard value has infinities replaced by are constants.
+        self.replaced = options[5] and options[4] not in ("weights", "ranks")
+        if self.replaced:
+            self.values = with_finite_values(Rows(x, x, x, softness, options[0])).x
+
+    def direct(self, v: Tensor) -> Tensor:
+        return torch.where(self.statistics.infinite, 0, v) if self.replaced else v
+
+    def _standardized(self, v: Tensor) -> Tensor:
+        r""":math:`(v - \operatorname{mean}(v) - h \operatorname{mean}(h v)) / \sigma` of the finite elements."""
+        infinite, h, count = self.statistics.infinite, self.statistics.h, self.statistics.count
+        v = torch.where(infinite, 0, v)
+        v = v - v.sum(-1, keepdim=True) / count - h * ((h * v).sum(-1, keepdim=True) / count)
+        return torch.where(infinite, 0, v / self.statistics.deviation)
+
+
+def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
+    """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
+    if not options[2] or softness.__class__ is not float or not 0 < x.numel() * places <= LARGEST:
+        return None
+    dtype = x.dtype
+    if not can_reuse_buffers():
+        if not is_tracing() or in_legacy_vmap():
+            return None
+        looks = False
+    else:
+        x, looks = x.detach(), looks_at_numbers(x)
+    if dim != -1:
+        x = x.movedim(dim, -1)
+    if dtype.itemsize == 2:
+        x = x.float()
+    if looks:
+        h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
+        # Infinities, and numbers whose squares overflow, have no 1 / sigma. A NaN makes its row NaN, here too.
+        if torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all():
+            return SmallRows(x, h.sigmoid_(), mean, rstd, softness, options, dtype)
+    return MaskedRows(x, softness, options, dtype)
+
+
+def looks_at_numbers(x: Tensor) -> bool:
+    """Whether a look at a number costs little: an accelerator would have to be waited for."""
+    return x.device.type == "cpu"
+
+
+def rows_of(v: Tensor, rows: SmallRows, dim: int) -> Tensor:
+    """A tensor like the input as rows."""
+    return (v if dim == -1 else v.movedim(dim, -1)).to(rows.x.dtype)
+
+
+def to_input(y: Tensor, rows: SmallRows, dim: int) -> Tensor:
+    """Rows in the layout and dtype of the input."""
+    return (y if dim == -1 else y.movedim(-1, dim)).to(rows.dtype)

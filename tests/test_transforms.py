@@ -16,10 +16,9 @@ from fullgrad.testing import CHECKS, GROUPS, TorchLimit
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import check_together
 from tests.conftest import exhaustive_slice
-from tests.representatives import REPRESENTATIVES
 
-CHOSEN = {c.name for c in REPRESENTATIVES}
-OTHERS = [c for c in CASES if not c.exhaustive and c.name not in CHOSEN]
+EVERYDAY = [c for c in CASES if not c.exhaustive]
+SHORT = [c for c in EVERYDAY if not c.long]
 # What together is no longer the same: the operator itself as what is compiled.
 ALONE = {"compile_the_operator_itself"}
 TOGETHER = [name for name in GROUPS["tracing"] if name not in ALONE]
@@ -41,7 +40,7 @@ def marks(case, name):
     """When a check of one case runs."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
-    return [] if case.name in CHOSEN else [pytest.mark.long]
+    return [pytest.mark.long] if case.long else []
 
 
 def pytest_generate_tests(metafunc):
@@ -78,8 +77,8 @@ def groups(cases, size=10):
     [
         pytest.param(cases, name, id=f"{cases[0].name} to {cases[-1].name}-{name}", marks=long)
         for chosen, long in (
-            (REPRESENTATIVES, []),
-            (OTHERS, [pytest.mark.long]),
+            (SHORT, []),
+            ([c for c in EVERYDAY if c.long], [pytest.mark.long]),
         )
         for cases, name in itertools.product(groups(chosen), TOGETHER)
     ],
@@ -116,7 +115,7 @@ def _called(case):
     return called
 
 
-def test_every_operator_class_has_a_representative():
+def test_every_operator_class_is_checked():
     """No operator class is left to the long tests."""
-    called = set().union(*map(_called, REPRESENTATIVES))
+    called = set().union(*map(_called, SHORT))
     assert not set(_operator_classes()) - called

@@ -16,6 +16,7 @@ class Case(Subject):
         name: A unique name for reports.
         covers: The names of ``fullgrad.__all__`` that this case proves, and of ``fullgrad.soft.__all__`` as ``soft.…``.
         exhaustive: Whether the suite runs it with the exhaustive tests: a variant of another case.
+        long: Whether it calls only operator classes that other cases call: the long tests have it, and not the short suite.
         of: What the operator is a function of, for plots: ``"elements"``; ``"rows"``, of which one element varies;
             ``"tensors"``; or ``"matrices"``, which have no plot.
         elementwise: Whether each element of the value is made of one element and of numbers, so that compiled code fuses a chain
@@ -25,6 +26,7 @@ class Case(Subject):
     name: str
     covers: tuple[str, ...]
     exhaustive: bool = False
+    long: bool = False
     of: str = "elements"
     elementwise: bool = True
 

@@ -30,6 +30,7 @@ CASES = [
     ),
     Case(
         name="clamp from below",
+        long=True,
         covers=("clamp",),
         operator=fullgrad.clamp,
         inputs=(X, -1.0, None),
@@ -39,6 +40,7 @@ CASES = [
     ),
     Case(
         name="clamp from above",
+        long=True,
         covers=("clamp",),
         operator=fullgrad.clamp,
         inputs=(X, None, 0.7),
@@ -48,6 +50,7 @@ CASES = [
     ),
     Case(
         name="clamp with tensor bounds",
+        long=True,
         covers=("clamp",),
         operator=fullgrad.clamp,
         inputs=(X, LOW, HIGH),
@@ -57,6 +60,7 @@ CASES = [
     ),
     Case(
         name="clamp between a number and a tensor",
+        long=True,
         covers=("clamp",),
         operator=fullgrad.clamp,
         inputs=(X, -0.5, HIGH),
@@ -66,6 +70,7 @@ CASES = [
     ),
     Case(
         name="clamp_backward",
+        long=True,
         elementwise=False,
         covers=("clamp_backward",),
         # Linear in the gradient; the input of the clamp is a constant of the gradient's size.

@@ -45,6 +45,7 @@ CASES = [
     ),
     Case(
         name="st",
+        long=True,
         elementwise=False,
         covers=("st",),
         operator=fullgrad.st(_by_mode),
@@ -55,6 +56,7 @@ CASES = [
     ),
     Case(
         name="grad_replace",
+        long=True,
         elementwise=False,
         covers=("grad_replace",),
         operator=fullgrad.grad_replace(_by_pass),

@@ -42,6 +42,7 @@ CASES = [
     ),
     Case(
         name="scale_grad by rows",
+        long=True,
         elementwise=False,
         covers=("scale_grad", "ScaleGrad"),
         operator=fullgrad.scale_grad,
@@ -61,6 +62,7 @@ CASES = [
     ),
     Case(
         name="scale by a tensor",
+        long=True,
         covers=("scale", "Scale"),
         # One tensor as both factors is multiplication.
         operator=lambda x, f: fullgrad.scale(x, f, f),
@@ -71,6 +73,7 @@ CASES = [
     ),
     Case(
         name="scale_fwd",
+        long=True,
         covers=("scale_fwd",),
         operator=fullgrad.scale_fwd,
         inputs=(X, 3.0),
@@ -80,6 +83,7 @@ CASES = [
     ),
     Case(
         name="scale_bwd",
+        long=True,
         covers=("scale_bwd",),
         operator=fullgrad.scale_bwd,
         inputs=(X, 3.0),
@@ -89,6 +93,7 @@ CASES = [
     ),
     Case(
         name="reverse_grad",
+        long=True,
         covers=("reverse_grad",),
         operator=fullgrad.reverse_grad,
         inputs=(X, 0.5),
@@ -107,6 +112,7 @@ CASES = [
     ),
     Case(
         name="clip_grad by a tensor",
+        long=True,
         elementwise=False,
         covers=("clip_grad",),
         operator=lambda x: fullgrad.clip_grad(x, _bounds(x)),
@@ -128,6 +134,7 @@ CASES = [
     ),
     Case(
         name="clip_grad_norm by columns",
+        long=True,
         elementwise=False,
         covers=("clip_grad_norm",),
         operator=fullgrad.clip_grad_norm,

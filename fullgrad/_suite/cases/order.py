@@ -327,6 +327,7 @@ def _soft(name: str, method: str, mode: str) -> Case:
         smooth_forwards={},
         of="rows",
         exhaustive=f"soft.{name} {method} {mode}" not in EVERYDAY,
+        long=f"soft.{name} {method} {mode}" not in SHORT,
     )
 
 
@@ -344,6 +345,7 @@ def _straight_through_version(name: str, method: str, mode: str) -> Case:
         smooth_forwards={operator_class: _relaxed(operator_class)},
         of="rows",
         exhaustive=f"{name}_st {method} {mode}" not in EVERYDAY,
+        long=f"{name}_st {method} {mode}" not in SHORT,
     )
 
 
@@ -362,6 +364,12 @@ EVERYDAY = {
     "soft.topk sorting_network c2",
     "sort_st neuralsort smooth",
     "soft.rank sigmoid c0",
+    "rank_st fast_soft_sort c1",
+}
+SHORT = {
+    "argmin_st sorting_network smooth",
+    "soft.argmedian neuralsort c0",
+    "sort_st neuralsort smooth",
     "rank_st fast_soft_sort c1",
 }
 

@@ -44,6 +44,7 @@ CASES = [
     ),
     Case(
         name="pass_round",
+        long=True,
         covers=("pass_round", "PassRound"),
         operator=fullgrad.PassRound.apply,
         inputs=(X,),
@@ -92,6 +93,7 @@ CASES = [
     ),
     Case(
         name="step_quantize with a tensor step",
+        long=True,
         covers=("step_quantize", "StepQuantize"),
         operator=fullgrad.step_quantize,
         inputs=(X, STEP),
@@ -101,6 +103,7 @@ CASES = [
     ),
     Case(
         name="step_quantize_forward",
+        long=True,
         covers=("step_quantize_forward",),
         operator=fullgrad.step_quantize_forward,
         inputs=(X, 0.3),
@@ -118,6 +121,7 @@ CASES = [
     ),
     Case(
         name="k_bit_quantize_forward",
+        long=True,
         covers=("k_bit_quantize_forward",),
         operator=fullgrad.k_bit_quantize_forward,
         inputs=(UNIT, 3),

@@ -111,13 +111,15 @@ def _pairs(
     inputs: tuple[Any, ...],
     *,
     has_straight_through: bool = True,
+    repeats: bool = False,
     label: str = "",
     modes: tuple[str, ...] = ("smooth", "c0", "c1", "c2"),
     **options: Any,
 ) -> Iterator[Case]:
     """A relaxation and its straight-through version in each mode; ``formula(*inputs, softness, mode)`` is differentiable.
 
-    The two share their rules, so one of them in one mode, the other in another, are checked in every run, the rest in turn.
+    The two share their rules, so one of them in one mode, the other in another, are checked in every run, the rest in turn; the
+    short suite has the straight-through version, unless the class ``repeats``.
     """
     for mode in modes:
         relaxation = functools.partial(formula, mode=mode)
@@ -131,6 +133,7 @@ def _pairs(
             operator=functools.partial(getattr(soft, name), mode=mode, **options),
             surrogate=relaxation,
             exhaustive=mode != "smooth" or bool(label),
+            long=True,
             **shared,
         )
         if has_straight_through:
@@ -141,14 +144,15 @@ def _pairs(
                 surrogate=lambda *a, relaxation=relaxation: straight_through(hard(*map(_constant, a[:-1])), relaxation(*a)),
                 value=lambda *a: hard(*a[:-1]),
                 exhaustive=mode != "c2" or bool(label),
+                long=repeats,
                 **shared,
             )
 
 
-def _two_sided(name: str, operator_class: Any, formula: Callable[..., Tensor]) -> Iterator[Case]:
+def _two_sided(name: str, operator_class: Any, formula: Callable[..., Tensor], repeats: bool = True) -> Iterator[Case]:
     """An operator of two tensors whose hard value is torch's comparison of that name."""
     hard = lambda x, y: getattr(torch, name)(x, y).to(x.dtype)  # noqa: E731
-    yield from _pairs(name, operator_class, formula, hard, (X, Y))
+    yield from _pairs(name, operator_class, formula, hard, (X, Y), repeats=repeats)
 
 
 WIDTHS = 0.2 + 0.1 * numbers(4, 1, seed=7).abs()
@@ -195,6 +199,7 @@ def _plain(
         smooth_forwards={},
         max_saved_bytes=max_saved_bytes,
         elementwise=elementwise,
+        long=True,
     )
 
 
@@ -221,11 +226,11 @@ RELAXATIONS = [
     ),
     *_pairs("clamp", _clamp.Clamp, _clamp_of, torch.clamp, (X, Y - 1, Y + 0.3), label=" with tensor bounds"),
     *_pairs("round", _round.Round, _round_of, torch.round, (X,)),
-    *_two_sided("greater", _comparisons.Comparison, lambda x, y, s, mode: _step(x - y - 1e-10, s, mode)),
+    *_two_sided("greater", _comparisons.Comparison, lambda x, y, s, mode: _step(x - y - 1e-10, s, mode), repeats=False),
     *_two_sided("greater_equal", _comparisons.Comparison, lambda x, y, s, mode: _step(x - y + 1e-10, s, mode)),
     *_two_sided("less", _comparisons.Comparison, lambda x, y, s, mode: 1 - _step(x - y + 1e-10, s, mode)),
     *_two_sided("less_equal", _comparisons.Comparison, lambda x, y, s, mode: 1 - _step(x - y - 1e-10, s, mode)),
-    *_two_sided("eq", _closeness.Closeness, _eq_of),
+    *_two_sided("eq", _closeness.Closeness, _eq_of, repeats=False),
     *_two_sided("not_equal", _closeness.Closeness, lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
     *_pairs(
         "isclose",

@@ -34,6 +34,7 @@ CASES = [
     ),
     Case(
         name="track_scales",
+        long=True,
         elementwise=False,
         covers=("track_scales", "ModuleScales"),
         operator=TRACKED,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd
+from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
@@ -105,6 +106,8 @@ def clamp_st(
 class Clamp(Relaxation):
     """The operator of :func:`clamp`; hard, of :func:`clamp_st`."""
 
+    operands = 4
+
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
@@ -121,6 +124,14 @@ class Clamp(Relaxation):
     def vjp_term(
         i: int, v: Tensor, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Tensor:
+        if not gated and curves.has_gate(s, mode):
+            if i == 0:
+                p = sigmoid_gate(v, x - low, s)
+                return torch.sub(p, sigmoid_gate(v, x - high, s), out=p if can_reuse_buffers() else None)
+            if i == 1:
+                return sigmoid_gate(v, x - low, -s)
+            if i == 2:
+                return sigmoid_gate(v, x - high, s)
         if i == 0:
             return curves.mul_into(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
         if i == 1:

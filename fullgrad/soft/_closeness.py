@@ -256,6 +256,8 @@ def isclose_st(
 class Closeness(Relaxation):
     """The operator of :func:`eq` and :func:`not_equal`; hard, of their straight-through versions."""
 
+    operands = 3
+
     @staticmethod
     def forward(
         x: Tensor, y: Any, softness: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str, hard: bool

@@ -16,6 +16,7 @@ from fullgrad.soft._relaxation import (
     check_other,
     compared,
     expand_to_softness_shape,
+    is_native,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -303,7 +304,7 @@ class Comparison(Relaxation):
     ``S(sign * (x - y) + shift)``.
     """
 
-    reads_output = True
+    operands, reads_output = 3, True
 
     @staticmethod
     def forward(x: Tensor, y: Operand, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool) -> Tensor:
@@ -311,7 +312,7 @@ class Comparison(Relaxation):
             return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
+            return curves.sigmoid(_argument(x, y, s, sign, shift), s, mode)
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -320,11 +321,11 @@ class Comparison(Relaxation):
         i: int, v: Tensor, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
     ) -> Tensor:
         if i == 2:
-            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode))
-        v = v if (i == 0) == (sign == 1) else -v
+            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, s, sign, shift), s, mode))
+        factor = sign if i == 0 else -sign
         if output is None:
-            return curves.slope_times(v, _argument(x, y, sign, shift), s, mode)
-        return curves.slope_of(v, output, s)
+            return curves.slope_times(v, _argument(x, y, s, sign, shift), s, mode, factor)
+        return curves.slope_of(v, output, s / factor)
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
@@ -337,8 +338,15 @@ class Comparison(Relaxation):
 _SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
 
 
-def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
-    return curves.apply_steps(x - y if sign == 1 else y - x, (torch.add, shift))
+# Beside a softness a shift of less than that changes less than the rounding of S and of its derivatives does.
+_NEGLIGIBLE = {torch.float32: torch.finfo(torch.float32).eps / 16}
+
+
+def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor:
+    d = x - y if sign == 1 else y - x
+    if s.__class__ is float and abs(shift) < s * _NEGLIGIBLE.get(d.dtype, 0.0):
+        return d
+    return curves.apply_steps(d, (torch.add, shift))
 
 
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
@@ -352,4 +360,6 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     if hard and only_value_needed(x, softness, y):
         return compared(getattr(torch, name), x, y, value_only=True)
     sign, shift_sign = _SIGNS[name]
+    if not hard and is_native(x, softness, mode):
+        return curves.recorded_sigmoid(_argument(x, y, softness, sign, shift_sign * epsilon), softness, is_temporary=True)
     return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_record_in_place, can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft._half_precision import HALF
 
 Softness = Tensor | float
+
+# Between these the reciprocal of a softness is a number in float32 too, and torch's kernels take it.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 # Coefficients, the highest power first. With u = x / 5s: S and its integral are polynomials in t, 2S - 1 is u times one in u^2.
 # What has a scale is to be multiplied by it, the integral by s as well.
@@ -31,6 +34,13 @@ _SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
 _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
 # Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
 _FAR = 800.0
+
+
+def recorded_sigmoid(x: Tensor, s: float, is_temporary: bool = False) -> Tensor:
+    """S in smooth mode, whose derivative torch computes from the value: nothing else is saved."""
+    if can_record_in_place(x):
+        return (x.div_(s) if is_temporary else x / s).sigmoid_()
+    return torch.sigmoid(x / s)
 
 
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -84,15 +94,9 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def softplus_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The integral of S less max(x, 0): even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
-    reuse = can_reuse_buffers()
     a = x.abs()
-    a = torch.neg(a, out=a if reuse else None)
-    if mode != "smooth":
-        return _integral_to_join(a, s, mode)
-    z = divided(a, s)
-    z = torch.exp(z, out=z if reuse else None)
-    z = torch.log1p(z, out=z if reuse else None)
-    return torch.mul(z, s, out=z if reuse else None)
+    a = torch.neg(a, out=a if can_reuse_buffers() else None)
+    return softplus(a, s, mode) if mode == "smooth" else _integral_to_join(a, s, mode)
 
 
 def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -193,7 +197,8 @@ def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
-    return torch.ops.aten.silu_backward.default(v, divided(clamp_to_transition(x, s, mode), s))
+    z = x / s
+    return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -_FAR, _FAR, out=z))
 
 
 def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -201,14 +206,21 @@ def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, absolute_slope(x, s, mode))
     p = gated_slope_times(v, x, s, mode)
-    return torch.mul(p, 2, out=p) - v
+    return torch.lerp(v, p, 2.0) if v.dtype == p.dtype else p * 2 - v
 
 
-def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v S'."""
+def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: int = 1) -> Tensor:
+    """v S' times a factor."""
+    if has_gate(s, mode):  # S (1 - S), each accurate where it is small
+        return divided(sigmoid_gate(sigmoid_gate(v, x, s), x, -s), s / factor)
     if mode != "smooth" or not can_reuse_buffers():
-        return mul_into(v, slope(x, s, mode))
-    return slope_of(v, _sigmoid_of_minus_abs(x / s), s)
+        return mul_into(v if factor == 1 else v * factor, slope(x, s, mode))
+    return slope_of(v, _sigmoid_of_minus_abs(x / s), s / factor)
+
+
+def has_gate(s: Softness, mode: str) -> bool:
+    """Whether `sigmoid_gate` is the smooth S: in eager code, since a compiler makes one pass of several anyway."""
+    return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not torch.compiler.is_compiling()
 
 
 def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:

@@ -14,6 +14,7 @@ from fullgrad.soft._relaxation import (
     check,
     compared,
     expand_to_softness_shape,
+    is_native,
     soft_value,
     with_zero_derivative,
 )
@@ -53,6 +54,8 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
     x = check("sigmoidal", x, softness, mode, SOFT_MODES)
+    if is_native(x, softness, mode):
+        return curves.recorded_sigmoid(x, softness)
     return Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -85,6 +88,8 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
     Source: ``softtorch.heaviside``.
     """
     x = check("heaviside", x, softness, mode)
+    if is_native(x, softness, mode):
+        return curves.recorded_sigmoid(x, softness)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -155,4 +160,5 @@ class Sigmoidal(Relaxation):
 
 def step(x: Tensor) -> Tensor:
     """``torch.heaviside(x, 0.5)``, NaN included, faster and under every transform."""
-    return (compared(torch.gt, x, 0) + compared(torch.ge, x, 0)) * 0.5
+    above = compared(torch.gt, x, 0)
+    return torch.lerp(above, compared(torch.ge, x, 0), 0.5)

@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, is_native, is_small, soft_value
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -37,6 +37,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     Source: ``softtorch.sign``.
     """
     x = check("sign", x, softness, mode)
+    if is_native(x, softness, mode) and is_small(x):
+        return torch.tanh(x / (2 * softness))  # torch's tanh costs more than the two steps that it saves where x is not small
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 
@@ -93,6 +95,6 @@ class Sign(Relaxation):
         if i == 1:
             return v * (2 * curves.sigmoid_by_softness(x, s, mode))
         if output is None:
-            return 2 * curves.slope_times(v, x, s, mode)
+            return curves.slope_times(v, x, s, mode, 2)
         # 2 S (1 - S) / s is (1 - y^2) / 2s.
         return curves.divided(torch.ops.aten.tanh_backward.default(v, output), 2 * s)

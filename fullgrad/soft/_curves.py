@@ -125,7 +125,14 @@ def clamp_to_finite(x: Tensor) -> Tensor:
 
 def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The soft absolute value x (2S - 1)."""
+    if mode == "smooth" and can_reuse_buffers():
+        return half_absolute(x, s).mul_(2)
     return mul_into(x, soft_sign(x, s, mode))
+
+
+def half_absolute(x: Tensor, s: Softness) -> Tensor:
+    """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
+    return (x / s).sigmoid_().sub_(0.5).mul_(x)
 
 
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:

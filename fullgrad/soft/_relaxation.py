@@ -23,9 +23,9 @@ Operand = Tensor | float
 class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
-    A subclass gives ``forward(*operands, *constants, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the
-    operator which it relaxes; and ``vjp_term(i, v, *operands, *constants, mode, hard, output)``, which is :math:`v D_i`, in plain
-    torch code, so that derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where
+    A subclass gives ``forward(*operands, *constants, mode, hard)``, which is the soft value or, where ``hard`` is true, that of
+    the operator which it relaxes; and ``vjp_term(i, v, *operands, *constants, mode, hard, output)``, which is :math:`v D_i`, in
+    plain torch code, so that derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where
     ``vjp_term`` makes use of it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are
     computed in float32.
     """

@@ -113,10 +113,10 @@ class Clamp(Relaxation):
         if hard:
             return expand_to_softness_shape(HardClamp.forward(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
-        beyond = curves.gated_minus_relu if gated else curves.softplus_minus_relu
+        beyond = curves.relu_minus_gated if gated else curves.relu_minus_softplus
 
         def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
-            return HardClamp.forward(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
+            return HardClamp.forward(x, low, high) - beyond(x - low, s, mode) + beyond(x - high, s, mode)
 
         return soft_value(dtype, formula, x, low, high, softness)
 

@@ -268,8 +268,9 @@ class Closeness(Relaxation):
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
             if mode == "smooth" and can_reuse_buffers():
                 h = _half_argument(x - y, y, s, name, rtol, atol, epsilon)
-                c = curves.sigmoid(h, s / (2 if name == "not_equal" else -2), mode).mul_(2)
-                return c.sub_(1) if name == "not_equal" else c
+                if name == "not_equal":
+                    return curves.soft_sign(h, s / 2, mode)
+                return curves.sigmoid(h, s / -2, mode).mul_(2)
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
             q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":

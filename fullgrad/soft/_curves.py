@@ -92,11 +92,14 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
     return apply_steps(x - 5 * s, (torch.clamp, 0), (torch.add, _integral_to_join(x, s, mode)))
 
 
-def softplus_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The integral of S less max(x, 0): even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
+def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
+    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
     a = x.abs()
-    a = torch.neg(a, out=a if can_reuse_buffers() else None)
-    return softplus(a, s, mode) if mode == "smooth" else _integral_to_join(a, s, mode)
+    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
+        return softplus(a, -s, mode)
+    reuse = can_reuse_buffers()
+    r = _integral_to_join(torch.neg(a, out=a if reuse else None), s, mode)
+    return torch.neg(r, out=r if reuse else None)
 
 
 def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -125,8 +128,6 @@ def clamp_to_finite(x: Tensor) -> Tensor:
 
 def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The soft absolute value x (2S - 1)."""
-    if mode == "smooth" and can_reuse_buffers():
-        return half_absolute(x, s).mul_(2)
     return mul_into(x, soft_sign(x, s, mode))
 
 
@@ -177,10 +178,10 @@ def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     return absolute_by_softness(x, s, mode) / 2
 
 
-def gated_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x S less max(x, 0): even in x, 0 far away. For values only, as `softplus_minus_relu`."""
-    a = -clamp_to_transition(x, s, mode).abs()
-    return mul_into(a, sigmoid(a, s, mode))
+def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
+    """max(x, 0) less x S: even in x, 0 far away. For values only, as `relu_minus_softplus`."""
+    a = clamp_to_transition(x, s, mode).abs()
+    return mul_into(a, sigmoid(a, -s, mode) if mode == "smooth" else sigmoid(-a, s, mode))
 
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -273,7 +274,7 @@ def _variance(t: Tensor) -> Tensor:
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:
-    return apply_steps(t, (torch.mul, 2), (torch.sub, 1))
+    return torch.rsub(t, -1, alpha=-2)  # one operation, the only one that has both numbers
 
 
 def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:

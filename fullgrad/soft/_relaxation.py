@@ -111,10 +111,16 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
-    """Whether torch's own operations may compute the soft value: their derivatives of every order are the true ones, and one of
-    them costs less than an operator. Not in half precision, where they would round several times.
+    """Whether the arguments need no further check, and torch's own operations may compute the soft value: their derivatives of
+    every order are the true ones, and they cost less than an operator. Not in half precision, where each of them would round.
     """
-    return mode == "smooth" and isinstance(softness, float) and x.dtype in WIDE and SMALLEST < softness < LARGEST
+    return (
+        mode == "smooth"
+        and isinstance(softness, float)
+        and SMALLEST < softness < LARGEST
+        and isinstance(x, Tensor)
+        and x.dtype in WIDE
+    )
 
 
 def is_small(x: Tensor) -> bool:

@@ -53,9 +53,9 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
-    x = check("sigmoidal", x, softness, mode, SOFT_MODES)
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
+    x = check("sigmoidal", x, softness, mode, SOFT_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -87,9 +87,9 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
 
     Source: ``softtorch.heaviside``.
     """
-    x = check("heaviside", x, softness, mode)
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
+    x = check("heaviside", x, softness, mode)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 

@@ -36,9 +36,9 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
-    x = check("sign", x, softness, mode)
     if is_native(x, softness, mode) and is_small(x):
-        return torch.tanh(x / (2 * softness))  # torch's tanh costs more than the two steps that it saves where x is not small
+        return torch.tanh(x / (2 * softness))  # 2 S - 1; of many elements it costs more than the steps that it saves
+    x = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 

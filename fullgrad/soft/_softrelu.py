@@ -46,9 +46,9 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Source: ``softtorch.softrelu``.
     """
-    x = check("softrelu", x, softness, mode, SOFT_MODES)
     if is_native(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
+    x = check("softrelu", x, softness, mode, SOFT_MODES)
     return Softrelu.apply(x, softness, gated, mode, False)
 
 
@@ -80,9 +80,9 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Source: ``softtorch.relu``.
     """
-    x = check("relu", x, softness, mode)
     if is_native(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
+    x = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
 

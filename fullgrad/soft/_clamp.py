@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, only_value_needed, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
@@ -96,9 +96,10 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
+    if min_value.__class__ is max_value.__class__ is float and only_value_needed(x, softness, mode):
+        return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
     x = _checked("clamp_st", x, min_value, max_value, softness, mode)
-    numbers = min_value.__class__ is max_value.__class__ is softness.__class__ is float
-    if mode == "hard" or (numbers and can_skip_autograd(x)):
+    if mode == "hard":
         return HardClamp.forward(x, min_value, max_value)
     return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
 

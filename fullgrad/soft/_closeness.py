@@ -20,6 +20,7 @@ from fullgrad.soft._relaxation import (
     check_other,
     compared,
     expand_to_softness_shape,
+    is_constant,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -376,7 +377,7 @@ def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: floa
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if hard and only_value_needed(x, softness, y):
+    if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return _hard(name, x, y, rtol, atol, value_only=True)
     operator = Isclose if name == "isclose" else Closeness
     return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

@@ -16,6 +16,7 @@ from fullgrad.soft._relaxation import (
     check_other,
     compared,
     expand_to_softness_shape,
+    is_constant,
     is_native,
     only_value_needed,
     soft_value,
@@ -29,8 +30,8 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
     .. math::
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -62,8 +63,8 @@ def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = 
     .. math::
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -95,8 +96,8 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth",
     .. math::
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -128,8 +129,8 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
     .. math::
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -357,7 +358,7 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
-    if hard and only_value_needed(x, softness, y):
+    if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return compared(getattr(torch, name), x, y, value_only=True)
     sign, shift_sign = _SIGNS[name]
     if not hard and is_native(x, softness, mode):

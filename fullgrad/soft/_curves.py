@@ -36,7 +36,7 @@ _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
 _FAR = 800.0
 
 
-def recorded_sigmoid(x: Tensor, s: float, is_temporary: bool = False) -> Tensor:
+def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tensor:
     """S in smooth mode, whose derivative torch computes from the value: nothing else is saved."""
     if can_record_in_place(x):
         return (x.div_(s) if is_temporary else x / s).sigmoid_()
@@ -217,7 +217,7 @@ def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor
     return torch.lerp(v, p, 2.0) if v.dtype == p.dtype else p * 2 - v
 
 
-def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: int = 1) -> Tensor:
+def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
     """v S' times a factor."""
     if has_gate(s, mode):  # S (1 - S), each accurate where it is small
         return divided(sigmoid_gate(sigmoid_gate(v, x, s), x, -s), s / factor)

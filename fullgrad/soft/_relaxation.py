@@ -171,10 +171,22 @@ def check_other(name: str, argument: str, y: Any) -> Any:
     return floating(y) if isinstance(y, Tensor) else y
 
 
-def only_value_needed(x: Tensor, softness: Any, y: Any) -> bool:
-    """Whether a straight-through version is its hard value: no derivative is needed, and the softness has no shape."""
-    y_is_constant = y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
-    return y_is_constant and softness.__class__ is float and can_skip_autograd(x)
+def only_value_needed(x: Any, softness: Any, mode: Any) -> bool:
+    """Whether a straight-through version is its hard value, and its arguments need no further check: no derivative is needed, and
+    the softness has no shape.
+    """
+    return (
+        can_skip_autograd(x)
+        and x.dtype in FLOATING
+        and softness.__class__ is float
+        and 0.0 < softness < _INFINITY
+        and mode in MODES
+    )
+
+
+def is_constant(y: Any) -> bool:
+    """Whether what is beside ``x`` needs no derivative."""
+    return y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
 
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

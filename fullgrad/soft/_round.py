@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, is_small, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_small,
+    only_value_needed,
+    soft_value,
+)
 
 _MAX_RADIUS = 1000
 
@@ -87,8 +94,10 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
 
     Source: ``softtorch.round_st``.
     """
+    if neighbor_radius.__class__ is int and 0 < neighbor_radius <= _MAX_RADIUS and only_value_needed(x, softness, mode):
+        return torch.round(x)
     x, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.round(x)
     return Round.apply(x, softness, neighbor_radius, mode, True)
 

@@ -5,11 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, is_native, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_native,
+    only_value_needed,
+    soft_value,
+)
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
@@ -118,8 +125,10 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
     Source: ``softtorch.relu_st``.
     """
+    if only_value_needed(x, softness, mode):
+        return torch.relu(x)
     x = check("relu_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.relu(x)
     return Softrelu.apply(x, softness, gated, mode, True)
 

@@ -279,11 +279,10 @@ def _twice_minus_1(t: Tensor) -> Tensor:
 
 def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:
     """S and S + x S' in smooth mode."""
-    reuse = can_reuse_buffers()
     z = divided(clamp_to_transition(x, s, "smooth"), s)
     t = torch.sigmoid(z)
-    p = mul_into(torch.mul(z, t, out=z if reuse else None), 1 - t)
-    return t, torch.add(p, t, out=p if reuse else None)
+    p = torch.ops.aten.sigmoid_backward.default(z, t)  # z t (1 - t)
+    return t, torch.add(p, t, out=p if can_reuse_buffers() else None)
 
 
 def _sigmoid_of_minus_abs(z: Tensor) -> Tensor:

@@ -155,7 +155,8 @@ class _Plan(NamedTuple):
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term, no_more = cls.vjp_term, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
-    are_scalars = Rules.SCALAR_TYPES.issuperset
+    scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
+    are_scalars = scalar_types.issuperset
 
     @functools.lru_cache(maxsize=256)
     def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
@@ -173,7 +174,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         numbers = inputs[1:]
-        if are_scalars(map(type, numbers)) and first_has_a_term:
+        if (numbers[0].__class__ in scalar_types if has_one_more else are_scalars(map(type, numbers))) and first_has_a_term:
             ctx.kept = numbers
             if first_reads_itself:
                 ctx.save_for_backward(inputs[0])

@@ -31,7 +31,7 @@ def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -
     # Where subnormal numbers are flushed to 0, the neighbors of 0 are 0.
     if x.dtype not in DTYPES or flushes_denormals():
         return torch.where(between(x, low, high), g, 0)
-    kernel, bounds, sign, nan = _strict(None if low is None else float(low), None if high is None else float(high), x.dtype)
+    kernel, bounds, sign, nan = _strict(low, high, x.dtype)
     if kernel is None:
         return torch.where(between(x, low, high), g, 0)
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
@@ -66,8 +66,8 @@ def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[
     An upper bound alone is a lower bound of -x. None for the kernel where there is nothing to bound, or a bound is NaN.
     """
     # A trivial bound is none: infinity has no neighbor beyond it.
-    low = None if low == -math.inf else low
-    high = None if high == math.inf else high
+    low = None if low is None or low == -math.inf else float(low)
+    high = None if high is None or high == math.inf else float(high)
     if low is not None and high is not None and low == low and high == high:
         return _HARDTANH, (neighbor(low, dtype, False), neighbor(high, dtype, True)), 1, math.inf
     if low is not None and high is None and low == low:

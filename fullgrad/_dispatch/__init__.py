@@ -13,6 +13,7 @@ from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_not
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
+    can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
     clone_if_view,

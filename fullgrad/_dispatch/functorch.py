@@ -46,8 +46,11 @@ def connect(rules: Rules) -> Callable[..., Any]:
         grad_mode = is_grad_enabled()
         if is_exporting():
             return in_transforms(args)
-        if (needs_grad and grad_mode) or forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0:
             output = function(*args)
+            return output if isinstance(output, Tensor) else restore(output)
+        if needs_grad and grad_mode:
+            output = reverse_only(*args)
             return output if isinstance(output, Tensor) else restore(output)
         # No derivative is needed. As in autograd, forward does not record, not even through a tensor that it closes over.
         if grad_mode:
@@ -97,12 +100,16 @@ def connect(rules: Rules) -> Callable[..., Any]:
 
     saves = operator.setup_context is not saves_nothing
     function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
+    reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)
     transform = through_transforms(_transforms(rules, in_transforms))
     return make_apply(operator, call, in_transforms, shortcut=True)
 
 
-def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> Any:
-    """The C-level ``apply`` of a Function made of the given forward and the author's derivative rules."""
+def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any, has_forward_mode: bool = True) -> Any:
+    """The C-level ``apply`` of a Function made of the given forward and the author's derivative rules.
+
+    Without forward mode what ``setup_context`` keeps for it is dropped, which costs less than to keep it.
+    """
 
     def refuse_in_place(ctx: Any, *tensors: Tensor) -> None:
         raise NotImplementedError(in_place_message(rules.name))
@@ -112,7 +119,10 @@ def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any) -> An
         "backward": staticmethod(rules.backward),
         "jvp": staticmethod(rules.jvp),
     }
-    return torch_private.bind_apply(type(name, (kind,), body), rules.backward, rules.jvp, refuse_in_place)
+    replaced: dict[str, Any] = {"mark_dirty": refuse_in_place}
+    if not has_forward_mode:
+        replaced["save_for_forward"] = _drop
+    return torch_private.bind_apply(type(name, (kind,), body), rules.backward, rules.jvp, replaced)
 
 
 def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,6 +249,10 @@ def _without_top(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     finally:
         torch_private.push(layer)
+
+
+def _drop(ctx: Any, *tensors: Any) -> None:
+    """In place of ``ctx.save_for_forward``, where no tangent can ask."""
 
 
 def _map(function: Any, output: Any) -> Any:

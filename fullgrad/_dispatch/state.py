@@ -12,6 +12,8 @@ from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transfo
 
 # The functions that every small operation calls, found once.
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+# Elements of a tensor whose memory the allocator returns to the system and asks for again.
+_LARGE = 2**16
 
 
 class _Current(threading.local):
@@ -89,8 +91,31 @@ def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
 
 
 def can_reuse_buffers() -> bool:
-    """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced."""
-    return not (is_differentiating() or is_tracing() or in_legacy_vmap())
+    """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced.
+
+    It is neither `is_differentiating` nor `is_tracing` nor `in_legacy_vmap`, written out: every small operation asks.
+    """
+    return not (
+        _is_compiling()
+        or _is_grad_enabled()
+        or transforms_active()
+        or dispatch_modes()
+        or (forward_ad._current_level >= 0 and torch_private.is_forward_mode())
+        or torch_private.legacy_vmap_level()
+    )
+
+
+def can_record_in_place(temporary: Tensor) -> bool:
+    """Whether eager code that autograd records may overwrite a fresh temporary, and gains by it: new memory of that size costs
+    more than the arithmetic.
+    """
+    return (
+        not _is_compiling()
+        and not dispatch_modes()
+        and temporary.numel() >= _LARGE
+        and not transforms_active()
+        and not torch_private.legacy_vmap_level()
+    )
 
 
 def out_buffer(temporary: Tensor) -> Tensor | None:

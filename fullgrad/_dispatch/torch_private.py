@@ -114,7 +114,7 @@ set_grad = _functorch("_C._set_grad_enabled")
 _FunctionBase = _functorch("_C._FunctionBase", "apply")
 
 # What the engine runs in the backward: a class per Function, whose two methods look the rules up at each call.
-_functorch("autograd.Function._backward_cls", "apply", "apply_jvp", "mark_dirty")
+_functorch("autograd.Function._backward_cls", "apply", "apply_jvp", "mark_dirty", "save_for_forward")
 
 DISPATCH: str = "fallback" if MISSING or os.environ.get("FULLGRAD_DISPATCH") == "fallback" else "functorch"
 
@@ -124,10 +124,15 @@ APPLY_UNWRAPS: bool = (
 )
 
 
-def bind_apply(function: Any, backward: Any, jvp: Any, mark_dirty: Any) -> Any:
-    """``function.apply`` as C code offers it, and the engine calls the rules as they are: no Python of torch's in between."""
+def bind_apply(function: Any, backward: Any, jvp: Any, methods: Mapping[str, Any]) -> Any:
+    """``function.apply`` as C code offers it, and the engine calls the rules as they are: no Python of torch's in between.
+
+    ``methods`` are what ``ctx`` has in place of torch's own.
+    """
     context = function._backward_cls
-    context.apply, context.apply_jvp, context.mark_dirty = backward, jvp, mark_dirty
+    context.apply, context.apply_jvp = backward, jvp
+    for name, method in methods.items():
+        setattr(context, name, method)
     return _FunctionBase.__dict__["apply"].__get__(None, function)
 
 

@@ -3,10 +3,18 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_native,
+    is_small,
+    only_value_needed,
+    soft_value,
+)
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -72,8 +80,10 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
 
     Source: ``softtorch.abs_st``.
     """
+    if only_value_needed(x, softness, mode):
+        return torch.abs(x)
     x = check("abs_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.abs(x)
     return Abs.apply(x, softness, mode, True)
 
@@ -85,6 +95,8 @@ class Abs(Relaxation):
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.abs(x), softness)
+        if is_native(x, softness, mode) and is_small(x):
+            return torch.tanh(x / (2 * softness)) * x
         return soft_value(x.dtype, curves.absolute, x, softness, mode)
 
     @staticmethod

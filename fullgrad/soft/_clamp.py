@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._kernels import sigmoid_gate
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, only_value_needed, soft_value
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 Bound = Tensor | float
@@ -95,9 +96,10 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
+    if min_value.__class__ is max_value.__class__ is float and only_value_needed(x, softness, mode):
+        return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
     x = _checked("clamp_st", x, min_value, max_value, softness, mode)
-    numbers = min_value.__class__ is max_value.__class__ is softness.__class__ is float
-    if mode == "hard" or (numbers and can_skip_autograd(x)):
+    if mode == "hard":
         return HardClamp.forward(x, min_value, max_value)
     return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
 
@@ -105,15 +107,17 @@ def clamp_st(
 class Clamp(Relaxation):
     """The operator of :func:`clamp`; hard, of :func:`clamp_st`."""
 
+    operands = 4
+
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(HardClamp.forward(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
-        beyond = curves.gated_minus_relu if gated else curves.softplus_minus_relu
+        beyond = curves.relu_minus_gated if gated else curves.relu_minus_softplus
 
         def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
-            return HardClamp.forward(x, low, high) + beyond(x - low, s, mode) - beyond(x - high, s, mode)
+            return HardClamp.forward(x, low, high) - beyond(x - low, s, mode) + beyond(x - high, s, mode)
 
         return soft_value(dtype, formula, x, low, high, softness)
 
@@ -121,6 +125,14 @@ class Clamp(Relaxation):
     def vjp_term(
         i: int, v: Tensor, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Tensor:
+        if not gated and curves.has_gate(s, mode):
+            if i == 0:
+                p = sigmoid_gate(v, x - low, s)
+                return torch.sub(p, sigmoid_gate(v, x - high, s), out=p if can_reuse_buffers() else None)
+            if i == 1:
+                return sigmoid_gate(v, x - low, -s)
+            if i == 2:
+                return sigmoid_gate(v, x - high, s)
         if i == 0:
             return curves.mul_into(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
         if i == 1:

@@ -20,6 +20,7 @@ from fullgrad.soft._relaxation import (
     check_other,
     compared,
     expand_to_softness_shape,
+    is_constant,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -256,6 +257,8 @@ def isclose_st(
 class Closeness(Relaxation):
     """The operator of :func:`eq` and :func:`not_equal`; hard, of their straight-through versions."""
 
+    operands = 3
+
     @staticmethod
     def forward(
         x: Tensor, y: Any, softness: Softness, name: str, rtol: float, atol: float, epsilon: float, mode: str, hard: bool
@@ -264,16 +267,16 @@ class Closeness(Relaxation):
             return expand_to_softness_shape(_hard(name, x, y, rtol, atol), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
+            if mode == "smooth" and can_reuse_buffers():
+                h = _half_argument(x - y, y, s, name, rtol, atol, epsilon)
+                if name == "not_equal":
+                    return curves.soft_sign(h, s / 2, mode)
+                return curves.sigmoid(h, s / -2, mode).mul_(2)
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
             q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.soft_sign(q, s, mode)
-            reuse = can_reuse_buffers()
-            if mode == "smooth":  # S(-q) is one division by a negative softness
-                c = curves.sigmoid(q, -s, mode)
-            else:
-                c = curves.sigmoid(torch.neg(q, out=q if reuse else None), s, mode)
-            return torch.mul(c, 2, out=c if reuse else None)
+            return curves.apply_steps(curves.sigmoid(-q, s, mode), (torch.mul, 2))
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -285,15 +288,20 @@ class Closeness(Relaxation):
     def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         name, rtol, atol, epsilon, mode, *_ = constants
         close = name == "isclose"
+        factor = 2 if name == "not_equal" else -2
+        if mode == "smooth" and not needed[2] and can_reuse_buffers():
+            d = x - y
+            h = _half_argument(d, y, s, name, rtol, atol, epsilon)
+            if close:
+                g = curves.slope_times(g, h, s / 2, mode, factor / 2)
+            else:  # S' is even, and q is not negative; 0 within epsilon
+                g = where_positive(curves.slope_of(g, curves.sigmoid(h, s / -2, mode), s / factor), h)
+            return [*_through_distances(needed, g, d, y, s, rtol), None]
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
         tolerance, slope_y = curves.absolute_and_slope(curves.clamp_to_finite(_tensor(y, x)), s, mode) if close else (None, None)
         q = _argument(distance, tolerance, rtol, atol, epsilon)
-        factor = 2 if name == "not_equal" else -2
-        if mode == "smooth" and not close:  # S' is even, and q is not negative
-            g = curves.slope_of(g, curves.sigmoid(q, -s, mode), s / factor)
-        else:
-            g = curves.apply_steps(curves.slope_times(g, q, s, mode), (torch.mul, factor))
+        g = curves.slope_times(g, q, s, mode, factor)
         if not close:
             g = where_positive(g, q)  # 0 within epsilon
         to_x = curves.mul_into(g, slope) if needed[0] or needed[1] else None
@@ -316,26 +324,36 @@ class Isclose(Closeness):
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
-        _, rtol, _, _, mode, _, output = constants
+        rtol, output = constants[1], constants[-1]
         if output is None or needed[2]:
             return super().pull(needed, g, x, y, s, *constants)
         g = curves.slope_of(g, output / 2, s / -2)
-        to_x = curves.absolute_slope_times(g, curves.clamp_to_finite(x - y), s, mode)
-        to_y = None
-        if needed[1]:
-            to_y = torch.add(to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, mode), alpha=rtol)
-            to_y = torch.neg(to_y, out=to_y if can_reuse_buffers() else None)
-        return [to_x if needed[0] else None, to_y, None]
+        return [*_through_distances(needed, g, curves.clamp_to_finite(x - y), y, s, rtol), None]
+
+
+def _through_distances(needed: tuple[bool, ...], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
+    """The gradients of x and y from that of q, in smooth mode."""
+    to_x = curves.absolute_slope_times(g, d, s, "smooth")
+    to_y = None
+    if needed[1] and rtol:
+        to_y = torch.sub(-to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, "smooth"), alpha=rtol)
+    elif needed[1]:
+        to_y = -to_x
+    return [to_x if needed[0] else None, to_y]
+
+
+def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
+    """q / 2 in smooth mode from d = x - y, where no step is recorded."""
+    h = curves.half_absolute(d, s).sub_((epsilon + atol) / 2)
+    if name != "isclose":
+        return h.clamp_(0)
+    return h.sub_(curves.half_absolute(_tensor(y, d), s), alpha=rtol)
 
 
 def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
     """q, the argument of the transition, from soft distances: that of x and y, and that of y and 0, the tolerance per rtol."""
-    if tolerance is None:
-        return curves.apply_steps(distance, (torch.sub, epsilon), (torch.clamp, 0))
-    reuse = can_reuse_buffers()
-    q = torch.sub(distance, epsilon + atol, out=distance if reuse else None)
-    fits = q.shape == tolerance.shape or tolerance.ndim == 0
-    return torch.sub(q, tolerance, alpha=rtol, out=q if reuse and fits else None)
+    q = curves.apply_steps(distance, (torch.sub, epsilon + atol))
+    return curves.apply_steps(q, (torch.clamp, 0)) if tolerance is None else torch.sub(q, tolerance, alpha=rtol)
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:
@@ -359,7 +377,7 @@ def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: floa
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if hard and only_value_needed(x, softness, y):
+    if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return _hard(name, x, y, rtol, atol, value_only=True)
     operator = Isclose if name == "isclose" else Closeness
     return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

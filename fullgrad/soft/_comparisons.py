@@ -16,6 +16,8 @@ from fullgrad.soft._relaxation import (
     check_other,
     compared,
     expand_to_softness_shape,
+    is_constant,
+    is_native,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -28,8 +30,8 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
     .. math::
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -61,8 +63,8 @@ def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = 
     .. math::
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -94,8 +96,8 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth",
     .. math::
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -127,8 +129,8 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
     .. math::
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: ``x`` and ``y``, in smooth mode
-    also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
+    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -303,7 +305,7 @@ class Comparison(Relaxation):
     ``S(sign * (x - y) + shift)``.
     """
 
-    reads_output = True
+    operands, reads_output = 3, True
 
     @staticmethod
     def forward(x: Tensor, y: Operand, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool) -> Tensor:
@@ -311,7 +313,7 @@ class Comparison(Relaxation):
             return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
 
         def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            return curves.sigmoid(_argument(x, y, sign, shift), s, mode)
+            return curves.sigmoid(_argument(x, y, s, sign, shift), s, mode)
 
         return soft_value(torch.result_type(x, y), formula, x, y, softness)
 
@@ -320,11 +322,11 @@ class Comparison(Relaxation):
         i: int, v: Tensor, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
     ) -> Tensor:
         if i == 2:
-            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, sign, shift), s, mode))
-        v = v if (i == 0) == (sign == 1) else -v
+            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, s, sign, shift), s, mode))
+        factor = sign if i == 0 else -sign
         if output is None:
-            return curves.slope_times(v, _argument(x, y, sign, shift), s, mode)
-        return curves.slope_of(v, output, s)
+            return curves.slope_times(v, _argument(x, y, s, sign, shift), s, mode, factor)
+        return curves.slope_of(v, output, s / factor)
 
     @classmethod
     def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
@@ -337,8 +339,15 @@ class Comparison(Relaxation):
 _SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
 
 
-def _argument(x: Tensor, y: Any, sign: int, shift: float) -> Tensor:
-    return curves.apply_steps(x - y if sign == 1 else y - x, (torch.add, shift))
+# Beside a softness a shift of less than that changes less than the rounding of S and of its derivatives does.
+_NEGLIGIBLE = {torch.float32: torch.finfo(torch.float32).eps / 16}
+
+
+def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor:
+    d = x - y if sign == 1 else y - x
+    if s.__class__ is float and abs(shift) < s * _NEGLIGIBLE.get(d.dtype, 0.0):
+        return d
+    return curves.apply_steps(d, (torch.add, shift))
 
 
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
@@ -349,7 +358,9 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
-    if hard and only_value_needed(x, softness, y):
+    if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return compared(getattr(torch, name), x, y, value_only=True)
     sign, shift_sign = _SIGNS[name]
+    if not hard and is_native(x, softness, mode):
+        return curves.recorded_sigmoid(_argument(x, y, softness, sign, shift_sign * epsilon), softness, is_temporary=True)
     return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

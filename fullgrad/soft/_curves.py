@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_record_in_place, can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft._half_precision import HALF
 
 Softness = Tensor | float
+
+# Between these the reciprocal of a softness is a number in float32 too, and torch's kernels take it.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 # Coefficients, the highest power first. With u = x / 5s: S and its integral are polynomials in t, 2S - 1 is u times one in u^2.
 # What has a scale is to be multiplied by it, the integral by s as well.
@@ -31,6 +34,13 @@ _SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
 _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
 # Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
 _FAR = 800.0
+
+
+def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tensor:
+    """S in smooth mode, whose derivative torch computes from the value: nothing else is saved."""
+    if can_record_in_place(x):
+        return (x.div_(s) if is_temporary else x / s).sigmoid_()
+    return torch.sigmoid(x / s)
 
 
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -85,17 +95,14 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
     return apply_steps(x - 5 * s, (torch.clamp, 0), (torch.add, _integral_to_join(x, s, mode)))
 
 
-def softplus_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The integral of S less max(x, 0): even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
-    reuse = can_reuse_buffers()
+def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
+    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
     a = x.abs()
-    a = torch.neg(a, out=a if reuse else None)
-    if mode != "smooth":
-        return _integral_to_join(a, s, mode)
-    z = divided(a, s)
-    z = torch.exp(z, out=z if reuse else None)
-    z = torch.log1p(z, out=z if reuse else None)
-    return torch.mul(z, s, out=z if reuse else None)
+    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
+        return softplus(a, -s, mode)
+    reuse = can_reuse_buffers()
+    r = _integral_to_join(torch.neg(a, out=a if reuse else None), s, mode)
+    return torch.neg(r, out=r if reuse else None)
 
 
 def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -125,6 +132,11 @@ def clamp_to_finite(x: Tensor) -> Tensor:
 def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The soft absolute value x (2S - 1)."""
     return mul_into(x, soft_sign(x, s, mode))
+
+
+def half_absolute(x: Tensor, s: Softness) -> Tensor:
+    """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
+    return (x / s).sigmoid_().sub_(0.5).mul_(x)
 
 
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
@@ -169,10 +181,10 @@ def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     return absolute_by_softness(x, s, mode) / 2
 
 
-def gated_minus_relu(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x S less max(x, 0): even in x, 0 far away. For values only, as `softplus_minus_relu`."""
-    a = -clamp_to_transition(x, s, mode).abs()
-    return mul_into(a, sigmoid(a, s, mode))
+def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
+    """max(x, 0) less x S: even in x, 0 far away. For values only, as `relu_minus_softplus`."""
+    a = clamp_to_transition(x, s, mode).abs()
+    return mul_into(a, sigmoid(a, -s, mode) if mode == "smooth" else sigmoid(-a, s, mode))
 
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -196,7 +208,8 @@ def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
-    return torch.ops.aten.silu_backward.default(v, divided(clamp_to_transition(x, s, mode), s))
+    z = x / s
+    return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -_FAR, _FAR, out=z))
 
 
 def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -204,15 +217,22 @@ def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, absolute_slope(x, s, mode))
     p = gated_slope_times(v, x, s, mode)
-    return torch.mul(p, 2, out=p) - v
+    return torch.lerp(v, p, 2.0) if v.dtype == p.dtype else p * 2 - v
 
 
-def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v S'."""
+def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
+    """v S' times a factor."""
+    if has_gate(s, mode):  # S (1 - S), each accurate where it is small
+        return divided(sigmoid_gate(sigmoid_gate(v, x, s), x, -s), s / factor)
     if mode != "smooth" or not can_reuse_buffers():
-        return mul_into(v, slope(x, s, mode))
+        return mul_into(v if factor == 1 else v * factor, slope(x, s, mode))
     z = divided(x.abs(), -s)
-    return slope_of(v, torch.sigmoid(z, out=z), s)
+    return slope_of(v, torch.sigmoid(z, out=z), s / factor)
+
+
+def has_gate(s: Softness, mode: str) -> bool:
+    """Whether `sigmoid_gate` is the smooth S: in eager code, since a compiler makes one pass of several anyway."""
+    return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not torch.compiler.is_compiling()
 
 
 def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:
@@ -258,16 +278,15 @@ def _variance(t: Tensor) -> Tensor:
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:
-    return apply_steps(t, (torch.mul, 2), (torch.sub, 1))
+    return torch.rsub(t, -1, alpha=-2)  # one operation, the only one that has both numbers
 
 
 def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:
     """S and S + x S' in smooth mode."""
-    reuse = can_reuse_buffers()
     z = divided(clamp_to_transition(x, s, "smooth"), s)
     t = torch.sigmoid(z)
-    p = mul_into(torch.mul(z, t, out=z if reuse else None), 1 - t)
-    return t, torch.add(p, t, out=p if reuse else None)
+    p = torch.ops.aten.sigmoid_backward.default(z, t)  # z t (1 - t)
+    return t, torch.add(p, t, out=p if can_reuse_buffers() else None)
 
 
 def _sigmoid_of_minus_abs(z: Tensor) -> Tensor:

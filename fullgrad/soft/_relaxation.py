@@ -1,6 +1,7 @@
 """`Relaxation`: the rules of every elementwise relaxation and its straight-through version, written once."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
+from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad.soft._curves import Softness
+from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
 from fullgrad.soft._mode_names import MODES
 
@@ -23,35 +23,22 @@ Operand = Tensor | float
 class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
-    A subclass gives ``forward(*inputs, mode, hard)``, which is the soft value or, where ``hard`` is true, that of the operator
-    which it relaxes; and ``vjp_term(i, v, *inputs, mode, hard, output)``, which is :math:`v D_i`, in plain torch code, so that
-    derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where ``vjp_term`` makes use of
-    it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are computed in float32.
+    A subclass gives ``forward(*operands, *constants, mode, hard)``, which is the soft value or, where ``hard`` is true, that of
+    the operator which it relaxes; and ``vjp_term(i, v, *operands, *constants, mode, hard, output)``, which is :math:`v D_i`, in
+    plain torch code, so that derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where
+    ``vjp_term`` makes use of it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are
+    computed in float32.
     """
 
+    # How many inputs may be tensors: x, what it is compared with or bounded by, and the softness, in this order.
+    operands = 2
     # Whether `vjp_term` reads the output, in smooth mode.
     reads_output = False
 
-    @classmethod
-    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *_, mode, hard = inputs
-        reads = cls.reads_output and mode == "smooth" and not hard
-        save_inputs(ctx, (*inputs, output if reads else None))
-        ctx.dtype = output.dtype
-
-    @classmethod
-    def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        args, needed, parts = saved_inputs(ctx), ctx.needs_input_grad, None
-        if g.dtype in HALF:
-            parts = cls.pull_in_half(needed, g, *args)
-            if parts is None:
-                args = [*args[:-1], None]  # a value that was rounded to half precision has lost its slope
-                outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
-                parts = chunked_in_float32(functools.partial(cls.pull, needed), outputs, g, *args)
-        if parts is None:
-            parts = cls.pull(needed, *to_opmath(g, *args))
-        # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
-        return (*parts, *[None] * len(needed))[: len(needed)]
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for rule in _rules(cls):
+            setattr(cls, rule.__name__, staticmethod(rule))
+        super().__init_subclass__(**kwargs)
 
     @classmethod
     def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
@@ -65,20 +52,86 @@ class Relaxation(Elementwise):
         """
         return [cls.vjp_term(i, g, *args) if n else None for i, n in enumerate(needed)]
 
-    @classmethod
-    def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
-        *inputs, output = saved_inputs(ctx)
+
+def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
+    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a class method costs in small calls."""
+    term, operands, reads_output = cls.vjp_term, cls.operands, cls.reads_output
+    no_more = (None,) * (len(inspect.signature(cls.forward).parameters) - 1)
+    are_scalars = Rules.SCALAR_TYPES.issuperset
+
+    # What is kept besides tensors is a tuple of all other inputs where x is the only tensor; else a list, None for each tensor.
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        value = output if reads_output and inputs[-2] == "smooth" and not inputs[-1] else None
+        others = inputs[1:]
+        if are_scalars(map(type, others)):
+            ctx.kept, saved = others, (inputs[0], value)
+        else:
+            ctx.kept = [None if isinstance(v, Tensor) else v for v in inputs]
+            saved = (*[v if isinstance(v, Tensor) else None for v in inputs[:operands]], value)
+        ctx.dtype = output.dtype
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    def inputs_and_output(ctx: Any) -> tuple[Any, ...]:
+        kept, (*tensors, value) = ctx.kept, ctx.saved_tensors
+        if kept.__class__ is tuple:
+            return tensors[0], *kept, value
+        return *[k if t is None else t for t, k in zip(tensors, kept)], *kept[operands:], value  # noqa: B905
+
+    # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
+
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.kept
+        if kept.__class__ is tuple and g.dtype not in HALF:
+            x, value = ctx.saved_tensors
+            return term(0, g, x, *kept, value), *no_more
+        args, needed, parts = inputs_and_output(ctx), ctx.needs_input_grad, None
+        if g.dtype in HALF:
+            parts = cls.pull_in_half(needed, g, *args)
+            if parts is None:
+                args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
+                outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
+                parts = chunked_in_float32(functools.partial(cls.pull, needed), outputs, g, *args)
+        if parts is None:
+            parts = cls.pull(needed, *to_opmath(g, *args))
+        return (*parts, *no_more)[: len(needed)]
+
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        *inputs, output = inputs_and_output(ctx)
         wide = to_opmath(*inputs, None if output is not None and output.dtype in HALF else output)
         total: Any = None
         for i, t in enumerate(tangents):
             if t is not None:
-                part = cls.vjp_term(i, *to_opmath(t), *wide)
+                part = term(i, *to_opmath(t), *wide)
                 total = part if total is None else total + part
-        return total.to(ctx.dtype)
+        return cast(total, ctx.dtype)
+
+    return setup_context, vjp, jvp
+
+
+def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
+    """Whether the arguments need no further check, and torch's own operations may compute the soft value: their derivatives of
+    every order are the true ones, and they cost less than an operator. Not in half precision, where each of them would round.
+    """
+    return (
+        mode == "smooth"
+        and isinstance(softness, float)
+        and SMALLEST < softness < LARGEST
+        and isinstance(x, Tensor)
+        and x.dtype in WIDE
+    )
+
+
+def is_small(x: Tensor) -> bool:
+    """Whether the number of operations counts, and not that of elements. Compiled code, which may not know them, need not ask."""
+    return not torch.compiler.is_compiling() and x.numel() <= 1024
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
     """A formula in float32 at least, rounded once."""
+    if dtype in WIDE and args[0].dtype is dtype and not any(isinstance(a, Tensor) for a in args[1:]):
+        return formula(*args)
     if dtype in HALF:
         parts = chunked_in_float32(lambda *a: (formula(*a),), [(args[0].shape, dtype)], *args)
         if parts is not None:
@@ -118,13 +171,26 @@ def check_other(name: str, argument: str, y: Any) -> Any:
     return floating(y) if isinstance(y, Tensor) else y
 
 
-def only_value_needed(x: Tensor, softness: Any, y: Any) -> bool:
-    """Whether a straight-through version is its hard value: no derivative is needed, and the softness has no shape."""
-    y_is_constant = y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
-    return y_is_constant and softness.__class__ is float and can_skip_autograd(x)
+def only_value_needed(x: Any, softness: Any, mode: Any) -> bool:
+    """Whether a straight-through version is its hard value, and its arguments need no further check: no derivative is needed, and
+    the softness has no shape.
+    """
+    return (
+        can_skip_autograd(x)
+        and x.dtype in FLOATING
+        and softness.__class__ is float
+        and 0.0 < softness < _INFINITY
+        and mode in MODES
+    )
+
+
+def is_constant(y: Any) -> bool:
+    """Whether what is beside ``x`` needs no derivative."""
+    return y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
 
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+WIDE = frozenset({torch.float32, torch.float64})
 _INFINITY = float("inf")
 
 

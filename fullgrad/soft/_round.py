@@ -1,5 +1,6 @@
 """`round`: to the nearest integer, soft."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,11 +8,18 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_small,
+    only_value_needed,
+    soft_value,
+)
 
 _MAX_RADIUS = 1000
 
@@ -86,8 +94,10 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
 
     Source: ``softtorch.round_st``.
     """
+    if neighbor_radius.__class__ is int and 0 < neighbor_radius <= _MAX_RADIUS and only_value_needed(x, softness, mode):
+        return torch.round(x)
     x, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.round(x)
     return Round.apply(x, softness, neighbor_radius, mode, True)
 
@@ -102,20 +112,27 @@ class Round(Relaxation):
         steps, below = _steps(softness, neighbor_radius, mode, x.dtype)
 
         def formula(x: Tensor, s: Softness) -> Tensor:
-            d, total = _fraction(x), below
-            for weight, at in steps:
-                total = curves.sigmoid(d - at, s, mode) * weight + total
-            return torch.floor(x) + total
+            total = _weighted_sum(curves.sigmoid, _fraction(x), s, mode, steps)
+            return torch.floor(x) + (total + below if below else total)
 
         return soft_value(x.dtype, formula, x, softness)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
-        d, total = _fraction(x), 0.0
         curve = curves.sigmoid_by_softness if i == 1 else curves.slope
-        for weight, at in _steps(s, neighbor_radius, mode, x.dtype)[0]:
-            total = curve(d - at, s, mode) * weight + total
-        return v * total
+        return curves.mul_into(v, _weighted_sum(curve, _fraction(x), s, mode, _steps(s, neighbor_radius, mode, x.dtype)[0]))
+
+
+def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
+    """The sum of a curve around each step, times the weight of the step. Of a small tensor the steps are taken all at once."""
+    if len(steps) > 2 and steps[0][0] == steps[-1][0] == 1 and isinstance(s, float) and is_small(d):
+        at = torch.arange(steps[0][1], steps[-1][1] + 0.5, dtype=d.dtype, device=d.device)
+        return curve(d - at.view(-1, *[1] * d.ndim), s, mode).sum(0)
+    total: Any = 0.0
+    for weight, at in steps:
+        part = curve(d - at, s, mode)
+        total = (part if weight == 1 else part * weight) + total
+    return total
 
 
 def _fraction(x: Tensor) -> Tensor:
@@ -126,24 +143,29 @@ def _fraction(x: Tensor) -> Tensor:
     return torch.nan_to_num(d, 0.0)
 
 
-def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[list[tuple[float, float]], float]:
+def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tuple[tuple[float, float], ...], float]:
     """The steps with their weights and positions, and the sum of the weights of those that are 1 for certain.
 
     By parts, the sum over n is one over the steps between neighbors, of weight 1, and the two ends, of weight -r. A step whose
     distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
     """
-    steps, below = [], 0.0
     digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is less than half a unit in the last place of 1
     reach = math.inf if isinstance(s, Tensor) else 0.5 + digits * s if mode == "smooth" else 5 * s
+    return _steps_within(reach, radius, mode == "c0")
+
+
+@functools.lru_cache(maxsize=256)
+def _steps_within(reach: float, radius: int, include_join: bool) -> tuple[tuple[tuple[float, float], ...], float]:
+    steps, below = [], 0.0
     for k in range(-radius - 1, radius + 1):
         at, weight = k + 0.5, -float(radius) if k in (-radius - 1, radius) else 1.0
         distance = max(-at, at - 1, 0)
         # A step of c0 that ends at 0 has half its slope there.
-        if distance < reach or (mode == "c0" and distance == reach and at < 0):
+        if distance < reach or (include_join and distance == reach and at < 0):
             steps.append((weight, at))
         elif at < 0:
             below += weight
-    return steps, below
+    return tuple(steps), below
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, int]:

@@ -14,6 +14,8 @@ from fullgrad.soft._relaxation import (
     check,
     compared,
     expand_to_softness_shape,
+    is_native,
+    only_value_needed,
     soft_value,
     with_zero_derivative,
 )
@@ -27,7 +29,8 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
 
     in smooth mode; else, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
     :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`. Derivatives of every order are the true ones, and
-    :math:`S(-x) = 1 - S(x)`. Saved: ``x``, in smooth mode also the value.
+    :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; both where the softness is a tensor, and in half
+    precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -52,6 +55,8 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
+    if is_native(x, softness, mode):
+        return curves.recorded_sigmoid(x, softness)
     x = check("sigmoidal", x, softness, mode, SOFT_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
 
@@ -62,8 +67,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
     .. math::
         y = S(x), \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
 
-    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: ``x``, in
-    smooth mode also the value.
+    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: as there.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -84,6 +88,8 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
 
     Source: ``softtorch.heaviside``.
     """
+    if is_native(x, softness, mode):
+        return curves.recorded_sigmoid(x, softness)
     x = check("heaviside", x, softness, mode)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
@@ -119,6 +125,8 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> 
 
     Source: ``softtorch.heaviside_st``.
     """
+    if only_value_needed(x, softness, mode):
+        return step(x, value_only=True)
     x = check("heaviside_st", x, softness, mode)
     if mode == "hard":
         return heaviside(x, softness, mode)
@@ -153,6 +161,6 @@ class Sigmoidal(Relaxation):
         return curves.slope_of(v, output, s)
 
 
-def step(x: Tensor) -> Tensor:
+def step(x: Tensor, value_only: bool = False) -> Tensor:
     """``torch.heaviside(x, 0.5)``, NaN included, faster and under every transform."""
-    return (compared(torch.gt, x, 0) + compared(torch.ge, x, 0)) * 0.5
+    return torch.lerp(compared(torch.gt, x, 0, value_only), compared(torch.ge, x, 0, value_only), 0.5)

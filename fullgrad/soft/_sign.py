@@ -3,10 +3,18 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_native,
+    is_small,
+    only_value_needed,
+    soft_value,
+)
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -36,6 +44,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
+    if is_native(x, softness, mode) and is_small(x):
+        return torch.tanh(x / (2 * softness))  # 2 S - 1; of many elements it costs more than the steps that it saves
     x = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
@@ -71,8 +81,10 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
 
     Source: ``softtorch.sign_st``.
     """
+    if only_value_needed(x, softness, mode):
+        return torch.sign(x)
     x = check("sign_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.sign(x)
     return Sign.apply(x, softness, mode, True)
 
@@ -93,6 +105,6 @@ class Sign(Relaxation):
         if i == 1:
             return v * (2 * curves.sigmoid_by_softness(x, s, mode))
         if output is None:
-            return curves.apply_steps(curves.slope_times(v, x, s, mode), (torch.mul, 2))
+            return curves.slope_times(v, x, s, mode, 2)
         # 2 S (1 - S) / s is (1 - y^2) / 2s.
         return curves.divided(torch.ops.aten.tanh_backward.default(v, output), 2 * s)

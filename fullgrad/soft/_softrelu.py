@@ -5,11 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, soft_value
+from fullgrad.soft._relaxation import (
+    Relaxation,
+    Softness,
+    check,
+    expand_to_softness_shape,
+    is_native,
+    only_value_needed,
+    soft_value,
+)
 from fullgrad.soft._sigmoidal import Sigmoidal
 
 
@@ -46,6 +53,8 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Source: ``softtorch.softrelu``.
     """
+    if is_native(x, softness, mode) and not gated:
+        return curves.softplus(x, softness, mode)
     x = check("softrelu", x, softness, mode, SOFT_MODES)
     return Softrelu.apply(x, softness, gated, mode, False)
 
@@ -78,6 +87,8 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Source: ``softtorch.relu``.
     """
+    if is_native(x, softness, mode) and not gated:
+        return curves.softplus(x, softness, mode)
     x = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
@@ -114,8 +125,10 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
     Source: ``softtorch.relu_st``.
     """
+    if only_value_needed(x, softness, mode):
+        return torch.relu(x)
     x = check("relu_st", x, softness, mode)
-    if mode == "hard" or (softness.__class__ is float and can_skip_autograd(x)):
+    if mode == "hard":
         return torch.relu(x)
     return Softrelu.apply(x, softness, gated, mode, True)
 
@@ -141,4 +154,6 @@ class Softrelu(Relaxation):
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
         if i == 1:
             return curves.mul_into(v, (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode))
-        return curves.gated_slope_times(v, x, s, mode) if gated else curves.mul_into(v, Sigmoidal.apply(x, s, mode, False))
+        if gated:
+            return curves.gated_slope_times(v, x, s, mode)
+        return sigmoid_gate(v, x, s) if curves.has_gate(s, mode) else curves.mul_into(v, Sigmoidal.apply(x, s, mode, False))

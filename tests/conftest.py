@@ -1,5 +1,6 @@
 """Settings of the suite: determinism, the devices, and the slice of exhaustive tests."""
 
+import collections
 import datetime
 import os
 import zlib
@@ -57,14 +58,18 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    part = exhaustive_slice(config)
+    part, seen = exhaustive_slice(config), collections.Counter()
     kept, dropped = [], []
     for item in items:
-        exhaustive = any(item.get_closest_marker(name) for name in ("exhaustive", "peers"))
-        if exhaustive:
+        long = item.get_closest_marker("long")
+        if any(item.get_closest_marker(name) for name in ("exhaustive", "peers")):
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         else:
-            runs = config.getoption("--long") == bool(item.get_closest_marker("long"))
+            # Of a test with many parameters the short suite has the first ones.
+            function = item.nodeid.partition("[")[0]
+            first = long is not None and seen[function] < long.kwargs.get("but", 0)
+            seen[function] += 1
+            runs = config.getoption("--long") == (long is not None and not first)
         (kept if runs else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)

@@ -190,6 +190,7 @@ def check_kernels(chain):
         torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_chain_is_one_kernel_each_way():
     """Six elementwise operators are one kernel forward and one backward."""
     check_kernels(quantize)
@@ -248,12 +249,14 @@ def cache(tmp_path, monkeypatch):
     inductor.unsafe_marked_cacheable_functions = known
 
 
+@pytest.mark.long
 def test_compiled_graphs_are_cached(cache):
     """A graph of our operators goes into torch's cache, and is found there."""
     assert cache() == {"miss", "saved"}
     assert cache() == {"hit"}
 
 
+@pytest.mark.long
 def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
     """A package with other source, or with a rule replaced, does not get the cached graph of this one."""
     assert cache() == {"miss", "saved"}

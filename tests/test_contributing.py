@@ -70,6 +70,7 @@ def test_every_linter_is_the_same():
     assert f"rev: v{pinned} " in ROOT.joinpath(".pre-commit-config.yaml").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SECTIONS)
 def test_three_touches_are_all(name, tmp_path):
     """Every test of the new operator passes in the copy, its own example included; compiled code is left to the suite."""
@@ -84,6 +85,7 @@ def test_three_touches_are_all(name, tmp_path):
         assert any(passed in line and "PASSED" in line for line in done.stdout.splitlines()), passed
 
 
+@pytest.mark.long
 def test_two_touches_are_too_few(tmp_path):
     """Without its case an operator is missed."""
     folder = touched("truncate", tmp_path, touches=2)

@@ -38,6 +38,7 @@ def spike(x, threshold, width):
 X, THRESHOLD, WIDTH = numbers(4, 3), numbers(3, seed=1) / 2, numbers(4, 1, seed=2).abs() + 0.5
 
 
+@pytest.mark.long
 def test_two_learnable_parameters_take_twelve_lines_and_pass_every_check():
     """A user's operator: value, two parameters of other shapes, mixed second derivatives, no bytes beyond the inputs."""
     code = [line for line in inspect.getsource(Spike).splitlines() if line.strip()]

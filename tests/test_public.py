@@ -52,11 +52,16 @@ UNCHECKED = ("pass_round", "clamp_backward", "clip_grad by a tensor", "mask_grad
 
 
 def params(cases):
-    """Variants of a case run with the exhaustive tests, as everywhere."""
-    return [pytest.param(case, id=case.name, marks=[pytest.mark.exhaustive] * case.exhaustive) for case in cases]
+    """Variants of a case run with the exhaustive tests, and what repeats an operator class with the long ones, as everywhere."""
+
+    def marks(case):
+        return [pytest.mark.exhaustive] if case.exhaustive else [pytest.mark.long] if case.long else []
+
+    return [pytest.param(case, id=case.name, marks=marks(case)) for case in cases]
 
 
-CHECKED = [case for case in CASES if case.name not in UNCHECKED]
+PUBLIC = [case for case in CASES if case.covers]
+CHECKED = [case for case in PUBLIC if case.name not in UNCHECKED]
 
 
 @pytest.mark.parametrize("case", params(CHECKED))
@@ -71,7 +76,7 @@ def test_unordered_dtypes_are_refused(case, dtype):
         torch.compile(case.operator, backend="eager", fullgraph=True)(bad, *case.inputs[1:])
 
 
-WHOLE = [case for case in CASES if case.name not in UNCHECKED or case.name in ("pass_round", "mask_grad")]
+WHOLE = [case for case in PUBLIC if case.name not in UNCHECKED or case.name in ("pass_round", "mask_grad")]
 
 
 @pytest.mark.parametrize("case", params(WHOLE))

@@ -153,6 +153,7 @@ def test_exponents_are_fitted_over_the_larger_sizes():
     assert fit["memory"] == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, capsys):
     """Names, sizes and dtypes are taken, a table printed, numbers and a picture written; a wrong name is told."""
     numbers, picture = tmp_path / "n.json", tmp_path / "p.png"
@@ -170,6 +171,7 @@ def test_the_command(tmp_path, capsys):
     assert "neither a public operator" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_targets_can_be_measured():
     """Every statement that has a number to keep runs, the large ones aside."""
     small = [c for c in targets() if c.n < 100_000]
@@ -198,6 +200,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*LINEAR, "rank_st neuralsort", "rank_st sigmoid"])
 def test_memory_grows_with_n_and_not_with_its_square(name):
     """The exponent of the peak of memory of a sort or rank, there and back, is about 1; that of a matrix would be 2."""

@@ -41,6 +41,7 @@ def compiled(function, backend="aot_eager", **options):
     return torch.compile(function, backend=backend, fullgraph=True, **options)
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize(
     ("name", "word"),
     [("cubic_round", word) for word in WORDS]
@@ -152,6 +153,7 @@ def test_grad_mode_inside(mode):
     assert_close(*results)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("word", [("rev",), ("rev", "rev"), ("rev", "fwd")], ids="-".join)
 def test_no_grad_inside_a_transform(word):
     """no_grad inside nested transforms inside a compiled function, as far as torch itself honors it there."""
@@ -199,6 +201,7 @@ def test_dynamic_shapes(name, backend):
     assert counter.frame_count == 1
 
 
+@pytest.mark.long(but=1)
 # torch makes the size of a Jacobian of a Jacobian a constant, for its own operators too: dynamic=True compiles it again.
 @pytest.mark.parametrize("word", [("rev",), ("fwd",), ("vmap", "rev"), ("vmap", "fwd"), ("rev", "rev")], ids="-".join)
 def test_dynamic_shapes_with_transforms_inside(word):
@@ -422,6 +425,7 @@ def test_compiled_autograd():
     assert_close(x.grad, y.grad)
 
 
+@pytest.mark.long
 def test_inductor():
     """The default backend: value, gradient and a transform in one function."""
 

@@ -48,6 +48,7 @@ def _run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long(but=1)
 # torch itself uses the names, so the import alone is tried here; FULLGRAD_DISPATCH=fallback runs the whole suite.
 @pytest.mark.parametrize("name", ["unwrap_if_dead", "CGradInterpreterPtr.prevGradMode"])
 def test_a_missing_name_leads_to_the_fallback(name):
@@ -62,6 +63,7 @@ assert (DISPATCH, MISSING) == ("fallback", ["torch._C._functorch.{name}"]), (DIS
     assert _run(code) == ""
 
 
+@pytest.mark.long
 def test_a_missing_name_with_a_default_is_told():
     """Without it the operators work as before, and what is lost is said."""
     code = """
@@ -91,6 +93,7 @@ except ImportError as error:
     assert "torch._C._set_fwd_grad_enabled is gone" in _run(code)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("dispatch", ["functorch", "fallback"])
 def test_the_dispatch_can_be_chosen(dispatch):
     """FULLGRAD_DISPATCH chooses it."""
@@ -108,6 +111,7 @@ print(torch.compile(grad(f), backend="aot_eager", fullgraph=True)(x).tolist())
 """
 
 
+@pytest.mark.long
 def test_both_dispatches_agree():
     """The same numbers come out of both, to the last bit."""
     assert _run(TRANSFORMS, FULLGRAD_DISPATCH="functorch") == _run(TRANSFORMS, FULLGRAD_DISPATCH="fallback")

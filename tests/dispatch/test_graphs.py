@@ -157,6 +157,7 @@ def test_export_of_vmap(name, strict):
     assert_close(program.module()(sample(2, seed=1)), vmap(case.oracle)(sample(2, seed=1)))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", ["grad", "jvp", "vmap_grad"])
 def test_export_of_a_derivative(name, strict):

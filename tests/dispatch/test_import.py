@@ -43,6 +43,7 @@ def test_the_compilers_are_not_imported():
     assert done.stdout.strip() == "", done.stdout + done.stderr
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     "order",
     [
@@ -59,6 +60,7 @@ def test_compiled_code_is_right(order):
     assert done.stdout.strip() == "right", done.stderr[-1500:]
 
 
+@pytest.mark.long
 def test_operators_that_are_gone_are_forgotten():
     """What waits for Dynamo keeps no class alive."""
     code = """

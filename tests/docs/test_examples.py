@@ -33,6 +33,7 @@ OUTPUT = {
 WITHOUT_PICTURE = {"plugins"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, tmp_path):
     """It asserts what it promises (and exits with an error otherwise), prints what it found, and writes its picture."""

@@ -121,6 +121,7 @@ _MODES = {
 }
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", [n for n, (_, surrogate) in CASES.items() if surrogate])
 @given(
     data=st.data(),

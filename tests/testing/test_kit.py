@@ -74,6 +74,7 @@ GRAD_MODES = {"modes_inside_transforms"}
 COMPILED = {name for name in GROUPS["tracing"] if name.startswith("compile_")}
 
 
+@pytest.mark.long
 def test_torchs_own_function_fails_what_torch_gets_wrong():
     """The failures are those of torch and no others, each told with the public thread's number where there is one."""
     report = check_operator(TorchCube.apply, X, surrogate=cube, value=cube, smooth_forwards={}, raise_exception=False)
@@ -92,6 +93,7 @@ def test_torchs_own_straight_through_function_is_wrong_under_compile():
     assert report.failures, "torch keeps a Function's jvp under compile now: drop the issue from docs and README"
 
 
+@pytest.mark.long
 def test_ours_passes_everything():
     """The same operator on our base class fails nothing."""
     assert not check_operator(Cube.apply, X, surrogate=cube, value=cube, smooth_forwards={}).failures
@@ -149,6 +151,7 @@ def test_a_cotangent_map_is_an_oracle():
     assert "func_grad" in wrong.failures
 
 
+@pytest.mark.long
 def test_a_cotangent_map_that_saves_a_constant_is_caught():
     """A maximum that does not follow the gradient: right once, wrong when it is differentiated."""
 

@@ -447,6 +447,7 @@ def test_modules_under_vmap_record_each_sample():
     close(torch.stack([pair.forward, pair.backward, scales["split[0]"].forward], 1), torch.tensor(loop, dtype=torch.float64))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_modules(backend):
     """Modules compiled before the context and inside it; code that torch has compiled is not reused without the tracking."""
@@ -467,6 +468,7 @@ def test_compiled_modules(backend):
         assert scales.to_dict() == scales_before
 
 
+@pytest.mark.long
 def test_ten_thousand_steps_do_not_grow():
     """A loop inside the context keeps the last step only: as many tensors and objects at its end as near its start."""
     layer = nn.Sequential(nn.Linear(2, 2), nn.Tanh())

@@ -224,6 +224,7 @@ def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, 
 # --- derivatives are right, under every transform ----------------------------------------------------------------------
 
 
+@pytest.mark.long(but=1)
 @named
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_gradcheck(blocks, name, mode):
@@ -293,6 +294,7 @@ def test_forward_mode(blocks, name):
 # --- compiled and traced ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(but=1)
 @named
 def test_compile(blocks, name):
     """Value and gradient are a node each, in which blocks have no steps."""

@@ -218,6 +218,7 @@ def pair():
     return torch.randn(2, 6, dtype=D), 0.7 * torch.randn(2, 6, dtype=D)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_derivatives_against_differences(mode):
     inputs = tuple(v.requires_grad_() for v in pair())
@@ -270,6 +271,7 @@ def test_vmap_of_grad_equals_a_loop(mode):
     assert_close(torch.func.vmap(gradient, in_dims=(1, None))(u.mT, w[0])[0], torch.stack([gradient(a, w[0])[0] for a in u]))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_and_traced(mode):
     u, w = pair()

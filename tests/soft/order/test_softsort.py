@@ -109,6 +109,7 @@ def test_third_derivative_is_that_of_the_matrix(mode):
     close(grad(lambda v: hessian(ours)(v).sum())(u), grad(lambda v: hessian(theirs)(v).sum())(u), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_numbers_confirm_the_derivatives(mode):
     u, x = draw(2, 6, scale=0.7).requires_grad_(), draw(2, 6, seed=1).requires_grad_()
@@ -144,6 +145,7 @@ def test_many_cotangents_at_once(mode):
     close(batched, torch.stack([torch.autograd.grad(y, u, one, retain_graph=True)[0] for one in g]))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_and_traced(mode):
     u, other = draw(2, 6), draw(2, 6, seed=1)
@@ -233,6 +235,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.long
 def test_memory_is_linear():
     """Megabytes of a process beyond those for a short row; one matrix would take 1024."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)

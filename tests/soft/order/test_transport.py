@@ -202,6 +202,7 @@ def test_every_check(mode):
     check_operator(op, *example(mode, 2), surrogate=lambda *inputs: newton(*inputs, mode), smooth_forwards={})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck(mode):
     cost, mu, nu = (v.requires_grad_() for v in example(mode, n=4, m=5))
@@ -210,6 +211,7 @@ def test_gradcheck(mode):
     torch.autograd.gradgradcheck(f, (cost, mu, nu), check_fwd_over_rev=True, check_batched_grad=True)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_potentials_gradcheck(mode):
     """The potentials have the derivative of their gauge, on either side."""
@@ -220,6 +222,7 @@ def test_potentials_gradcheck(mode):
         assert (f(cost)[n > m][..., 0] == 0).all()
 
 
+@pytest.mark.long(but=1)
 def test_balance_gradcheck():
     """The linear system, whose first entry on the shorter side is held."""
     for n, m in ((4, 3), (3, 4)):

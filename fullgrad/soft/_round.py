@@ -52,8 +52,8 @@ def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_r
 
     Example:
         >>> import torch, fullgrad
-        >>> fullgrad.soft.round(torch.tensor([-0.6, 0.0, 2.3]))
-        tensor([-7.3117e-01, -2.7497e-08,  2.1189e+00])
+        >>> fullgrad.soft.round(torch.tensor([-0.6, 0.2, 2.3]))
+        tensor([-0.7312,  0.0465,  2.1189])
 
     Source: ``softtorch.round``; Semenov, https://arxiv.org/abs/2504.19026.
     """

@@ -22,7 +22,7 @@ class _Together(Subject):
     def batch(self, dim: int = 0, size: int = 3, which: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
         """The subjects' own batches: elements of one are no inputs of another."""
         batches = [s.batch(0, size) for s in self.subjects]
-        return (torch.cat([t.flatten(1) for batch in batches for t in batch], 1).movedim(0, dim),)
+        return (torch.cat([t.reshape(size, -1) for batch in batches for t in batch], 1).movedim(0, dim),)
 
 
 def together(subjects: Sequence[Subject]) -> Subject:

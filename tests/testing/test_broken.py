@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
-from fullgrad.testing import CHECKS, Subject, TorchLimit
+from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
+from fullgrad.testing._together import check_together
 from tests.operators import Cube
 
 
@@ -291,6 +292,26 @@ def test_broken_operator_is_caught(operator, name):
     """The check raises on the broken operator."""
     with pytest.raises(Exception):  # noqa: B017  # an AssertionError, or torch's own word for what it cannot run
         CHECKS[name](subject(operator))
+
+
+TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_itself"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [(o, n) for o, names in CAUGHT_BY.items() for n in TOGETHER if n in names],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_broken_operator_is_caught_among_others(operator, name):
+    """In one graph with right ones, before and after it."""
+    with pytest.raises(Exception):  # noqa: B017
+        check_together(name, list(map(subject, (Cube, operator, Cube))))
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_right_operators_pass_together(name):
+    """In one graph."""
+    check_together(name, [subject(Cube), subject(torch.mul)])
 
 
 def test_every_check_catches_something():

@@ -121,10 +121,15 @@ def test_constant_weights(name, general):
 def test_rows_that_are_not_plain(name, row, general):
     """Next to one that is: infinities have no part in the statistics, NaN stays, squares that overflow do not matter."""
     x = torch.tensor([row, [0.1, 0.3, 0.2]], dtype=torch.float64)
+    rounding = 1e-12 * x.abs().nan_to_num(0, 0, 0).max().item()
     for f in (getattr(fullgrad.soft, name), getattr(fullgrad, f"{name}_st")):
         found = derivatives(lambda x, f=f: f(x, dim=-1), x)
         with general():
-            assert_close(found, derivatives(lambda x, f=f: f(x, dim=-1), x), equal_nan=True)
+            expected = derivatives(lambda x, f=f: f(x, dim=-1), x)
+        values = len(tensors(f(x, dim=-1)))
+        # A sum is as exact as its largest term.
+        assert_close(found[:values], expected[:values], rtol=1e-7, atol=max(1e-7, rounding), equal_nan=True)
+        assert_close(found[values:], expected[values:], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

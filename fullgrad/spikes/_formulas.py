@@ -1,0 +1,125 @@
+"""What several surrogates are computed with, as plain torch code that autograd may differentiate."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._kernels import where_between
+from fullgrad._neighbors import neighbor
+
+# Beyond so many standard deviations a normal density is 0, in float64 too.
+_FAR = 60.0
+
+
+def chain(temporary: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+    """``function(temporary, *arguments)`` one after another, in the buffer of the temporary where the steps are not recorded.
+
+    New memory costs more than the arithmetic. The arguments are numbers, or tensors that broadcast to the temporary.
+    """
+    reuse = can_reuse_buffers()
+    for function, *arguments in steps:
+        temporary = function(temporary, *arguments, out=temporary) if reuse else function(temporary, *arguments)
+    return temporary
+
+
+def mul_into(g: Tensor, temporary: Tensor) -> Tensor:
+    """A product in the buffer of its second factor, where that has the shape and dtype."""
+    fits = g.shape == temporary.shape and g.dtype == temporary.dtype
+    return torch.mul(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
+
+
+def divide_into(g: Tensor, temporary: Tensor) -> Tensor:
+    """A quotient in the buffer of its divisor, where that has the shape and dtype."""
+    fits = g.shape == temporary.shape and g.dtype == temporary.dtype
+    return torch.div(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
+
+
+def scaled_abs(u: Tensor, factor: Any) -> Tensor:
+    """``abs(u) * factor``, in one buffer where that has the shape for certain."""
+    a = u.abs()
+    return a * factor if isinstance(factor, Tensor) else chain(a, (torch.mul, factor))
+
+
+def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
+    """``u``, of which the product with a factor is finite: where slopes are differentiated, infinity would meet a 0.
+
+    Beyond the bound, half the largest number, every slope is that of infinity.
+    """
+    bound = torch.finfo(u.dtype).max / 2
+    if isinstance(factor, Tensor):
+        bound = (bound / torch.clamp(factor, min=1.0)).to(u.dtype)
+        return torch.minimum(torch.maximum(u, -bound), bound)
+    bound /= max(factor, 1.0)
+    return torch.clamp(u, -bound, bound)
+
+
+def where_within(g: Tensor, u: Tensor, width: Any, closed: bool = True) -> Tensor:
+    """``g`` where ``abs(u)`` is below ``width``, or equal to it where ``closed``; else 0, also where ``u`` is NaN."""
+    if isinstance(width, (int, float)) and not torch.compiler.is_compiling():
+        width = float(width) if closed else neighbor(float(width), u.dtype, False)
+        return where_between(g, u, -width, width)
+    a = u.abs()
+    return torch.where(a <= width if closed else a < width, g, 0)
+
+
+def where_inside(g: Tensor, u: Tensor, low: float, high: float) -> Tensor:
+    """``g`` where ``low < u < high``, else 0, also where ``u`` is NaN."""
+    if torch.compiler.is_compiling():
+        return torch.where((u > low) & (u < high), g, 0)
+    return where_between(g, u, neighbor(float(low), u.dtype, True), neighbor(float(high), u.dtype, False))
+
+
+def where_right(g: Tensor, u: Tensor, tie: float) -> Tensor:
+    """``g`` where ``u`` is positive, ``tie * g`` where it is 0; else 0, also where ``u`` is NaN."""
+    if tie not in (0.0, 1.0):
+        return (where_right(g, u, 1.0) + where_right(g, u, 0.0)) * 0.5
+    if torch.compiler.is_compiling():
+        return torch.where(u >= 0 if tie else u > 0, g, 0)
+    return where_between(g, u, 0.0 if tie else _smallest(u.dtype), None)
+
+
+def where_left(g: Tensor, u: Tensor, tie: float) -> Tensor:
+    """``g - where_right(g, u, tie)``, also where ``g`` is infinite."""
+    if tie not in (0.0, 1.0):
+        return (where_left(g, u, 1.0) + where_left(g, u, 0.0)) * 0.5
+    return torch.where(u >= 0 if tie else u > 0, 0, g)
+
+
+@functools.cache
+def _smallest(dtype: torch.dtype) -> float:
+    return neighbor(0.0, dtype, True)
+
+
+def bell(z: Tensor) -> Tensor:
+    """The derivative of the logistic function, ``s(z) s(-z)``: without the difference ``1 - s(z)``, which cancels."""
+    return torch.sigmoid(z) * torch.sigmoid(-z)
+
+
+def sech2(z: Tensor) -> Tensor:
+    """The derivative of the hyperbolic tangent, likewise."""
+    return bell(z * 2) * 4
+
+
+def normal(x: Tensor, deviation: Any) -> Tensor:
+    """The normal density."""
+    t = torch.clamp(x / deviation, -_FAR, _FAR)
+    return torch.exp(t * t * -0.5) / (deviation * math.sqrt(2 * math.pi))
+
+
+def normal_integral(x: Tensor, deviation: Any) -> Tensor:
+    """The integral of the normal density from 0."""
+    return torch.erf(x / (deviation * math.sqrt(2))) * 0.5
+
+
+def tanh(x: Any) -> Any:
+    """Of a number or a tensor."""
+    return torch.tanh(x) if isinstance(x, Tensor) else math.tanh(x)
+
+
+def exp(x: Any) -> Any:
+    """Of a number or a tensor."""
+    return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)

@@ -63,9 +63,11 @@ class Spike(nn.Module):
 
     def extra_repr(self) -> str:
         """The surrogate and its arguments, in the order in which they were given."""
-        shown = []
-        for name in self.names:
-            value = self.numbers[name] if name in self.numbers else getattr(self, name)
-            kind = "Parameter" if isinstance(value, nn.Parameter) else "tensor"
-            shown.append(f"{name}={f'{kind} of shape {tuple(value.shape)}' if isinstance(value, Tensor) else value!r}")
-        return ", ".join([getattr(self.surrogate, "__name__", repr(self.surrogate)), *shown])
+        words = [f"{name}={self._shown(name)}" for name in self.names]
+        return ", ".join([getattr(self.surrogate, "__name__", repr(self.surrogate)), *words])
+
+    def _shown(self, name: str) -> str:
+        if name in self.numbers:
+            return repr(self.numbers[name])
+        tensor = getattr(self, name)
+        return f"{'Parameter' if isinstance(tensor, nn.Parameter) else 'tensor'} of shape {tuple(tensor.shape)}"

@@ -49,12 +49,17 @@ def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
 
     Beyond the bound, half the largest number, every slope is that of infinity.
     """
-    bound = torch.finfo(u.dtype).max / 2
-    if isinstance(factor, Tensor):
-        bound = (bound / torch.clamp(factor, min=1.0)).to(u.dtype)
-        return torch.minimum(torch.maximum(u, -bound), bound)
-    bound /= max(factor, 1.0)
-    return torch.clamp(u, -bound, bound)
+    largest = torch.finfo(u.dtype).max / 2
+    return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else max(factor, 1.0)))
+
+
+def clamp_within(u: Tensor, bound: Any) -> Tensor:
+    """``u`` from minus a bound to the bound, which is a constant."""
+    if not isinstance(bound, Tensor):
+        return torch.clamp(u, -bound, bound)
+    # The forward derivative of a maximum adds and subtracts that of a bound, which may be huge.
+    bound = bound.detach().to(u.dtype)
+    return torch.minimum(torch.maximum(u, -bound), bound)
 
 
 def where_within(g: Tensor, u: Tensor, width: Any, closed: bool = True) -> Tensor:

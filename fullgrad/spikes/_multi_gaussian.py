@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import normal, normal_integral
+from fullgrad.spikes._formulas import clamp_within, normal, normal_integral
 from fullgrad.spikes._surrogate import Step
 
 
@@ -61,6 +61,10 @@ class MultiGaussian(Step):
     """The operator of :func:`multi_gaussian`."""
 
     parameters = ("sigma", "mu", "h", "s")
+
+    @staticmethod
+    def bounded(u: Tensor, sigma: Any, mu: Any, h: Any, s: Any) -> Tensor:
+        return clamp_within(u, 100 * sigma * (1 + s) + abs(mu))  # where all densities are 0
 
     @staticmethod
     def slope(u: Tensor, sigma: Any, mu: Any, h: Any, s: Any) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._arguments import Parameter, checked_step, positive_or_none
 from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Step
 
@@ -46,7 +46,7 @@ def ste_heaviside(
 
     Source: ``larq.quantizers.SteHeaviside`` (with ``tie=0.0``).
     """
-    v = checked_step("ste_heaviside", v, threshold, grad_scale, tie)
+    v = checked_step("ste_heaviside", v, threshold, grad_scale, tie, positive_or_none(clip_value))
     return SteHeaviside.apply(v, clip_value, threshold, grad_scale, tie)
 
 

@@ -39,8 +39,9 @@ class Surrogate(Elementwise):
             parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [v.dtype], v, *inputs)
             if parts is not None:
                 return parts[0]
-        v, *inputs = to_opmath(v, *inputs)
-        return cls.wide_term(i, v, *inputs)
+        wide, *inputs = to_opmath(v, *inputs)
+        term = cls.wide_term(i, wide, *inputs)
+        return term.to(v.dtype) if i == 0 else term  # which autograd first sums to the shape of the parameter
 
     @classmethod
     def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:

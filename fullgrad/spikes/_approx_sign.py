@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad._function import pure
 from fullgrad.spikes._arguments import SIGNED_TIES, checked
-from fullgrad.spikes._formulas import chain, mul_into
+from fullgrad.spikes._formulas import affine_of_abs, mul_into
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import sign
 
@@ -54,4 +54,4 @@ class ApproxSign(Surrogate):
 
     @staticmethod
     def wide_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
-        return mul_into(v, torch.relu(chain(x.abs(), (torch.mul, -2), (torch.add, 2))))
+        return mul_into(v, torch.relu(affine_of_abs(x, -2.0, 2.0)))

@@ -45,7 +45,7 @@ def dspike(
         >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.dspike))(v)
         tensor([0.0000, 1.6572, 0.2995])
 
-    Source: ``spikingjelly.activation_based.surrogate.DSpike``; https://openreview.net/forum?id=H4e7mBnC9f0.
+    Source: ``spikingjelly.activation_based.model.spike_dhs.DSpike``; https://openreview.net/forum?id=H4e7mBnC9f0.
     """
     v = checked_step("dspike", v, threshold, grad_scale, tie, {"alpha": alpha})
     return Dspike.apply(v, alpha, threshold, grad_scale, tie)

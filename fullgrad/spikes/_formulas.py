@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._kernels import where_between
+from fullgrad._kernels import where_between, where_positive
 from fullgrad._neighbors import neighbor
 
 # Beyond so many standard deviations a normal density is 0, in float64 too.
@@ -38,10 +38,25 @@ def divide_into(g: Tensor, temporary: Tensor) -> Tensor:
     return torch.div(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
 
 
-def scaled_abs(u: Tensor, factor: Any) -> Tensor:
-    """``abs(u) * factor``, in one buffer where that has the shape for certain."""
+def affine_of_abs(u: Tensor, factor: Any, offset: float = 0.0) -> Tensor:
+    """``factor * abs(u) + offset``, in two passes and one buffer where it is not recorded and the factor is a number."""
     a = u.abs()
-    return a * factor if isinstance(factor, Tensor) else chain(a, (torch.mul, factor))
+    if isinstance(factor, Tensor) or not can_reuse_buffers():
+        return a * factor + offset
+    return torch.add(a.new_full((), offset), a, alpha=factor, out=a)
+
+
+def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
+    """``where_right(right, u, tie) + where_left(left, u, tie)`` of finite numbers; NaN where both are."""
+    if (
+        right.shape == left.shape == u.shape
+        and right.dtype == left.dtype == u.dtype
+        and can_reuse_buffers()
+        and tie in (0.0, 1.0)
+    ):
+        mask = (torch.ge if tie else torch.gt)(u, 0, out=torch.empty_like(u))
+        return torch.lerp(left, right, mask, out=left)  # exact for the weights 0 and 1
+    return where_right(right, u, tie) + where_left(left, u, tie)
 
 
 def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
@@ -88,10 +103,11 @@ def where_right(g: Tensor, u: Tensor, tie: float) -> Tensor:
 
 
 def where_left(g: Tensor, u: Tensor, tie: float) -> Tensor:
-    """``g - where_right(g, u, tie)``, also where ``g`` is infinite."""
+    """``g`` less `where_right` of it, also where ``g`` is infinite; ``g`` where ``u`` is NaN."""
     if tie not in (0.0, 1.0):
         return (where_left(g, u, 1.0) + where_left(g, u, 0.0)) * 0.5
-    return torch.where(u >= 0 if tie else u > 0, 0, g)
+    right = u >= 0 if tie else u > 0
+    return torch.where(right, 0, g) if torch.compiler.is_compiling() else where_positive(g, ~right)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._kernels import where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import divide_into
+from fullgrad.spikes._formulas import divide_into, where_left
 from fullgrad.spikes._surrogate import Step
 
 
@@ -59,7 +59,7 @@ class LogTailedRelu(Step):
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         # Right is where u is not below 0 and not 0: NaN included.
         right = where_positive(divide_into(v, torch.clamp(u, min=1)), u)
-        return right if alpha.__class__ is float and alpha == 0.0 else right + torch.where(u <= 0, v, 0) * alpha
+        return right if alpha.__class__ is float and alpha == 0.0 else right + where_left(v, u, 0.0) * alpha
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:

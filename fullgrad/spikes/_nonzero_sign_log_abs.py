@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, divide_into
+from fullgrad.spikes._formulas import affine_of_abs, divide_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -58,4 +58,4 @@ class NonzeroSignLogAbs(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return divide_into(v, chain(torch.abs(u), (torch.add, 1 / alpha)))
+        return divide_into(v, affine_of_abs(u, 1.0, 1 / alpha))

@@ -1,10 +1,12 @@
 """`piecewise_exp`."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, mul_into
+from fullgrad.spikes._formulas import affine_of_abs, chain, mul_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -59,5 +61,4 @@ class PiecewiseExp(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        p = chain(torch.abs(u), (torch.mul, -alpha), (torch.exp,), (torch.mul, alpha / 2))
-        return mul_into(v, p)
+        return mul_into(v, chain(affine_of_abs(u, -alpha, math.log(alpha / 2)), (torch.exp,)))

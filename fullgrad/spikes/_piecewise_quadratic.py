@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, mul_into
+from fullgrad.spikes._formulas import affine_of_abs, chain, mul_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -60,4 +60,4 @@ class PiecewiseQuadratic(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return mul_into(v, chain(torch.abs(u), (torch.mul, -alpha * alpha), (torch.add, alpha), (torch.clamp, 0)))
+        return mul_into(v, chain(affine_of_abs(u, -alpha * alpha, alpha), (torch.clamp, 0)))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, clamp_to_finite, scaled_abs
+from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -75,4 +75,4 @@ class QPseudoSpike(Step):
 
     @staticmethod
     def _q(u: Tensor, alpha: Any) -> Tensor:
-        return chain(scaled_abs(u, 2 / (alpha - 1)), (torch.add, 1))
+        return affine_of_abs(u, 2 / (alpha - 1), 1.0)

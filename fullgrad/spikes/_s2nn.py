@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, where_left, where_right
+from fullgrad.spikes._formulas import bell, chain, right_or_left, where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -65,9 +65,9 @@ class S2nn(Step):
     inverse_width = 0
 
     @staticmethod
-    def slope_times(v: Tensor, u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        right = v * beta / (1 + torch.clamp(u, min=0))
-        return where_right(right, u, tie) + where_left(v * alpha * bell(u * alpha), u, tie)
+    def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
+        right = beta / chain(torch.clamp(u, min=0), (torch.add, 1))
+        return right_or_left(right, bell(u * alpha) * alpha, u, tie)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, divide_into
+from fullgrad.spikes._formulas import affine_of_abs, chain, divide_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -61,7 +61,5 @@ class SoftSign(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        # With a = sqrt(2 / alpha), v over (a + a alpha abs(u)) twice: the square would overflow where the slope is not yet 0.
         a = math.sqrt(2 / alpha)
-        q = chain(torch.abs(u), (torch.mul, a * alpha), (torch.add, a))
-        return divide_into(v / q, q)
+        return divide_into(v, chain(affine_of_abs(u, a * alpha, a), (torch.square,)))

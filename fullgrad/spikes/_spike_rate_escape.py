@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import exp, mul_into, scaled_abs
+from fullgrad.spikes._formulas import affine_of_abs, chain, exp, mul_into
 from fullgrad.spikes._surrogate import Step
 
 
@@ -64,7 +64,7 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
-        return mul_into(v, torch.exp(scaled_abs(u - 1, -beta))) * slope
+        return mul_into(v, chain(affine_of_abs(u - 1, -beta), (torch.exp,))) * slope
 
     @classmethod
     def rise(cls, u: Tensor, beta: Any, slope: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import chain
 from fullgrad.spikes._surrogate import Step
 
 
@@ -64,18 +65,22 @@ class SquarewaveFourierSeries(Step):
 
     @classmethod
     def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
-        return cls._sum(torch.cos, lambda k: 1, u, terms, period) * (4 / period)
+        return cls._sum(torch.cos, False, u, terms, period) * (4 / period)
 
     @classmethod
     def rise(cls, u: Tensor, terms: int, period: Any) -> Tensor:
-        return cls._sum(torch.sin, lambda k: k, u, terms, period) * (2 / math.pi)
+        return cls._sum(torch.sin, True, u, terms, period) * (2 / math.pi)
 
     @classmethod
     def rise_by(cls, i: int, u: Tensor, terms: int, period: Any) -> Tensor:
         return cls.slope(u, terms, period) * u / -period
 
     @staticmethod
-    def _sum(wave: Any, divisor: Any, u: Tensor, terms: int, period: Any) -> Tensor:
-        x = u / period
-        x = (x - torch.round(x)) * (2 * math.pi)  # the phase, from -pi to pi, as long as there is one
-        return functools.reduce(torch.add, [wave(x * k) / divisor(k) for k in range(1, 2 * terms, 2)])
+    def _sum(wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
+        if not isinstance(period, Tensor) and (2 * terms - 1) * 2 * math.pi <= period:  # then no product overflows
+            x = u * (2 * math.pi / period)
+        else:
+            x = u / period
+            x = (x - torch.round(x)) * (2 * math.pi)  # the phase, from -pi to pi, as long as there is one
+        waves = [chain(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)]
+        return functools.reduce(torch.add, waves)

@@ -117,7 +117,10 @@ def _smallest(dtype: torch.dtype) -> float:
 
 def bell(z: Tensor) -> Tensor:
     """The derivative of the logistic function, ``s(z) s(-z)``: without the difference ``1 - s(z)``, which cancels."""
-    return torch.sigmoid(z) * torch.sigmoid(-z)
+    if not can_reuse_buffers():
+        return torch.sigmoid(z) * torch.sigmoid(-z)
+    p = chain(z.abs(), (torch.neg,), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
+    return torch.addcmul(p, p, p, value=-1, out=p)
 
 
 def sech2(z: Tensor) -> Tensor:

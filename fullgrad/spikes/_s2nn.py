@@ -66,7 +66,7 @@ class S2nn(Step):
 
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        right = beta / chain(torch.clamp(u, min=0), (torch.add, 1))
+        right = chain(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
         return right_or_left(right, bell(u * alpha) * alpha, u, tie)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The neurons of four packages with our surrogates: per-sample gradients through time equal a loop over the samples.
 
 A package that is not installed is skipped (the extra ``plugins`` has them all). No neuron of theirs can do this with its own
-surrogates, which the last test of each holds.
+surrogates, which the last test holds.
 """
 
 import copy
@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
+import fullgrad
 from fullgrad import spikes
 
 STEPS, FEATURES = 5, 4
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the packages, when they are imported
 torch.manual_seed(0)
-WEIGHT, ALPHA = torch.randn(FEATURES, FEATURES), torch.full((FEATURES, 1), 2.0).squeeze(1)
-INPUTS = 2 * torch.rand(6, STEPS, FEATURES)
+WEIGHT, ALPHA = torch.randn(FEATURES, FEATURES, dtype=torch.float64), torch.full((FEATURES,), 2.0, dtype=torch.float64)
+INPUTS = 2 * torch.rand(6, STEPS, FEATURES, dtype=torch.float64)
 
 
 def install(package):
@@ -48,8 +49,8 @@ def spikingjelly_loss(surrogate, weight, alpha, x):
 def snntorch_loss(surrogate, weight, alpha, x):
     from snntorch import Leaky
 
-    node, membrane = Leaky(beta=0.8, spike_grad=functools.partial(surrogate, alpha=alpha, tie=0.0)), torch.zeros(FEATURES)
-    total = 0.0
+    node = Leaky(beta=0.8, spike_grad=functools.partial(surrogate, alpha=alpha, tie=0.0))
+    membrane, total = torch.zeros(FEATURES, dtype=torch.float64), 0.0
     for t in range(STEPS):
         spike, membrane = node(weight @ x[t], membrane)
         total = total + spike.sum() * (t + 1) + membrane.square().sum()
@@ -69,7 +70,8 @@ def sinabs_loss(surrogate, weight, alpha, x):
 def norse_loss(surrogate, weight, alpha, x):
     from norse.torch.functional import lif
 
-    state, total = lif.LIFFeedForwardState(torch.zeros(FEATURES), torch.zeros(FEATURES)), 0.0
+    zeros = torch.zeros(FEATURES, dtype=torch.float64)
+    state, total = lif.LIFFeedForwardState(zeros, zeros), 0.0
     for t in range(STEPS):
         spike, state = lif.lif_feed_forward_step(20 * weight @ x[t], state, lif.LIFParameters(), dt=0.01)
         total = total + spike.sum() * (t + 1) + state.v.square().sum()
@@ -162,16 +164,13 @@ def test_sinabs_with_an_adaptive_threshold_has_the_published_gradients():
     from sinabs.layers import ALIF
 
     def gradient(**how):
-        layer = ALIF(tau_mem=5.0, tau_adapt=8.0, b0=0.5, adapt_scale=0.9, **how)
+        layer = ALIF(tau_mem=5.0, tau_adapt=8.0, adapt_scale=0.9, spike_threshold=torch.tensor(0.5), **how)
         w = WEIGHT.clone().requires_grad_()
         out = layer((INPUTS[:1] * 3) @ w.T)
         return torch.autograd.grad((out * torch.arange(1.0, STEPS + 1).unsqueeze(1)).sum(), w)[0]
 
     def surrogate(v, threshold):
-        value, slope = spikes.multi_spike(v, threshold), spikes.multi_gaussian(v, threshold=threshold)
-        return spikes_with(value, slope)
-
-    from fullgrad import replace_grad as spikes_with
+        return fullgrad.replace_grad(spikes.multi_spike(v, threshold), spikes.multi_gaussian(v, threshold=threshold))
 
     theirs = gradient(spike_fn=MultiSpike, surrogate_grad_fn=MultiGaussian())
     torch.testing.assert_close(gradient(spike_fn=spikes.for_sinabs(surrogate)), theirs)
@@ -192,4 +191,4 @@ def test_their_own_surrogates_raise(package):
 
         own, loss = surrogate.atan(2.0), snntorch_loss
     with pytest.raises(RuntimeError):
-        check_per_sample(functools.partial(loss, lambda v, alpha=None, tie=None: own(v)), WEIGHT)
+        check_per_sample(lambda weight, x: loss(lambda v, alpha=None, tie=None: own(v), weight, ALPHA, x), WEIGHT)

@@ -12,8 +12,8 @@ spike is 0 or 1, and ``fullgrad.spikes`` gives it the slope of a surrogate. Four
   (Abadi et al., https://arxiv.org/abs/1607.00133). No epsilon is claimed for it.
 * ``no surrogate``: the step of torch, whose derivative is 0. The last layer alone learns.
 
-Then the same surrogate is part of the neurons of snntorch, spikingjelly and sinabs; a package that is missing is skipped, and says
-so.
+Then the same surrogate is part of the neurons of snntorch, spikingjelly and sinabs. A package that is missing is skipped, and
+says so.
 
 Run it from a checkout, with scikit-learn, matplotlib and rich installed::
 
@@ -46,6 +46,7 @@ from torch.testing import assert_close
 
 from fullgrad import spikes
 
+torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
 TIME_STEPS = 12
 HIDDEN = 96
 DECAY = 0.8

@@ -38,6 +38,18 @@ def divide_into(g: Tensor, temporary: Tensor) -> Tensor:
     return torch.div(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
 
 
+def scaled(temporary: Tensor, factor: Any) -> Tensor:
+    """``temporary * factor``, in its buffer where the factor is a number."""
+    return temporary * factor if isinstance(factor, Tensor) else chain(temporary, (torch.mul, factor))
+
+
+def plus_scaled(temporary: Tensor, v: Tensor, factor: Any) -> Tensor:
+    """``temporary + v * factor``, likewise in one pass."""
+    if isinstance(factor, Tensor) or temporary.shape != v.shape or temporary.dtype != v.dtype or not can_reuse_buffers():
+        return temporary + v * factor
+    return torch.add(temporary, v, alpha=factor, out=temporary)
+
+
 def affine_of_abs(u: Tensor, factor: Any, offset: float = 0.0) -> Tensor:
     """``factor * abs(u) + offset``, in two passes and one buffer where it is not recorded and the factor is a number."""
     a = u.abs()

@@ -62,8 +62,8 @@ class PiecewiseLeakyRelu(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, w: Any, c: Any) -> Tensor:
-        inside = where_within(v, u, w, closed=False) * (0.5 / w - c)
-        return inside if c.__class__ is float and c == 0.0 else inside + v * c
+        inside = scaled(where_within(v, u, w, closed=False), 0.5 / w - c)
+        return inside if c.__class__ is float and c == 0.0 else plus_scaled(inside, v, c)
 
     @staticmethod
     def rise(u: Tensor, w: Any, c: Any) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import where_within
+from fullgrad.spikes._formulas import scaled, where_within
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -50,7 +50,7 @@ class Rect(ScaledStep):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
-        return where_within(v, u, 0.5 / alpha, closed=False) * alpha
+        return scaled(where_within(v, u, 0.5 / alpha, closed=False), alpha)
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:

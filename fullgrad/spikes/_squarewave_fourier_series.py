@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain
+from fullgrad.spikes._formulas import chain, scaled
 from fullgrad.spikes._surrogate import Step
 
 
@@ -65,7 +65,7 @@ class SquarewaveFourierSeries(Step):
 
     @classmethod
     def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
-        return cls._sum(torch.cos, False, u, terms, period) * (4 / period)
+        return scaled(cls._sum(torch.cos, False, u, terms, period), 4 / period)
 
     @classmethod
     def rise(cls, u: Tensor, terms: int, period: Any) -> Tensor:

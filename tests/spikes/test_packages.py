@@ -6,7 +6,9 @@ surrogates, which the last test holds.
 
 import copy
 import functools
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -192,3 +194,15 @@ def test_their_own_surrogates_raise(package):
         own, loss = surrogate.atan(2.0), snntorch_loss
     with pytest.raises(RuntimeError):
         check_per_sample(lambda weight, x: loss(lambda v, alpha=None, tie=None: own(v), weight, ALPHA, x), WEIGHT)
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "spiking-packages.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_the_blocks_of_the_guide_run(block):
+    """Each where its package is installed."""
+    (package,) = {p for p in ("spikingjelly", "snntorch", "sinabs", "norse") if f"from {p}" in block}
+    install(package)
+    exec(compile(block, GUIDE.name, "exec"), {"__name__": "guide"})

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite, where_within
+from fullgrad.spikes._formulas import clamp_to_finite, plus_scaled, scaled, where_within
 from fullgrad.spikes._surrogate import Step
 
 

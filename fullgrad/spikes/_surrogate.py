@@ -39,8 +39,7 @@ class Surrogate(Elementwise):
             parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [v.dtype], v, *inputs)
             if parts is not None:
                 return parts[0]
-        wide, *inputs = to_opmath(v, *inputs)
-        term = cls.wide_term(i, wide, *inputs)
+        term = cls.wide_term(i, *to_opmath(v, *inputs))
         return term.to(v.dtype) if i == 0 else term  # which autograd first sums to the shape of the parameter
 
     @classmethod
@@ -139,14 +138,17 @@ class ScaledStep(Step):
 
     parameters = ("alpha",)
     inverse_width = 0
-    slope_times_by_number: ClassVar[Any] = None
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
-        if cls.slope_times_by_number is not None and alpha.__class__ is float and can_reuse_buffers():
-            return cls.slope_times_by_number(v, u, alpha)
-        return mul_into(v, cls.density(u * alpha)) * alpha
+        known = cls.slope_times_by_number(v, u, alpha) if alpha.__class__ is float and can_reuse_buffers() else None
+        return mul_into(v, cls.density(u * alpha)) * alpha if known is None else known
+
+    @staticmethod
+    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor | None:
+        """``slope_times`` for a number, in kernels that autograd need not differentiate; None to use ``density``."""
+        return None
 
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:

@@ -44,7 +44,7 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
 class Bernoulli(Surrogate):
     """The operator of :func:`bernoulli`."""
 
-    reads = {0: ()}
+    reads = {0: (), 1: ()}
 
     @staticmethod
     @pure
@@ -52,5 +52,5 @@ class Bernoulli(Surrogate):
         return as_number(noise < p, p.dtype)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, p: None, noise: None) -> Tensor:
-        return v
+    def wide_term(i: int, v: Tensor, p: None, noise: None) -> Tensor | None:
+        return v if i == 0 else None

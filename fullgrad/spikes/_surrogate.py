@@ -31,7 +31,7 @@ class Surrogate(Elementwise):
     """
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor:
+    def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         if v.dtype not in HALF and all_numbers(inputs[1:]):
             return cls.wide_term(i, v, *inputs)
         inputs = cls.as_compared(*inputs)
@@ -40,7 +40,9 @@ class Surrogate(Elementwise):
             if parts is not None:
                 return parts[0]
         term = cls.wide_term(i, *to_opmath(v, *inputs))
-        return term.to(v.dtype) if i == 0 else term  # which autograd first sums to the shape of the parameter
+        return (
+            term.to(v.dtype) if i == 0 and term is not None else term
+        )  # which autograd first sums to the shape of the parameter
 
     @classmethod
     def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
@@ -48,7 +50,7 @@ class Surrogate(Elementwise):
         return inputs
 
     @classmethod
-    def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor:
+    def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         """The declared partial derivative with respect to input ``i``, times ``v``."""
         raise NotImplementedError
 
@@ -77,7 +79,7 @@ class Step(Surrogate):
         if "parameters" in cls.__dict__:
             names = ("v", *cls.parameters, "threshold", "grad_scale", "tie")
             cls.forward = staticmethod(_forward_of(names))
-            cls.reads = {i: range(len(names)) for i, name in enumerate(names[:-1]) if name not in cls.constants}
+            cls.reads = {i: () if name in cls.constants else range(len(names)) for i, name in enumerate(names[:-1])}
         super().__init_subclass__(**kwargs)
 
     @classmethod
@@ -86,9 +88,11 @@ class Step(Surrogate):
         return v, *parameters, threshold_for(v, threshold), grad_scale, tie
 
     @classmethod
-    def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor:
+    def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
         *parameters, threshold, grad_scale, tie = inputs
         count = len(parameters)
+        if 0 < i <= count and cls.parameters[i - 1] in cls.constants:
+            return None
         if cls.jumps_at_threshold:
             parameters.append(tie)
         u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold

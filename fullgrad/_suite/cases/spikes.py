@@ -241,13 +241,12 @@ def _counts() -> Iterator[Case]:
 
 def _random() -> Iterator[Case]:
     """With noise that is given, the same for every element: it broadcasts with inputs of every shape."""
-    noise = torch.tensor(0.4, dtype=torch.float64)
 
     def rise(u: Tensor, mean: Any, variance: Any) -> Tensor:
-        return torch.where(u < 0, variance * (noise - 0.5 + mean) * u, u)
+        return torch.where(u < 0, variance * (0.4 - 0.5 + mean) * u, u)
 
     def with_noise(v: Tensor, mean: Any, variance: Any, *rest: Any) -> Tensor:
-        return spikes.sso(v, mean, variance, noise, *rest)
+        return spikes.sso(v, mean, variance, v.new_full((), 0.4), *rest)
 
     for learned, inputs in ((False, (0.1, 0.2, 0.0, 1.0, 1.0)), (True, (0.3 * UP, 0.2 * UP, THRESHOLD, GRAD_SCALE, 1.0))):
         yield _case(
@@ -265,8 +264,8 @@ def _random() -> Iterator[Case]:
         "bernoulli",
         (V,),
         lambda p: p,
-        lambda p: (noise < p).to(p.dtype),
-        operator=lambda p: spikes.bernoulli(p, noise),
+        lambda p: (p.new_full((), 0.4) < p).to(p.dtype),
+        operator=lambda p: spikes.bernoulli(p, p.new_full((), 0.4)),
         smooth_forward=lambda p, noise: p.clone(),
         elementwise=False,
     )

@@ -78,9 +78,9 @@ def checked_count(name: str, v: Any, max_spikes: Any, grad_scale: Any, positive:
 
 
 def uniform_noise(name: str, v: Tensor, noise: Any) -> Tensor:
-    """The caller's noise, as a constant, or new noise: always, so that a call replays the same numbers whether or not it has a gradient.
+    """The caller's noise, as a constant, or new noise: always, so that a call replays the same numbers with no gradient too.
 
-    That of half precision is in float32. bfloat16 has 256 steps between 0 and 1, and would make rare spikes thrice as frequent.
+    That of half precision is in float32: bfloat16 has 256 steps between 0 and 1, and would make rare spikes thrice as frequent.
     """
     if noise is None:
         return torch.rand_like(v, dtype=torch.float32 if v.dtype in HALF else None)

@@ -59,7 +59,7 @@ class Dspike(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         inside = torch.clamp(u, -0.5, 0.5)
-        return where_within(mul_into(v, sech2(inside * alpha)) * (alpha / tanh(alpha / 2) / 2), u, 0.5)
+        return where_within(mul_into(v, sech2(inside, alpha)) * (alpha / tanh(alpha / 2) / 2), u, 0.5)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:
@@ -69,5 +69,5 @@ class Dspike(Step):
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
         inside, t = torch.clamp(u, -0.5, 0.5), tanh(alpha / 2)
         end = 1 - t * t  # sech^2(alpha / 2)
-        part = inside * sech2(inside * alpha) - torch.tanh(inside * alpha) * (end / t / 2)
+        part = inside * sech2(inside, alpha) - torch.tanh(inside * alpha) * (end / t / 2)
         return where_within(part, u, 0.5) * (0.5 / t)

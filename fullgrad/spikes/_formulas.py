@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._kernels import where_between, where_positive
+from fullgrad._kernels import sigmoid_gate, where_between, where_positive
 from fullgrad._neighbors import neighbor
 
 # Beyond so many standard deviations a normal density is 0, in float64 too.
@@ -127,17 +127,27 @@ def _smallest(dtype: torch.dtype) -> float:
     return neighbor(0.0, dtype, True)
 
 
-def bell(z: Tensor) -> Tensor:
-    """The derivative of the logistic function, ``s(z) s(-z)``: without the difference ``1 - s(z)``, which cancels."""
+def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
+    """The derivative of the logistic function at ``z = x * factor``, ``s(z) s(-z)``: without ``1 - s(z)``, which cancels."""
     if not can_reuse_buffers():
+        z = x * factor
         return torch.sigmoid(z) * torch.sigmoid(-z)
-    p = chain(z.abs(), (torch.neg,), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
+    p = chain(affine_of_abs(x, -factor), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
     return torch.addcmul(p, p, p, value=-1, out=p)
 
 
-def sech2(z: Tensor) -> Tensor:
-    """The derivative of the hyperbolic tangent, likewise."""
-    return bell(z * 2) * 4
+def bell_times(v: Tensor, x: Tensor, factor: float) -> Tensor:
+    """``v * bell(x, factor)`` where nothing is recorded: two fused passes, each of which is accurate where it is small."""
+    p = sigmoid_gate(v, x, 1 / factor)
+    fits = p.shape == x.shape and p.dtype == x.dtype
+    return (
+        torch.ops.aten.softplus_backward.grad_input(p, x, -factor, 60.0, grad_input=p) if fits else p * torch.sigmoid(x * -factor)
+    )
+
+
+def sech2(x: Tensor, factor: Any) -> Tensor:
+    """The derivative of the hyperbolic tangent at ``x * factor``, likewise."""
+    return bell(x, factor * 2) * 4
 
 
 def normal(x: Tensor, deviation: Any) -> Tensor:

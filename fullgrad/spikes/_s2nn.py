@@ -67,7 +67,7 @@ class S2nn(Step):
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
         right = chain(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
-        return right_or_left(right, bell(u * alpha) * alpha, u, tie)
+        return right_or_left(right, bell(u, alpha) * alpha, u, tie)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
@@ -76,4 +76,4 @@ class S2nn(Step):
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        return where_left(u * bell(u * alpha), u, tie) if i == 0 else where_right(torch.log1p(torch.clamp(u, min=0)), u, tie)
+        return where_left(u * bell(u, alpha), u, tie) if i == 0 else where_right(torch.log1p(torch.clamp(u, min=0)), u, tie)

@@ -40,9 +40,8 @@ class Surrogate(Elementwise):
             if parts is not None:
                 return parts[0]
         term = cls.wide_term(i, *to_opmath(v, *inputs))
-        return (
-            term.to(v.dtype) if i == 0 and term is not None else term
-        )  # which autograd first sums to the shape of the parameter
+        # Autograd sums the gradient of a parameter to its shape before it rounds.
+        return term.to(v.dtype) if i == 0 and term is not None else term
 
     @classmethod
     def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:

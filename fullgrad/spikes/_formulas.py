@@ -131,6 +131,9 @@ def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
     """The derivative of the logistic function at ``z = x * factor``, ``s(z) s(-z)``: without ``1 - s(z)``, which cancels."""
     if not can_reuse_buffers():
         z = x * factor
+        if torch.compiler.is_compiling():  # a choice costs less than an exponential; both sides are the same function
+            p = torch.sigmoid(torch.where(z < 0, z, -z))
+            return p * (1 - p)
         return torch.sigmoid(z) * torch.sigmoid(-z)
     p = chain(affine_of_abs(x, -factor), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
     return torch.addcmul(p, p, p, value=-1, out=p)
@@ -139,10 +142,9 @@ def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
 def bell_times(v: Tensor, x: Tensor, factor: float) -> Tensor:
     """``v * bell(x, factor)`` where nothing is recorded: two fused passes, each of which is accurate where it is small."""
     p = sigmoid_gate(v, x, 1 / factor)
-    fits = p.shape == x.shape and p.dtype == x.dtype
-    return (
-        torch.ops.aten.softplus_backward.grad_input(p, x, -factor, 60.0, grad_input=p) if fits else p * torch.sigmoid(x * -factor)
-    )
+    if p.shape != x.shape or p.dtype != x.dtype:
+        return sigmoid_gate(p, x, -1 / factor)
+    return torch.ops.aten.softplus_backward.grad_input(p, x, -factor, 60.0, grad_input=p)
 
 
 def sech2(x: Tensor, factor: Any) -> Tensor:

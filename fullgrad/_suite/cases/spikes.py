@@ -154,7 +154,7 @@ STEPS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], tuple[Any, ...]]]
     "nonzero_sign_log_abs": (lambda u, alpha: torch.sign(u) * torch.log1p(alpha * u.abs()), (1.0,), (UP,)),
     "fast_sigmoid": (lambda u, slope: u / (1 + slope * u.abs()), (25.0,), (3 * UP,)),
     "sparse_fast_sigmoid": (_sparse_fast_sigmoid, (25.0, -1.0, 1.0), (3 * UP, 0.1, 1.5)),
-    "q_pseudo_spike": (_q_pseudo_spike, (2.0,), (1 + UP,)),
+    "q_pseudo_spike": (_q_pseudo_spike, (2.0,), (8 * UP,)),  # above 1 in the samples of a batch too, which are halved twice
     "piecewise_leaky_relu": (_piecewise_leaky_relu, (1.0, 0.01), (UP, 0.1 * UP)),
     "squarewave_fourier_series": (_squarewave, (1, 8.0), (3, 5 * UP)),
     "s2nn": (

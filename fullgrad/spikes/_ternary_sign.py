@@ -60,7 +60,7 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
 class TernarySign(Surrogate):
     """The operator of :func:`ternary_sign`."""
 
-    reads = {0: (0, 2), 1: (), 2: (0, 2)}
+    reads = {0: (0, 2), 1: (0,), 2: (0, 2)}
 
     @staticmethod
     @pure
@@ -70,7 +70,7 @@ class TernarySign(Surrogate):
     @staticmethod
     def wide_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
         if i == 1:
-            return torch.zeros_like(v)
+            return torch.where(x < x, v, 0)  # 0, as a function of v: what does not depend on it has no derivative at all
         if i == 2:
             return torch.where(x.abs() > clip_value, torch.sign(x) * v, 0)
         return v if clip_value is None else where_within(v, x, clip_value)

@@ -1,6 +1,6 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
-from fullgrad import clamping, estimators, gradients, rounding, soft, tracking
+from fullgrad import clamping, estimators, gradients, rounding, soft, spikes, tracking
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.clamping import *  # noqa: F403
@@ -20,4 +20,5 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *rounding.__all__,
     *tracking.__all__,
     "soft",
+    "spikes",
 ]

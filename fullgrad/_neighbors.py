@@ -39,6 +39,11 @@ def neighbor(value: float, dtype: torch.dtype, up: bool) -> float:
     return _value(bits + 1 if (number > 0) == up else bits - 1, dtype)
 
 
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """``value`` rounded to ``dtype`` as torch rounds a scalar."""
+    return _value(_bits(value, dtype)[0], dtype)
+
+
 def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
     """The bits of ``value`` rounded to ``dtype``, as torch does it: by way of float32 for the dtypes of 16 bits."""
     if dtype is torch.float64:

@@ -12,6 +12,8 @@ from fullgrad._suite.cases import CASES
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
 FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name not in ALIASES]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
+SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
+SPIKES.remove("spikes.from_slope")  # which makes operators
 BASES = ("Elementwise", "Function")
 CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
@@ -20,7 +22,7 @@ OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), ful
 def test_every_public_operator_has_a_case():
     """A public name without a case is a failure, and so is a case for a name that is not public."""
     covered = {name for case in CASES for name in case.covers}
-    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS}
+    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES}
 
 
 def test_names_of_cases_are_unique():
@@ -28,7 +30,7 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES])
 def test_public_function_is_documented(name):
     """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
     function = operator.attrgetter(name)(fullgrad)

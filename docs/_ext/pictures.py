@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,8 @@ def pictures(path: str) -> dict[str, Picture]:
             if drawn:
                 options = {**({label: True} if label else {}), **({"method": method[0]} if method else {}), "softness": softness}
                 found[label] = _picture(drawn, function, options)
+    if name.startswith("spikes."):
+        return {"": _by_parameter(next(iter(cases.values())), function)}
     return found or {"": _picture({"": next(iter(cases.values()))}, function, {})}
 
 
@@ -107,15 +110,32 @@ def draw(path: str, label: str = "") -> None:
     make: dict[str, Callable[..., Any]] = {"elements": curves, "one": _one_varies, "cotangent": _gradient_varies}
     figure, panels = pyplot.subplots(1, 3, figsize=(7.6, 2.1))
     figure.subplots_adjust(left=0.05, right=0.99, bottom=0.11, top=0.88, wspace=0.22)
+    colors = itertools.cycle([color for color in COLORS.values() for _ in panels])
     for mode, case in picture.cases.items():
         for axes, curve in zip(panels, make[picture.kind](case, x), strict=True):
-            axes.plot(x, curve.detach(), color=COLORS[mode or "smooth"], label=mode)
+            axes.plot(x, curve.detach(), color=COLORS.get(mode or "smooth", next(colors)), label=mode)
     for axes, title in zip(panels, picture.titles, strict=True):
         axes.set_title(title)
         if axes.dataLim.height < 1e-6:  # a constant
             axes.set_ylim(axes.dataLim.y0 - 1, axes.dataLim.y0 + 1)
     if len(picture.cases) > 1:
         panels[0].legend(fontsize="small", handlelength=1.2)
+
+
+def _by_parameter(case: Case, function: Any) -> Picture:
+    """A surrogate for three values of the first parameter of its shape, or as it is if that has none."""
+    names = [*inspect.signature(function).parameters]
+    fixed = ("threshold", "grad_scale", "tie", "low", "high")
+    for i, (name, value) in enumerate(zip(names, case.inputs, strict=False)):
+        if case.operator is function and isinstance(value, float) and name not in fixed:
+            values = [value * factor for factor in (0.5, 1.0, 2.0)] if value else [0.0, 0.25, 0.5]
+            if name == "alpha" and "q_pseudo" in case.name:
+                values = [1.5, 2.0, 4.0]
+            changed = [(*case.inputs[:i], v, *case.inputs[i + 1 :]) for v in values]
+            cases = {f"{name}={v:g}": dataclasses.replace(case, inputs=inputs) for v, inputs in zip(values, changed, strict=True)}
+            picture = _picture(cases, function, {})
+            return dataclasses.replace(picture, options={k: v for k, v in picture.options.items() if k != name})
+    return _picture({"": case}, function, {})
 
 
 def _picture(cases: dict[str, Case], function: Any, options: dict[str, Any]) -> Picture:

@@ -16,6 +16,7 @@ ARGUMENTS = {
     "digits": ["--seeds", "1", "--output"],
     "ranking": ["--seeds", "2", "--output"],
     "scales": ["--output"],
+    "spiking": ["--output"],
 }
 # What it says, besides ending without an error.
 OUTPUT = {
@@ -24,6 +25,7 @@ OUTPUT = {
     "forward_mode": "slopes equal the gradient",
     "ranking": "straight-through",
     "scales": "equal a loop over 8 samples",
+    "spiking": r"loop over 8 samples(.|\n)*snntorch: (the spikes|not installed)(.|\n)*sinabs: (the spikes|not installed)",
     "spectrum": r"autograd\.Function +forward over forward",
     # Of every package either, in the order of the page: what it found, or that it is not there.
     "plugins": r"^snntorch: (test accuracy|not installed, skipped)(.|\n)*"

@@ -23,10 +23,34 @@ _PEERS = {
     "scale_fwd": ("unit_scaling", "unit_scaling.scale:scale_fwd"),
     "scale_bwd": ("unit_scaling", "unit_scaling.scale:scale_bwd"),
 }
+# Surrogates of spikingjelly, which are modules: what ours are called with is what they are by default, the tie and the threshold.
+_SURROGATES = {
+    "spikes.sigmoid": "Sigmoid",
+    "spikes.atan": "ATan",
+    "spikes.erf": "Erf",
+    "spikes.soft_sign": "SoftSign",
+    "spikes.piecewise_exp": "PiecewiseExp",
+    "spikes.piecewise_quadratic": "PiecewiseQuadratic",
+    "spikes.rect": "Rect",
+    "spikes.nonzero_sign_log_abs": "NonzeroSignLogAbs",
+    "spikes.q_pseudo_spike": "QPseudoSpike",
+    "spikes.piecewise_leaky_relu": "PiecewiseLeakyReLU",
+    "spikes.squarewave_fourier_series": "SquarewaveFourierSeries",
+    "spikes.s2nn": "S2NN",
+    "spikes.leaky_k_relu": "LeakyKReLU",
+    "spikes.log_tailed_relu": "LogTailedReLU",
+    "spikes.fake_numerical_gradient": "FakeNumericalGradient",
+}
 
 
 def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
     """The package and its operator; None where there is none or it is not installed."""
+    if case in _SURROGATES:
+        made = load(f"spikingjelly.activation_based.surrogate:{_SURROGATES[case]}")
+        if made is None:
+            return None
+        surrogate = made()
+        return "spikingjelly", lambda v, *defaults: surrogate(v)
     if case not in _PEERS:
         return None
     package, path = _PEERS[case]

@@ -1,6 +1,6 @@
 """The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
 
-from fullgrad._suite.cases import clamping, estimators, gradients, order, rounding, soft, tracking
+from fullgrad._suite.cases import clamping, estimators, gradients, order, rounding, soft, spikes, tracking
 from fullgrad._suite.cases._case import Case
 
 CASES: list[Case] = [
@@ -10,6 +10,7 @@ CASES: list[Case] = [
     *tracking.CASES,
     *soft.CASES,
     *order.CASES,
+    *spikes.CASES,
     *estimators.CASES,
 ]
 

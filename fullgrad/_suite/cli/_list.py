@@ -21,7 +21,8 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the first line of each public function's docstring, by family."""
     families: dict[str, list[str]] = {}
-    for name in (*fullgrad.__all__, *[f"soft.{name}" for name in fullgrad.soft.__all__]):
+    packages = {"soft": fullgrad.soft, "spikes": fullgrad.spikes}
+    for name in (*fullgrad.__all__, *[f"{within}.{name}" for within, found in packages.items() for name in found.__all__]):
         function = operator.attrgetter(name)(fullgrad)
         if inspect.isfunction(function):
             families.setdefault(function.__module__.split(".")[1], []).append(name)

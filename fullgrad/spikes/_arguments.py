@@ -1,0 +1,88 @@
+"""Arguments of the family: their types, defaults and checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.soft._half_precision import HALF
+from fullgrad.soft._relaxation import FLOATING, floating
+
+# What may learn.
+Parameter = Tensor | float
+
+TIES = (1.0, 0.0, 0.5)
+SIGNED_TIES = (1.0, -1.0, 0.0)
+_NONE: Mapping[str, Any] = {}
+
+
+def checked_step(
+    name: str,
+    v: Any,
+    threshold: Any,
+    grad_scale: Any,
+    tie: Any,
+    positive: Mapping[str, Any] = _NONE,
+    real: Mapping[str, Any] = _NONE,
+) -> Tensor:
+    """The arguments of a step: ``v`` as a floating tensor, its positive parameters, and those that are any number or tensor."""
+    if threshold.__class__ is not float:
+        _checks.real_number_or_tensor(name, "threshold", threshold)
+    if grad_scale.__class__ is not float:
+        _checks.real_number_or_tensor(name, "grad_scale", grad_scale)
+    return checked(name, "v", v, tie, TIES, positive, real)
+
+
+def checked(
+    name: str,
+    argument: str,
+    v: Any,
+    tie: Any,
+    ties: tuple[float, ...],
+    positive: Mapping[str, Any] = _NONE,
+    real: Mapping[str, Any] = _NONE,
+) -> Tensor:
+    """The arguments that all share. A step at NaN, say, is an argument; elements of tensors are not looked at."""
+    if not (v.__class__ is Tensor and v.dtype in FLOATING):
+        _checks.real_tensor(name, argument, v)
+        v = floating(v)
+    if tie not in ties:
+        raise ValueError(f"{name}: `tie` must be one of {', '.join(map(str, ties))}, got {tie!r}.")
+    for key, value in positive.items():
+        _checks.positive_number_or_tensor(name, key, value)
+    for key, value in real.items():
+        _checks.real_number_or_tensor(name, key, value)
+    return v
+
+
+def check_window(name: str, low: Any, high: Any) -> None:
+    """Two numbers in order, which may be infinite."""
+    _checks.real_number(name, "low", low)
+    _checks.real_number(name, "high", high)
+    if not low < high:
+        raise ValueError(f"{name}: `low` must be less than `high`, got {low} and {high}.")
+
+
+def positive_or_none(clip_value: Any) -> Mapping[str, Any]:
+    """A clip value for `checked`: None is no bound."""
+    return _NONE if clip_value is None else {"clip_value": clip_value}
+
+
+def checked_count(name: str, v: Any, max_spikes: Any, grad_scale: Any, positive: Mapping[str, Any]) -> tuple[Tensor, int | None]:
+    """The arguments of a count of spikes."""
+    if max_spikes is not None:
+        max_spikes = _checks.positive_integer(name, "max_spikes", max_spikes, 2**53)
+    return checked(name, "v", v, 1.0, TIES, positive, {"grad_scale": grad_scale}), max_spikes
+
+
+def uniform_noise(name: str, v: Tensor, noise: Any) -> Tensor:
+    """The caller's noise, as a constant, or new noise: always, so that a call replays the same numbers with no gradient too.
+
+    That of half precision is in float32: bfloat16 has 256 steps between 0 and 1, and would make rare spikes thrice as frequent.
+    """
+    if noise is None:
+        return torch.rand_like(v, dtype=torch.float32 if v.dtype in HALF else None)
+    _checks.real_tensor(name, "noise", noise)
+    return noise.detach()

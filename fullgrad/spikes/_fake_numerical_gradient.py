@@ -1,0 +1,68 @@
+"""`fake_numerical_gradient`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import affine_of_abs, chain, divide_into, scaled
+from fullgrad.spikes._surrogate import Step
+
+
+def fake_numerical_gradient(
+    v: Tensor, alpha: Parameter = 0.3, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0
+) -> Tensor:
+    r"""A spike with the slope of its difference quotient, at most alpha.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \min(1 / |u|, \alpha), \qquad R(u) = \alpha u, \;
+        \text{beyond } |u| = 1 / \alpha: \; \operatorname{sign}(u) (1 + \log \alpha |u|), \qquad
+        \frac{\partial R}{\partial \alpha} = \operatorname{clamp}(u, -1 / \alpha, 1 / \alpha)
+
+    It has corners where the two meet. spikingjelly 2.0.0 has minus infinity at -0.0, and NaN in the second derivative at 0.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        alpha: The largest slope, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.fake_numerical_gradient))(v)
+        tensor([0.3000, 0.3000, 0.3000])
+
+    Source: ``spikingjelly.activation_based.surrogate.FakeNumericalGradient``.
+    """
+    v = checked_step("fake_numerical_gradient", v, threshold, grad_scale, tie, {"alpha": alpha})
+    return FakeNumericalGradient.apply(v, alpha, threshold, grad_scale, tie)
+
+
+class FakeNumericalGradient(Step):
+    """The operator of :func:`fake_numerical_gradient`."""
+
+    parameters = ("alpha",)
+    inverse_width = 0
+
+    @staticmethod
+    def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
+        return scaled(divide_into(v, chain(affine_of_abs(u, alpha), (torch.clamp, 1))), alpha)
+
+    @staticmethod
+    def rise(u: Tensor, alpha: Any) -> Tensor:
+        z = u * alpha
+        return torch.where(z.abs() <= 1, z, torch.sign(z) * (1 + torch.log(torch.clamp(z.abs(), min=1))))
+
+    @staticmethod
+    def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
+        return u / torch.clamp(u.abs() * alpha, min=1)

@@ -1,0 +1,55 @@
+"""`from_slope`."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._surrogate import Step
+
+
+def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    r"""A spike with a slope of one's own: any function of torch.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad D_v = -D_t = d(u)
+
+    Higher derivatives are those of ``slope``. Its integral is not known, so tensors that ``slope`` closes over get gradients of
+    second order only: an operator of one's own has all of them. Make it once, outside of compiled code. Saved: ``v``, and the
+    threshold if it is a tensor.
+
+    Args:
+        slope: An elementwise function of the distance *u* from the threshold, which is in float32 for half precision.
+
+    Returns:
+        A function ``spike(v, threshold=0.0, tie=1.0)``.
+
+    Raises:
+        TypeError: ``slope`` is not callable.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> spike = fullgrad.spikes.from_slope(lambda u: 1 / (1 + u**4))
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> spike(v)
+        tensor([0., 1., 1.])
+        >>> torch.func.vmap(torch.func.grad(spike))(v)
+        tensor([0.5000, 1.0000, 0.9412])
+
+    Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
+    """
+    _checks.function("from_slope", "slope", slope)
+
+    class FromSlope(Step):
+        parameters = ()
+
+        @staticmethod
+        def slope(u: Tensor) -> Tensor:
+            return slope(u)
+
+    def spike(v: Tensor, threshold: Parameter = 0.0, tie: float = 1.0) -> Tensor:
+        """The step, with the slope that was given."""
+        return FromSlope.apply(checked_step("from_slope", v, threshold, 1.0, tie), threshold, 1.0, tie)
+
+    return spike

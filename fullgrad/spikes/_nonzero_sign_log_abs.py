@@ -1,0 +1,61 @@
+"""`nonzero_sign_log_abs`."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import affine_of_abs, divide_into
+from fullgrad.spikes._surrogate import ScaledStep
+
+
+def nonzero_sign_log_abs(
+    v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0
+) -> Tensor:
+    r"""A spike with a slope that falls as the inverse distance.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{\alpha}{1 + \alpha |u|},
+        \qquad R(u) = \operatorname{sign}(u) \log(1 + \alpha |u|)
+
+    It has a corner at the threshold, where the second derivative is 0. Its area is infinite.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.nonzero_sign_log_abs))(v)
+        tensor([0.5000, 1.0000, 0.6667])
+
+    Source: ``spikingjelly.activation_based.surrogate.NonzeroSignLogAbs``.
+    """
+    v = checked_step("nonzero_sign_log_abs", v, threshold, grad_scale, tie, {"alpha": alpha})
+    return NonzeroSignLogAbs.apply(v, alpha, threshold, grad_scale, tie)
+
+
+class NonzeroSignLogAbs(ScaledStep):
+    """The operator of :func:`nonzero_sign_log_abs`."""
+
+    @staticmethod
+    def density(z: Tensor) -> Tensor:
+        return 1 / (1 + z.abs())
+
+    @staticmethod
+    def distribution(z: Tensor) -> Tensor:
+        return torch.sign(z) * torch.log1p(z.abs())
+
+    @staticmethod
+    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
+        return divide_into(v, affine_of_abs(u, 1.0, 1 / alpha))

@@ -1,0 +1,78 @@
+"""`q_pseudo_spike`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
+from fullgrad.spikes._surrogate import Step
+
+
+def q_pseudo_spike(
+    v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0
+) -> Tensor:
+    r"""A spike with a slope whose tails fall as a power.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad q = 1 + \frac{2 |u|}{\alpha - 1}, \qquad d(u) = q^{-\alpha},
+        \qquad R(u) = \frac{\operatorname{sign} u}{2} (1 - q^{1 - \alpha}), \qquad
+        \frac{\partial R}{\partial \alpha} = \frac{\operatorname{sign} u}{2} q^{1 - \alpha} \Bigl(\log q - 1 + \frac1q\Bigr)
+
+    It has a corner at the threshold, where the second derivative is 0.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        alpha: How fast the tails fall, above 1: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.q_pseudo_spike))(v)
+        tensor([0.1111, 1.0000, 0.2500])
+
+    Source: ``spikingjelly.activation_based.surrogate.QPseudoSpike``; https://arxiv.org/abs/2202.00282.
+    """
+    if not isinstance(alpha, Tensor):
+        _checks.positive_number("q_pseudo_spike", "alpha - 1", alpha - 1)
+    v = checked_step("q_pseudo_spike", v, threshold, grad_scale, tie, {"alpha": alpha})
+    return QPseudoSpike.apply(v, alpha, threshold, grad_scale, tie)
+
+
+class QPseudoSpike(Step):
+    """The operator of :func:`q_pseudo_spike`."""
+
+    parameters = ("alpha",)
+
+    @staticmethod
+    def bounded(u: Tensor, alpha: Any) -> Tensor:
+        return clamp_to_finite(u, 2 / (alpha - 1))
+
+    @classmethod
+    def slope(cls, u: Tensor, alpha: Any) -> Tensor:
+        return torch.pow(cls._q(u, alpha), -alpha)
+
+    @classmethod
+    def rise(cls, u: Tensor, alpha: Any) -> Tensor:
+        return torch.sign(u) * (1 - torch.pow(cls._q(u, alpha), 1 - alpha)) * 0.5
+
+    @classmethod
+    def rise_by(cls, i: int, u: Tensor, alpha: Any) -> Tensor:
+        q = cls._q(u, alpha)
+        return torch.sign(u) * torch.pow(q, 1 - alpha) * (torch.log(q) - 1 + 1 / q) * 0.5
+
+    @staticmethod
+    def _q(u: Tensor, alpha: Any) -> Tensor:
+        return affine_of_abs(u, 2 / (alpha - 1), 1.0)

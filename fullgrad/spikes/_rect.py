@@ -1,0 +1,61 @@
+"""`rect`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import scaled, where_within
+from fullgrad.spikes._surrogate import ScaledStep
+
+
+def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0) -> Tensor:
+    r"""A spike with a rectangle as its slope.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \alpha\,[\,|u| < 1 / 2\alpha\,],
+        \qquad R(u) = \operatorname{clamp}(\alpha u, -\tfrac12, \tfrac12)
+
+    Open: 0 at its ends, and where ``v`` is NaN. Higher derivatives by ``v`` are 0.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.rect))(v)
+        tensor([0., 1., 0.])
+
+    Source: ``spikingjelly.activation_based.surrogate.Rect``; STBP, https://arxiv.org/abs/1706.02609.
+    """
+    v = checked_step("rect", v, threshold, grad_scale, tie, {"alpha": alpha})
+    return Rect.apply(v, alpha, threshold, grad_scale, tie)
+
+
+class Rect(ScaledStep):
+    """The operator of :func:`rect`."""
+
+    @staticmethod
+    def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
+        return scaled(where_within(v, u, 0.5 / alpha, closed=False), alpha)
+
+    @staticmethod
+    def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
+        return where_within(u, u, 0.5 / alpha, closed=False)
+
+    @staticmethod
+    def distribution(z: Tensor) -> Tensor:
+        return torch.clamp(z, -0.5, 0.5)

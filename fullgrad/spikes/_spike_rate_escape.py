@@ -1,0 +1,80 @@
+"""`spike_rate_escape`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import affine_of_abs, chain, exp, mul_into
+from fullgrad.spikes._surrogate import Step
+
+
+def spike_rate_escape(
+    v: Tensor,
+    beta: Parameter = 1.0,
+    slope: Parameter = 25.0,
+    threshold: Parameter = 0.0,
+    grad_scale: Parameter = 1.0,
+    tie: float = 1.0,
+) -> Tensor:
+    r"""A spike with the slope of an escape rate, largest at a distance of 1.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad b = \beta (u - 1), \qquad d(u) = k e^{-|b|},
+        \qquad R(u) = \frac{k}{\beta} \bigl(E(b) - E(-\beta)\bigr), \qquad
+        E(b) = e^b \text{ for } b \le 0, \text{ else } 2 - e^{-b}
+
+    with :math:`\partial R / \partial k = R / k` and :math:`\partial R / \partial \beta = (k / \beta^2) (G(b) - G(-\beta))`,
+    where :math:`G(b) = (b - 1) e^b` for :math:`b \le 0`, else :math:`(1 + b) e^{-b} - 2`. The peak is at 1, as in snntorch,
+    although its neurons subtract the threshold before.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        beta: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        slope: The largest slope, likewise.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.spike_rate_escape))(v)
+        tensor([ 3.3834,  9.1970, 15.1633])
+
+    Source: ``snntorch.surrogate.spike_rate_escape`` (with ``tie=0.0``).
+    """
+    v = checked_step("spike_rate_escape", v, threshold, grad_scale, tie, {"beta": beta, "slope": slope})
+    return SpikeRateEscape.apply(v, beta, slope, threshold, grad_scale, tie)
+
+
+class SpikeRateEscape(Step):
+    """The operator of :func:`spike_rate_escape`."""
+
+    parameters = ("beta", "slope")
+    inverse_width = 0
+
+    @staticmethod
+    def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
+        return mul_into(v, chain(affine_of_abs(u - 1, -beta), (torch.exp,))) * slope
+
+    @classmethod
+    def rise(cls, u: Tensor, beta: Any, slope: Any) -> Tensor:
+        return cls.rise_by(1, u, beta, slope) * slope
+
+    @staticmethod
+    def rise_by(i: int, u: Tensor, beta: Any, slope: Any) -> Tensor:
+        b = (u - 1) * beta
+        low, high = torch.clamp(b, max=0), -torch.clamp(b, min=0)
+        if i == 1:
+            return (torch.where(b <= 0, torch.exp(low), 2 - torch.exp(high)) - exp(-beta)) / beta
+        g = torch.where(b <= 0, (low - 1) * torch.exp(low), (1 - high) * torch.exp(high) - 2)
+        return (g + (1 + beta) * exp(-beta)) * (slope / beta / beta)

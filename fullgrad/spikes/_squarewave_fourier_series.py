@@ -1,0 +1,86 @@
+"""`squarewave_fourier_series`."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import chain, scaled
+from fullgrad.spikes._surrogate import Step
+
+
+def squarewave_fourier_series(
+    v: Tensor, terms: int = 1, period: Parameter = 8.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0
+) -> Tensor:
+    r"""A spike with the slope of a square wave's Fourier series.
+
+    .. math::
+        u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac4T \sum_{i<n} \cos\frac{2 \pi (2i+1) u}{T},
+        \qquad R(u) = \frac2\pi \sum_{i<n} \frac{1}{2i+1} \sin\frac{2 \pi (2i+1) u}{T}, \qquad
+        \frac{\partial R}{\partial T} = -\frac{u}{T} d(u)
+
+    Smooth. NaN at infinity, where it has no phase. spikingjelly's ``n`` is one more than the number of terms that it adds.
+
+    Args:
+        v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
+        terms: The number of terms, a positive integer.
+        period: Of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
+        tie: The value at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, of the dtype of ``v - threshold``.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> v = torch.tensor([-1.0, 0.0, 0.5])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.squarewave_fourier_series))(v)
+        tensor([0.3536, 0.5000, 0.4619])
+
+    Source: ``spikingjelly.activation_based.surrogate.SquarewaveFourierSeries``.
+    """
+    terms = _checks.positive_integer("squarewave_fourier_series", "terms", terms, 1000)
+    v = checked_step("squarewave_fourier_series", v, threshold, grad_scale, tie, {"period": period})
+    return SquarewaveFourierSeries.apply(v, terms, period, threshold, grad_scale, tie)
+
+
+class SquarewaveFourierSeries(Step):
+    """The operator of :func:`squarewave_fourier_series`."""
+
+    parameters = ("terms", "period")
+    constants = ("terms",)
+
+    @staticmethod
+    def bounded(u: Tensor, terms: int, period: Any) -> Tensor:
+        return u
+
+    @classmethod
+    def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
+        return scaled(cls._sum(torch.cos, False, u, terms, period), 4 / period)
+
+    @classmethod
+    def rise(cls, u: Tensor, terms: int, period: Any) -> Tensor:
+        return cls._sum(torch.sin, True, u, terms, period) * (2 / math.pi)
+
+    @classmethod
+    def rise_by(cls, i: int, u: Tensor, terms: int, period: Any) -> Tensor:
+        return cls.slope(u, terms, period) * u / -period
+
+    @staticmethod
+    def _sum(wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
+        if not isinstance(period, Tensor) and (2 * terms - 1) * 2 * math.pi <= period:  # then no product overflows
+            x = u * (2 * math.pi / period)
+        else:
+            x = u / period
+            x = (x - torch.round(x)) * (2 * math.pi)  # the phase, from -pi to pi, as long as there is one
+        waves = [chain(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)]
+        return functools.reduce(torch.add, waves)

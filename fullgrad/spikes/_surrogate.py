@@ -1,0 +1,172 @@
+"""`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
+
+import inspect
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import pure
+from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad.spikes._formulas import clamp_to_finite, mul_into
+from fullgrad.spikes._values import all_numbers, expanded, step, threshold_for
+
+
+def _forward_of(names: tuple[str, ...]) -> Any:
+    """The ``forward`` of a `Step` with inputs of these names."""
+
+    def forward(v: Tensor, *inputs: Any) -> Tensor:
+        return expanded(step(v, inputs[-3], inputs[-1]), *inputs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore[reportFunctionMemberAccess]
+    return pure(forward)
+
+
+class Surrogate(Elementwise):
+    """An operator whose partial derivatives are computed in float32 at least, and rounded once.
+
+    A subclass gives ``forward`` and ``wide_term(i, v, *inputs)``, which is ``vjp_term`` of inputs that are not in half precision.
+    """
+
+    @classmethod
+    def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        if v.dtype not in HALF and all_numbers(inputs[1:]):
+            return cls.wide_term(i, v, *inputs)
+        inputs = cls.as_compared(*inputs)
+        if i == 0 and v.dtype in HALF:
+            parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [v.dtype], v, *inputs)
+            if parts is not None:
+                return parts[0]
+        term = cls.wide_term(i, *to_opmath(v, *inputs))
+        # Autograd sums the gradient of a parameter to its shape before it rounds.
+        return term.to(v.dtype) if i == 0 and term is not None else term
+
+    @classmethod
+    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
+        """The inputs as ``forward`` compares them."""
+        return inputs
+
+    @classmethod
+    def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        """The declared partial derivative with respect to input ``i``, times ``v``."""
+        raise NotImplementedError
+
+
+class Step(Surrogate):
+    r"""A step at a threshold, with a slope of one's own.
+
+    .. math::
+        u = v - t, \qquad y = [\,u > 0\,] + tie\,[\,u = 0\,], \qquad D_v = -D_t = s\,d(u), \qquad
+        D_p = s\,\partial R / \partial p, \qquad D_s = R(u)
+
+    for a threshold *t*, a factor *s* of the slope and shape parameters *p*; :math:`R(u) = \int_0^u d`. A subclass names its
+    ``parameters`` and gives, as plain torch code of ``u`` and them, ``slope``, the integral ``rise`` and its partial derivatives
+    ``rise_by``. Its inputs are ``(v, *parameters, threshold, grad_scale, tie)``. Saved are the tensors among them.
+    """
+
+    parameters: ClassVar[tuple[str, ...]]
+    # Parameters without a derivative.
+    constants: ClassVar[tuple[str, ...]] = ()
+    # The position of a parameter whose product with ``u`` the formulas make.
+    inverse_width: ClassVar[int | None] = None
+    # Whether the formulas take ``tie`` after the parameters: those of slopes that jump at the threshold.
+    jumps_at_threshold = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "parameters" in cls.__dict__:
+            names = ("v", *cls.parameters, "threshold", "grad_scale", "tie")
+            cls.forward = staticmethod(_forward_of(names))
+            cls.reads = {i: () if name in cls.constants else range(len(names)) for i, name in enumerate(names[:-1])}
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
+        v, *parameters, threshold, grad_scale, tie = inputs
+        return v, *parameters, threshold_for(v, threshold), grad_scale, tie
+
+    @classmethod
+    def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
+        *parameters, threshold, grad_scale, tie = inputs
+        count = len(parameters)
+        if 0 < i <= count and cls.parameters[i - 1] in cls.constants:
+            return None
+        if cls.jumps_at_threshold:
+            parameters.append(tie)
+        u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold
+        of_slope = i == 0 or i == count + 1
+        if not (of_slope and can_reuse_buffers()):
+            u = cls.bounded(u, *parameters)
+        if i == count + 2:
+            return v * cls.rise(u, *parameters)
+        if i == count + 1:
+            v = v * -grad_scale
+        elif not (grad_scale.__class__ is float and grad_scale == 1.0):
+            v = v * grad_scale
+        return cls.slope_times(v, u, *parameters) if of_slope else v * cls.rise_by(i - 1, u, *parameters)
+
+    @classmethod
+    def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
+        """``u``, finite, and so that what the formulas make of it is finite where they are differentiated."""
+        return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width])
+
+    @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        """``v * slope(u, *parameters)``."""
+        return mul_into(v, cls.slope(u, *parameters))
+
+    @classmethod
+    def slope(cls, u: Tensor, *parameters: Any) -> Tensor:
+        """The derivative *d* of the surrogate."""
+        raise NotImplementedError
+
+    @classmethod
+    def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
+        """Its integral *R* from 0."""
+        raise NotImplementedError
+
+    @classmethod
+    def rise_by(cls, i: int, u: Tensor, *parameters: Any) -> Tensor:
+        """The partial derivative of *R* with respect to parameter ``i``."""
+        raise NotImplementedError
+
+
+class ScaledStep(Step):
+    r"""A `Step` with one parameter, the inverse width :math:`\alpha`: :math:`d = \alpha f(\alpha u)`, :math:`R = F(\alpha u)`.
+
+    A subclass gives ``density``, *f*, and ``distribution``, *F*; and it may give ``slope_times_by_number``: the slope where
+    ``alpha`` is a number and nothing is recorded, in fewer passes.
+    """
+
+    parameters = ("alpha",)
+    inverse_width = 0
+
+    @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        (alpha,) = parameters
+        known = cls.slope_times_by_number(v, u, alpha) if alpha.__class__ is float and can_reuse_buffers() else None
+        return mul_into(v, cls.density(u * alpha)) * alpha if known is None else known
+
+    @staticmethod
+    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor | None:
+        """``slope_times`` for a number, in kernels that autograd need not differentiate; None to use ``density``."""
+        return None
+
+    @classmethod
+    def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
+        return cls.distribution(u * parameters[0])
+
+    @classmethod
+    def rise_by(cls, i: int, u: Tensor, *parameters: Any) -> Tensor:
+        return u * cls.density(u * parameters[0])
+
+    @staticmethod
+    def density(z: Tensor) -> Tensor:
+        """The slope for ``alpha = 1``."""
+        raise NotImplementedError
+
+    @staticmethod
+    def distribution(z: Tensor) -> Tensor:
+        """Its integral from 0."""
+        raise NotImplementedError

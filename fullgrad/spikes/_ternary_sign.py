@@ -1,0 +1,76 @@
+"""`ternary_sign`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._function import pure
+from fullgrad.spikes._arguments import TIES, Parameter, checked, positive_or_none
+from fullgrad.spikes._formulas import where_within
+from fullgrad.spikes._surrogate import Surrogate
+from fullgrad.spikes._values import expanded, step
+
+
+def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter | None = 1.0, tie: float = 1.0) -> Tensor:
+    r"""A sign that is 0 near 0, with the straight-through slope 1 in a window.
+
+    .. math::
+        y = \operatorname{sign}(x)\,[\,|x| > t\,], \qquad D_x = [\,|x| \le c\,], \qquad D_t = 0, \qquad
+        D_c = \operatorname{sign}(x)\,[\,|x| > c\,]
+
+    and :math:`y = tie \cdot \operatorname{sign}(x)` where :math:`|x| = t`. A threshold that learns is that of a difference of
+    spikes, ``rect(x, threshold=t) - rect(-x, threshold=t)``. Higher derivatives are 0. Saved: ``x``, and ``clip_value`` if it is
+    a tensor.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        threshold: Where the value is not 0 any more, not negative: a number, or a tensor that broadcasts with ``x``, of which
+            ``0.7 * x.abs().mean()`` is that of ternary weight networks.
+        clip_value: Half the width, positive: a number, or a tensor that broadcasts with ``x`` and gets its own gradient; None for
+            the slope 1 everywhere.
+        tie: The magnitude at the threshold: 1.0, 0.0 or 0.5.
+
+    Returns:
+        A tensor of the broadcast shape, 0 where ``x`` is NaN.
+
+    Raises:
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([-2.0, 0.0, 0.5])
+        >>> fullgrad.spikes.ternary_sign(x)
+        tensor([-1.,  0.,  1.])
+        >>> torch.func.vmap(torch.func.grad(fullgrad.spikes.ternary_sign))(x)
+        tensor([0., 1., 1.])
+
+    Source: ``larq.quantizers.SteTern``; ``brevitas.function.ops_ste.ternary_sign_ste`` is ``ternary_sign(x, 0.0, None)``.
+    """
+    if isinstance(threshold, Tensor):
+        _checks.real_tensor("ternary_sign", "threshold", threshold)
+    else:
+        _checks.non_negative_number("ternary_sign", "threshold", threshold)
+    x = checked("ternary_sign", "x", x, tie, TIES, positive_or_none(clip_value))
+    return TernarySign.apply(x, threshold, clip_value, tie)
+
+
+class TernarySign(Surrogate):
+    """The operator of :func:`ternary_sign`."""
+
+    reads = {0: (0, 2), 1: (0,), 2: (0, 2)}
+
+    @staticmethod
+    @pure
+    def forward(x: Tensor, threshold: Parameter, clip_value: Parameter | None, tie: float) -> Tensor:
+        return expanded(step(x, threshold, tie) - step(-x, threshold, tie), clip_value)
+
+    @staticmethod
+    def wide_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
+        if i == 1:
+            return torch.where(x < x, v, 0)  # 0, as a function of v: what does not depend on it has no derivative at all
+        if i == 2:
+            return torch.where(x.abs() > clip_value, torch.sign(x) * v, 0)
+        return v if clip_value is None else where_within(v, x, clip_value)

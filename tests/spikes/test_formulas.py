@@ -1,0 +1,281 @@
+"""Every operator against its surrogate, in plain torch code: all partial derivatives of first and second order, ties, shapes."""
+
+import copy
+import inspect
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import fullgrad
+from fullgrad import spikes
+from fullgrad._suite.cases.spikes import CASES, STEPS, V
+from fullgrad.testing._subject import scalar
+
+STEP_NAMES = [*STEPS, "sso"]
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def every_pattern(dtype):
+    """All 65,536 numbers of a dtype of 16 bits, NaN included."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+
+
+def noise_for(name):
+    return {"noise": torch.tensor(0.3)} if name == "sso" else {}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_derivatives_are_those_of_the_surrogate(case):
+    """The gradient with respect to v and every parameter, and all of its derivatives."""
+
+    def first_and_second(function):
+        leaves = case.leaves()
+        first = torch.autograd.grad(scalar(function)(*leaves), leaves, create_graph=True)
+        total = sum((g * torch.linspace(1, 2, g.numel(), dtype=g.dtype).reshape(g.shape)).sum() for g in first)
+        return first, torch.autograd.grad(total, leaves, materialize_grads=True)
+
+    torch.testing.assert_close(first_and_second(case.op), first_and_second(case.reference), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", STEP_NAMES)
+def test_mixed_derivatives_agree(name):
+    """The derivative of the slope by a parameter is the derivative by v of the one by the parameter, for every pair."""
+    case = next(c for c in CASES if c.name == f"spikes.{name} learned")
+    of_one = [t.flatten()[0] for t in case.tensors]
+
+    def value(*inputs):
+        return case.op(*inputs).sum()
+
+    for i, j in itertools.combinations(range(len(of_one)), 2):
+        one = grad(lambda *a, i=i: grad(value, i)(*a), j)(*of_one)
+        other = grad(lambda *a, j=j: grad(value, j)(*a), i)(*of_one)
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", STEP_NAMES)
+def test_parameters_per_sample(name):
+    """``vmap`` over v alone, over the parameters alone, and over both, of values and of gradients, equals a loop."""
+    case = next(c for c in CASES if c.name == f"spikes.{name} learned")
+    v, *rest = case.tensors
+    parameters = tuple(range(1, 1 + len(rest)))
+
+    def gradients(v, *rest):
+        return grad(lambda *a: case.op(*a).square().sum(), (0, *parameters))(v, *rest)
+
+    batches = [torch.stack([t, 1.5 * t]) for t in (v, *rest)]
+    for which in ([True] + [False] * len(rest), [False] + [True] * len(rest), [True] * (1 + len(rest))):
+        dims = tuple(0 if w else None for w in which)
+        given = [b if w else t for b, t, w in zip(batches, case.tensors, which, strict=True)]
+        loop = [[b[k] if w else t for b, t, w in zip(batches, case.tensors, which, strict=True)] for k in range(2)]
+        for function in (lambda *a: (case.op(*a),), gradients):
+            expected = [torch.stack(parts) for parts in zip(*[function(*a) for a in loop], strict=True)]
+            for batched, single in zip(vmap(function, dims)(*given), expected, strict=True):
+                torch.testing.assert_close(batched.expand(single.shape), single)
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie", [1.0, 0.0, 0.5])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ties_are_exact_on_every_number(dtype, tie, compiled):
+    """The value is 0, the tie or 1 as the number, rounded as torch rounds it, or the tensor compares; NaN gives 0."""
+    v = every_pattern(dtype)
+    step = torch.compile(spikes.atan, backend="inductor", fullgraph=True) if compiled else spikes.atan
+    for threshold in (0.7,) if compiled else (0.0, 0.7, -1.1, 1e-8, 300.3, 7):
+        number = torch.tensor(threshold, dtype=dtype)
+        expected = (v.double() > number.double()).double() + tie * (v.double() == number.double())
+        # inductor compares a number of float32 in a tensor as it is: it leaves the rounding to half precision out.
+        for given in (threshold, number, number.reshape(1), *[torch.tensor(threshold)] * (not compiled)):
+            y = step(v, threshold=given, tie=tie)
+            assert y.dtype == dtype
+            assert torch.equal(y.double(), expected)
+
+
+@pytest.mark.parametrize("name", STEP_NAMES)
+def test_every_step_has_the_same_value(name):
+    """One value for all surrogates: specials included."""
+    inf = float("inf")
+    v = torch.tensor([-inf, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, inf, float("nan")])
+    for tie in (1.0, 0.0, 0.5):
+        expected = torch.tensor([0, 0, 0, tie, tie, 1, 1, 1, 0])
+        assert torch.equal(getattr(spikes, name)(v, tie=tie, **noise_for(name)), expected)
+
+
+@pytest.mark.parametrize("name", ["ste_sign", "approx_sign", "swish_sign"])
+@pytest.mark.parametrize("tie", [1.0, -1.0, 0.0])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_signs_are_exact_on_every_number(name, tie, dtype):
+    """1 and -1, the tie at both zeros, -1 at NaN."""
+    x = every_pattern(dtype)
+    expected = torch.where(x == 0, tie, torch.where(x > 0, 1.0, -1.0)).to(dtype)
+    assert torch.equal(getattr(spikes, name)(x, tie=tie), expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("tie", [1.0, 0.0, 0.5])
+def test_ternary_signs_are_exact_on_every_number(tie, dtype):
+    """0 between the thresholds, the tie on them, 0 at NaN."""
+    x, t = every_pattern(dtype), torch.tensor(0.7, dtype=dtype)
+    expected = (torch.sign(x) * ((x.abs() > t) + tie * (x.abs() == t))).nan_to_num(0.0)
+    assert torch.equal(spikes.ternary_sign(x, 0.7, tie=tie), expected.to(dtype))
+    assert torch.equal(spikes.ternary_sign(x, 0.0, tie=tie), torch.sign(x).nan_to_num(0.0))
+
+
+def test_counts_of_special_numbers():
+    """No minus zero, no NaN for minus infinity."""
+    inf = float("inf")
+    v = torch.tensor([-inf, -0.5, -0.0, 0.0, 0.5, 1.0, 2.5, inf])
+    for name in ("multi_spike", "periodic_exponential"):
+        y = getattr(spikes, name)(v)
+        assert torch.equal(y, torch.tensor([0, 0, 0, 0, 0, 1, 2, inf]))
+        assert not y.signbit().any()
+        assert getattr(spikes, name)(v, max_spikes=2).tolist() == [0, 0, 0, 0, 0, 1, 2, 2]
+        assert getattr(spikes, name)(v, max_spikes=1).tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert spikes.multi_spike(torch.tensor(float("nan"))).isnan()
+
+
+@pytest.mark.parametrize("name", ["s2nn", "leaky_k_relu"])
+def test_a_slope_that_jumps_at_the_threshold_takes_the_side_of_the_value(name):
+    """From the right for 1, from the left for 0, the mean for 1/2."""
+    parameters = {"s2nn": {"alpha": 3.0, "beta": 0.5}, "leaky_k_relu": {"leak": 0.75, "k": 0.5}}[name]
+    for zero in (torch.tensor(0.0), torch.tensor(-0.0)):
+        slopes = [grad(lambda v, tie=tie: getattr(spikes, name)(v, tie=tie, **parameters))(zero) for tie in (0.0, 0.5, 1.0)]
+        assert [s.item() for s in slopes] == [0.75, 0.625, 0.5]
+
+
+def test_corners_of_windows():
+    """Which slope holds at an end: that of outside for `rect`, that of inside for the straight-through windows."""
+    slope = lambda f: grad(f)(torch.tensor(0.5)).item()  # noqa: E731
+    assert slope(spikes.rect) == 0
+    assert slope(lambda v: spikes.rect(v, torch.tensor(1.0))) == 0
+    assert slope(lambda v: spikes.piecewise_leaky_relu(v, 0.5, 0.25)) == 0.25
+    assert slope(lambda v: spikes.ste_heaviside(v, 0.5)) == 1
+    assert slope(lambda v: spikes.ste_sign(v, torch.tensor(0.5))) == 1
+    assert slope(lambda v: spikes.sparse_fast_sigmoid(v, high=0.5)) == 0
+    assert slope(lambda v: spikes.dspike(v)) > 0
+    assert slope(lambda v: spikes.spike_count(v, window=(0.5, 1.0))) == 1
+
+
+def test_sigmoid_is_the_comparison_of_the_soft_family():
+    """Two ways to the same operator."""
+    v = V.clone().requires_grad_()
+    ours, other = spikes.sigmoid(v, 4.0, 0.3), fullgrad.greater_equal_st(v, 0.3, 0.25, epsilon=0.0)
+    assert torch.equal(ours, other)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), v) for y in (ours, other)))
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STEP_NAMES)
+def test_arguments_are_checked(name):
+    """Another tie, a parameter that is not positive, what is no number."""
+    operator = getattr(spikes, name)
+    with pytest.raises(ValueError, match=f"{name}: `tie` must be one of"):
+        operator(V, tie=2.0)
+    with pytest.raises(TypeError, match=f"{name}: `threshold` must be a number or a tensor"):
+        operator(V, threshold="1")
+    with pytest.raises(TypeError, match=f"{name}: `grad_scale` must be"):
+        operator(V, grad_scale=None)
+    if "alpha" in inspect.signature(operator).parameters and name != "log_tailed_relu":
+        for bad in (0.0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match=f"{name}: `alpha( - 1)?` must be positive"):
+                operator(V, alpha=bad)
+
+
+def test_windows_are_ordered():
+    """An empty window is a mistake."""
+    with pytest.raises(ValueError, match=r"`low` must be less than `high`, got 1\.0 and 1\.0"):
+        spikes.sparse_fast_sigmoid(V, low=1.0)
+    with pytest.raises(ValueError, match="`low` must be less than `high`"):
+        spikes.spike_count(V, window=(2.0, 1.0))
+
+
+def test_clip_values_are_positive():
+    """Or None."""
+    for operator in (spikes.ste_sign, spikes.ste_heaviside, spikes.ternary_sign):
+        with pytest.raises(ValueError, match="`clip_value` must be positive"):
+            operator(V, clip_value=0.0)
+        assert torch.equal(grad(lambda v, operator=operator: operator(v, clip_value=None).sum())(9 * V), torch.ones_like(V))
+
+
+@pytest.mark.parametrize("name", STEP_NAMES)
+def test_the_input_alone_is_saved(name):
+    """With numbers as parameters no byte is kept beyond v, and nothing where no gradient is needed."""
+    kept = []
+    v = torch.randn(64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        getattr(spikes, name)(v, **noise_for(name))
+    assert {t.data_ptr() for t in kept if t.numel() > 1} == {v.data_ptr()}
+
+
+# --- Randomness -------------------------------------------------------------------------------------------------------
+
+
+def test_noise_is_that_of_the_call():
+    """First and second derivatives see one noise, equal seeds give equal numbers, and ``vmap`` has torch's rule."""
+    v = torch.linspace(-2, 2, 50)
+
+    def slope(v):
+        return grad(lambda v: spikes.sso(v).sum())(v)
+
+    torch.manual_seed(1)
+    first = slope(v)
+    torch.manual_seed(1)
+    assert torch.equal(slope(v), first)
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(slope)(v)
+    assert vmap(slope, randomness="different")(torch.full((20,), -1.0)).unique().numel() == 20
+    assert vmap(slope, randomness="same")(torch.full((20,), -1.0)).unique().numel() == 1
+
+
+def test_rare_spikes_of_bfloat16_are_rare():
+    """A probability of 0.001 is that, although bfloat16 has 256 steps between 0 and 1."""
+    torch.manual_seed(0)
+    p = torch.full((400_000,), 1e-3, dtype=torch.bfloat16)
+    rate = spikes.bernoulli(p).double().mean().item()
+    assert abs(rate - p[0].item()) < 2e-4
+    assert spikes.bernoulli(p).dtype == torch.bfloat16
+
+
+# --- What is made of surrogates ---------------------------------------------------------------------------------------
+
+
+def test_spike_learns():
+    """A module keeps tensors and learns what it is told to; it is copied, pickled, and shown."""
+    alpha = torch.full((3, 1), 2.0)
+    spike = spikes.Spike(spikes.atan, alpha=alpha, threshold=0.5, grad_scale=torch.tensor(2.0), learn=("alpha", "threshold"))
+    assert {*dict(spike.named_parameters())} == {"alpha", "threshold"}
+    assert {*dict(spike.named_buffers())} == {"grad_scale"}
+    v = torch.randn(3, 5)
+    expected = torch.autograd.functional.vjp(lambda a, t: spikes.atan(v, a, t, 2.0).sum(), (alpha, torch.tensor(0.5)))[1]
+    for module in (spike, copy.deepcopy(spike), pickle.loads(pickle.dumps(spike))):
+        assert torch.equal(module(v), spikes.atan(v, threshold=0.5))
+        gradients = torch.autograd.grad(module(v).sum(), [module.alpha, module.threshold])
+        torch.testing.assert_close(gradients, expected)
+    assert (
+        repr(spike)
+        == "Spike(atan, alpha=Parameter of shape (3, 1), threshold=Parameter of shape (), grad_scale=tensor of shape ())"
+    )
+    with pytest.raises(TypeError, match=r"the arguments of the surrogate are alpha, .*, got 'slope'"):
+        spikes.Spike(spikes.atan, slope=1.0)
+    with pytest.raises(ValueError, match=r"`learn` must name arguments that are given, which are none, got 'alpha'"):
+        spikes.Spike(spikes.atan, learn=("alpha",))
+
+
+def test_from_slope_has_the_derivatives_of_the_slope():
+    """Of every order, by v and by the threshold."""
+    spike = spikes.from_slope(lambda u: torch.exp(-u * u))
+    v, t = torch.randn(6, dtype=torch.float64, requires_grad=True), torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    expected = torch.exp(-((v - t) ** 2))
+    first = torch.autograd.grad(spike(v, t).sum(), (v, t), create_graph=True)
+    torch.testing.assert_close(first, (expected, -expected.sum()))
+    torch.testing.assert_close(torch.autograd.grad(first[0].sum(), v), torch.autograd.grad(expected.sum(), v))
+    assert torch.equal(spike(torch.tensor([0.2]), 0.2, tie=0.0), torch.zeros(1))
+    with pytest.raises(TypeError, match="`slope` must be a function"):
+        spikes.from_slope(3.0)

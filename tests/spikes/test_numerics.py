@@ -1,0 +1,168 @@
+"""Slopes far out, at infinity and in half precision: finite in first and second order, and accurate."""
+
+import functools
+
+import mpmath
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from fullgrad import spikes
+from fullgrad._suite.cases.spikes import CASES, STEPS
+
+SIGNS = ("ste_sign", "approx_sign", "swish_sign", "ternary_sign", "abs_binary_sign_grad")
+NAMES = (*STEPS, *SIGNS, "multi_spike", "spike_count")
+FLOATS = (torch.float32, torch.float64)
+
+
+LEARNED = [case for case in CASES if case.name.endswith(" learned") and "periodic" not in case.name]
+
+
+def points(dtype, count=1000):
+    """From the smallest to the largest numbers, of both signs, and those that compare."""
+    info = torch.finfo(dtype)
+    low, high = torch.tensor([info.tiny, info.max], dtype=torch.float64).log2()
+    magnitudes = torch.exp2(torch.linspace(low, high, count, dtype=torch.float64)).to(dtype).clamp(max=info.max)
+    some = torch.tensor([0.0, 0.5, 1.0, 2.0, 88.0, 89.0, 104.0, 709.0, 711.0, info.max], dtype=dtype)
+    magnitudes = torch.cat((magnitudes, some))
+    return torch.cat((magnitudes, -magnitudes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_finite_number_gives_nan(name, dtype):
+    """Slope and second derivative of every finite number are finite, and the slope is the same with and without a graph."""
+    v = points(dtype)
+    operator = getattr(spikes, name)
+    x = v.clone().requires_grad_()
+    (plain,) = torch.autograd.grad(operator(x).sum(), x)
+    (first,) = torch.autograd.grad(operator(x).sum(), x, create_graph=True)
+    assert plain.isfinite().all()
+    # Recorded steps are bounded at half the largest number, where the slopes are below ten of the smallest normal ones.
+    torch.testing.assert_close(first.detach(), plain, rtol=1e-5, atol=10 * torch.finfo(dtype).tiny)
+    if first.requires_grad:
+        assert torch.autograd.grad(first.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name.endswith(" learned") and "periodic" not in c.name], ids=lambda c: c.name
+)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_finite_number_gives_nan_to_a_parameter(case, dtype):
+    """Likewise the derivatives with respect to every parameter, and their derivatives."""
+    v = points(dtype, 200).requires_grad_()
+    rest = [t.flatten()[0].to(dtype).expand(v.shape).clone().requires_grad_() for t in case.tensors[1:]]
+    first = torch.autograd.grad(case.op(v, *rest).sum(), (v, *rest), create_graph=True)
+    for g in first:
+        assert not g.isnan().any()
+        if g.requires_grad:
+            for h in torch.autograd.grad(g.sum(), (v, *rest), retain_graph=True, materialize_grads=True):
+                assert not h.isnan().any()
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+# The slope at minus infinity, at infinity and at NaN, where it is not 0, 0 and NaN.
+LIMITS = {
+    "rect": (0, 0, 0),
+    "ste_heaviside": (0, 0, 0),
+    "ste_sign": (0, 0, 0),
+    "ternary_sign": (0, 0, 0),
+    "spike_count": (0, 0, 0),
+    "multi_spike": (0, 1, 0),
+    "leaky_k_relu": (0, 1, 0),
+    "piecewise_leaky_relu": (0.01, 0.01, 0.01),
+    "abs_binary_sign_grad": (-1, 1, -1),
+    "squarewave_fourier_series": (float("nan"),) * 3,
+    "sparse_fast_sigmoid": (0, 0, 0),
+    "dspike": (0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float16, torch.bfloat16])
+def test_limits(name, dtype):
+    """Infinities have the limit of the slope, and NaN what the comparison gives; the same under every transform."""
+    v = torch.tensor([-float("inf"), float("inf"), float("nan")], dtype=dtype)
+    expected = torch.tensor(LIMITS.get(name, (0, 0, float("nan")))).to(dtype)
+    operator = getattr(spikes, name)
+    leaf = v.clone().requires_grad_()
+    found = {
+        "backward": torch.autograd.grad(operator(leaf).sum(), leaf)[0],
+        "with a graph": torch.autograd.grad(operator(leaf).sum(), leaf, create_graph=True)[0].detach(),
+        "vmap(grad)": vmap(grad(operator))(v),
+        "jvp": torch.func.jvp(operator, (v,), (torch.ones_like(v),))[1],
+    }
+    for way, slope in found.items():
+        torch.testing.assert_close(slope, expected, equal_nan=True, msg=lambda m, way=way: f"{way}: {m}")
+
+
+# --- Accuracy ---------------------------------------------------------------------------------------------------------
+
+mp = mpmath.mp.clone()
+mp.dps = 40
+
+
+def _s(z):
+    return 1 / (1 + mp.exp(-z))
+
+
+# The slope in 40 digits, and the error in units of the last place, of the result down to subnormal numbers.
+EXACT = {
+    "sigmoid": (lambda u: 4 * _s(4 * u) * _s(-4 * u), 8),
+    "atan": (lambda u: 1 / (1 + (mp.pi * u) ** 2), 4),
+    "circ": (lambda u: (1 + 4 * u * u) ** mp.mpf("-1.5"), 6),
+    "soft_sign": (lambda u: 1 / (1 + 2 * abs(u)) ** 2, 4),
+    "fast_sigmoid": (lambda u: 1 / (1 + 25 * abs(u)) ** 2, 4),
+    "nonzero_sign_log_abs": (lambda u: 1 / (1 + abs(u)), 2),
+    "q_pseudo_spike": (lambda u: (1 + 2 * abs(u)) ** -2, 5),
+    "fake_numerical_gradient": (lambda u: min(1 / abs(u), mp.mpf(0.3)), 2),
+    "piecewise_exp": (lambda u: mp.exp(-abs(u)) / 2, 150),
+    "erf": (lambda u: 2 / mp.sqrt(mp.pi) * mp.exp(-4 * u * u), 300),
+    "piecewise_quadratic": (lambda u: max(0, 1 - abs(u)), 1),
+    "log_tailed_relu": (lambda u: 0 if u <= 0 else 1 / max(u, mp.mpf(1)), 1),
+    "s2nn": (lambda u: 4 * _s(4 * u) * _s(-4 * u) if u < 0 else 1 / (1 + u), 8),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_slopes_are_accurate(name, dtype, recorded):
+    """Against 40 digits, from the threshold to where the slope is 0."""
+    exact, units = EXACT[name]
+    torch.manual_seed(0)
+    v = torch.cat((torch.randn(60, dtype=dtype) * 3, torch.exp2(torch.linspace(-20, 30, 60, dtype=dtype)))).requires_grad_()
+    slope = torch.autograd.grad(getattr(spikes, name)(v).sum(), v, create_graph=recorded)[0].detach()
+    info = torch.finfo(dtype)
+    # torch.sigmoid is 0 where its exponential overflows.
+    smallest = info.smallest_normal * (1 if name in ("sigmoid", "s2nn") else info.eps)
+    for u, d in zip(v.tolist(), slope.tolist(), strict=True):
+        right = exact(mp.mpf(u))
+        assert abs(d - right) <= units * (info.eps * abs(right) + smallest), (u, d, right)
+
+
+@pytest.mark.parametrize("name", [*STEPS, *SIGNS, "spike_count"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [64, 300_000])
+def test_half_precision_is_rounded_once(name, dtype, count):
+    """The slope is that of float32, rounded: of a few numbers, and of many, which are computed in pieces."""
+    torch.manual_seed(0)
+    v = (torch.randn(count) * 2).to(dtype)
+    operator = functools.partial(getattr(spikes, name))
+    threshold = {"threshold": 0.7} if name in STEPS else {}
+    slope = torch.autograd.grad(operator(x := v.clone().requires_grad_(), **threshold).sum(), x)[0]
+    rounded = {"threshold": torch.tensor(0.7, dtype=dtype).item()} if name in STEPS else {}
+    wide = torch.autograd.grad(operator(x := v.float().requires_grad_(), **rounded).sum(), x)[0]
+    torch.testing.assert_close(slope, wide.to(dtype), rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny)
+    assert (slope != wide.to(dtype)).float().mean() < 0.02
+
+
+def test_a_parameter_sums_its_gradient_in_float32():
+    """The gradient of a width over many elements of bfloat16 is not that of a sum that stands still at 256 terms."""
+    v = torch.full((40_000,), 0.5, dtype=torch.bfloat16)
+    alpha = torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)
+    (g,) = torch.autograd.grad(spikes.atan(v, alpha).sum(), alpha)
+    wide = torch.tensor(2.0, requires_grad=True)
+    (expected,) = torch.autograd.grad(spikes.atan(v.float(), wide).sum(), wide)
+    torch.testing.assert_close(g.float(), expected, rtol=1e-2, atol=0)

@@ -79,9 +79,9 @@ def adopting(
 ) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
-    A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it would
-    without. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be nested, is
-    that of the current thread or task, and also decorates functions. On leaving, everything is as before.
+    A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
+    does without. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be
+    nested, is that of the current thread or task, and also decorates functions. On leaving, everything is as before.
 
     Args:
         packages: Modules, or names of modules and classes, whose classes are adopted; all by default.

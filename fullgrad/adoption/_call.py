@@ -1,7 +1,7 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,18 +10,24 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad._dispatch import ignored_unknown_sizes, is_wrapped, is_wrapper_subclass, pytree, require_grad
+from fullgrad.adoption._below import Maybe, run_or_descend
 from fullgrad.adoption._scope import Options, following
 from fullgrad.adoption._tensors import hidden_tensors, innermost, is_differentiable
 
 Tensors = Sequence[Tensor]
-Maybe = Sequence[Tensor | None]
 
 
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+_FLAGS = ("needs_input_grad", "materialize_grads")
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow."
 
 
 class Slot(int):
     """Stands for a tensor: its place among the inputs, the outputs and what else a context keeps, in this order."""
+
+
+class NumberSlot(Slot):
+    """Stands for a number, kept as a tensor."""
 
 
 class Container(NamedTuple):
@@ -59,6 +65,7 @@ class Call:
     """
 
     layout: Layout
+    numbers_are_tensors = False
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options, forward_mode: bool) -> None:
         self.cls, self.name, self.options, self.forward_mode = cls, cls.__name__, options, forward_mode
@@ -116,6 +123,10 @@ class Call:
         """The same call, to be run again."""
         return copy.copy(self)
 
+    def keep_numbers_as_tensors(self) -> None:
+        """From now on: the context of a call that runs sample by sample keeps other numbers for each."""
+        self.numbers_are_tensors = True
+
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -169,6 +180,9 @@ class Call:
             slots.setdefault(id(t), Slot(i))
 
         def slot(leaf: Any) -> Any:
+            if self.numbers_are_tensors and type(leaf) in (bool, int, float, complex):
+                rest.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
+                return NumberSlot(len(tensors) + len(outs) + len(rest) - 1)
             if not isinstance(leaf, Tensor):
                 for t in hidden_tensors(leaf):
                     if id(t) in slots or is_wrapped(t):
@@ -190,7 +204,7 @@ class Call:
 
         state = vars(ctx).copy()
         constant = {id(t) for t in state.pop("non_differentiable", ())}
-        state = {name: pytree.tree_map(slot, value) for name, value in state.items()}
+        state = {name: value if name in _FLAGS else pytree.tree_map(slot, value) for name, value in state.items()}
         self.layout = Layout(
             state=state,
             items=tuple(None if isinstance(o, Tensor) else o for o in items),
@@ -214,13 +228,22 @@ class Call:
 
     def _replayed(self, flat: Maybe, *saved: str) -> Any:
         ctx: Any = FunctionCtx()
-        fill = lambda leaf: flat[leaf] if isinstance(leaf, Slot) else leaf  # noqa: E731
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, NumberSlot):
+                return flat[leaf].item()  # pyright: ignore
+            return flat[leaf] if isinstance(leaf, Slot) else leaf
+
         vars(ctx).update({name: pytree.tree_map(fill, value) for name, value in self.layout.state.items()})
         ctx.saved_tensors = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
         return ctx
 
     def backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
         """A gradient or None for each input, by the class's own rule."""
+        n = len(flat)
+        return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:]), [*flat, *cotangents])
+
+    def _backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
         items: list[Any] = [None] * len(self.layout.items)
         for i, g in zip(self.layout.positions, cotangents, strict=True):
             items[i] = g
@@ -245,30 +268,7 @@ class Call:
             pushed = self.cls.jvp(self._replayed(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.layout.positions] if isinstance(pushed, tuple) else [pushed]
 
-    def calls(self) -> Iterator["Call"]:
-        """The calls of the class that this one consists of."""
-        yield self
-
 
 def is_new_style(cls: Any) -> bool:
     """Whether a class has a ``setup_context`` of its own."""
     return any("setup_context" in c.__dict__ for c in cls.__mro__[: cls.__mro__.index(TorchFunction)])
-
-
-class WithoutNone:
-    """A function of tensors and Nones that returns tensors and Nones, as one of tensors alone."""
-
-    def __init__(self, function: Callable[..., Any], args: Maybe) -> None:
-        self.function, self.given = function, [a is not None for a in args]
-        self.tensors = [a for a in args if a is not None]
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        remaining = iter(tensors)
-        result = self.function(*[next(remaining) if g else None for g in self.given])
-        self.returned = [r is not None for r in result]
-        return tuple(r for r in result if r is not None)
-
-    def restore(self, result: Any) -> list[Tensor | None]:
-        """The result with its Nones."""
-        remaining = iter(result)
-        return [next(remaining) if r else None for r in self.returned]

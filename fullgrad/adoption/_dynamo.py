@@ -1,7 +1,7 @@
 """Compiled code: an adopted call as one node of the graph.
 
-Dynamo traces into a Function, and below transforms it drops the rules. Where a scope is open it puts the adopted call into the graph
-instead, which AOTAutograd traces with its rules. What it traces is guarded on what the scopes adopt.
+Dynamo traces into a Function, and below transforms it drops the rules. Where a scope is open it puts the adopted call into the
+graph instead, which AOTAutograd traces with its rules. What it traces is guarded on what the scopes adopt.
 """
 
 import functools

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import has_data, is_tracing, without_modes
-from fullgrad.adoption._call import Maybe
+from fullgrad._dispatch import has_data, is_tracing, transforms_active, without_modes
+from fullgrad.adoption._below import Maybe, first_line
 from fullgrad.adoption._randomness import same_draws
 from fullgrad.adoption._tensors import Like, is_differentiable, separate
 
@@ -33,17 +33,18 @@ def verdict(call: Any) -> str | None:
     return _verdicts.get(call.cls, {}).get(_key(call))
 
 
-def find_verdict(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> None:
-    """Try the backward of a call in forward mode, with the tensors at hand, or in traced code with random ones."""
-    if call.once or call.has_jvp or not call.forward_mode or verdict(call) is not None:
+def find_verdict(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...] | None = None) -> None:
+    """Try the backward of a call in forward mode: with the tensors at hand, or in traced code with random ones.
+
+    Without the outputs of its forward that is run, too. Random numbers go on as if nothing had been drawn.
+    """
+    if call.once or call.has_jvp or not call.forward_mode or transforms_active() or verdict(call) is not None:
         return
     if not is_tracing() and all(map(has_data, tensors)):
         _note(call, _try(call, tensors, outs))
-        return
-    with without_modes(), same_draws(tensors), contextlib.suppress(Exception):
-        other = call.anew()
-        drawn = tuple(_drawn(t) for t in tensors)
-        _note(call, _try(other, drawn, separate(other.forward(*drawn), drawn)))
+    else:
+        with without_modes(), contextlib.suppress(Exception):
+            _note(call, _try(call, tuple(_drawn(t) for t in tensors)))
 
 
 def transposed(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list[Tensor | None]:
@@ -90,7 +91,16 @@ def _drawn(tensor: Tensor) -> Tensor:
     return draw(shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def _try(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> str:
+def _try(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...] | None = None) -> str:
+    with same_draws(tensors), torch.no_grad():
+        if outs is None:
+            call = call.anew()
+            call.levelwise = False  # no transform is active
+            outs = separate(call.forward(*tensors), tensors)
+        return _compare(call, tensors, outs)
+
+
+def _compare(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     outs = outs[: call.layout.count]
     like = [Like.of(o) for o in outs]
@@ -98,20 +108,22 @@ def _try(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> st
     def draw(t: Tensor, scale: float) -> Tensor | None:
         return (torch.randn(t.shape, device=t.device) * scale).to(t.dtype) if is_differentiable(t) else None
 
-    with same_draws(tensors), torch.no_grad():
-        tangents = [draw(t, 1.0) for t in tensors]
-        state = torch.get_rng_state()
+    tangents = [draw(t, 1.0) for t in tensors]
+    state = torch.get_rng_state()
+    try:
         pushed = transposed(call, flat, tangents, like)
-        eps = max(torch.finfo(o.dtype).eps for o in outs if is_differentiable(o))
-        for scale in _SCALES:
-            cotangents = [None if i in call.layout.constant else draw(o, scale) for i, o in enumerate(outs)]
-            cotangents = materialized(call, cotangents, like)
-            torch.set_rng_state(state)  # a backward may draw, the same numbers here as in the transposition
-            left, right = _products(cotangents, pushed), _products(tangents, call.backward(flat, cotangents))
-            if not right.isfinite().all():
-                continue  # the class itself is not finite here
-            if not (left.sum() - right.sum()).abs() <= 1e3 * eps * (left.abs().sum() + right.abs().sum()):
-                return IDENTITY if _acts_on_the_gradient_alone(call, tensors, outs) else _NOT_LINEAR
+    except Exception as error:
+        return f"its backward cannot be transposed ({first_line(error)})"
+    eps = max(torch.finfo(o.dtype).eps for o in outs if is_differentiable(o))
+    for scale in _SCALES:
+        cotangents = [None if i in call.layout.constant else draw(o, scale) for i, o in enumerate(outs)]
+        cotangents = materialized(call, cotangents, like)
+        torch.set_rng_state(state)  # a backward may draw, the same numbers here as in the transposition
+        left, right = _products(cotangents, pushed), _products(tangents, call.backward(flat, cotangents))
+        if not right.isfinite().all():
+            continue  # the class itself is not finite here
+        if not (left.sum() - right.sum()).abs() <= 1e3 * eps * (left.abs().sum() + right.abs().sum()):
+            return IDENTITY if _acts_on_the_gradient_alone(call, tensors, outs) else _NOT_LINEAR
     return TRANSPOSE
 
 

@@ -1,16 +1,15 @@
 """The operators that an adopted call is made of."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from fullgrad._dispatch import is_tracing, transforms_active
+from fullgrad._dispatch import is_tracing
 from fullgrad._function import Function
-from fullgrad.adoption._batched import Batched, check_loop, first_line, warn_of_loop
-from fullgrad.adoption._call import IN_PLACE, Call, Maybe, Slot, WithoutNone
+from fullgrad.adoption._batched import Batched
+from fullgrad.adoption._below import Maybe
+from fullgrad.adoption._call import IN_PLACE, Call, Slot
 from fullgrad.adoption._linearity import IDENTITY, TRANSPOSE, find_verdict, materialized, transposed, verdict
-from fullgrad.adoption._randomness import Draws
 from fullgrad.adoption._scope import following
 from fullgrad.adoption._tensors import Like, is_differentiable, separate, unwrapped_constant, writable
 
@@ -25,7 +24,7 @@ class Adopted(Function):
         if _versions(tensors) != before:
             raise NotImplementedError(IN_PLACE.format(call.name))
         outs = separate([unwrapped_constant(call.name, o) for o in outs], tensors)
-        find_verdict(call, tensors, outs)
+        find_verdict(call, tensors, None if call.levelwise else outs)
         return outs
 
     @staticmethod
@@ -48,7 +47,7 @@ class Adopted(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         given = materialized(ctx.call, [writable(g) for g in cotangents[: ctx.call.layout.count]], ctx.like)
-        return None, *_backward(ctx.call, _guarded(ctx), given)
+        return None, *ctx.call.backward(_guarded(ctx), given)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -62,77 +61,13 @@ class Adopted(Function):
         if not call.levelwise or isinstance(call, Batched):
             outs = Adopted.apply(Batched(call, in_dims[1:], info.batch_size, info.randomness), *tensors)
             return outs, (0,) * len(outs)
+        find_verdict(call, tuple(t if d is None else t.select(d, 0) for t, d in zip(tensors, in_dims[1:], strict=True)))
         dims = tuple(in_dims[1 + a] if isinstance(a, Slot) else None for a in call.args)
         with following(call.options):
             output, out_dims = call.cls.vmap(info, dims, *call.arguments(tensors))
         outs, _ = call.note(call.context(tensors), tensors, output)
         own = isinstance(out_dims, (tuple, list))
         return tuple(outs), tuple(out_dims[i] for i in call.layout.positions) if own else (out_dims,) * len(outs)
-
-
-class Below(Function):
-    """A function of tensors that runs below all transforms, sample by sample where it cannot be batched."""
-
-    @staticmethod
-    def forward(body: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return separate(body(*tensors), tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.body, *tensors = inputs
-        ctx.like = [Like.of(o) for o in output]
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        pull, where = _pullback(ctx.body, ctx.saved_tensors)
-        grads = dict(zip(where, Below.apply(pull, *ctx.saved_tensors, *cotangents), strict=True))
-        return None, *[grads.get(i) for i in range(len(ctx.saved_tensors))]
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        tensors, like = ctx.saved_tensors, ctx.like
-        pull, where = _pullback(ctx.body, tensors)
-
-        def push(*all: Tensor) -> tuple[Tensor, ...]:  # the transpose of the transpose
-            transpose = lambda *g: pull(*all[: len(tensors)], *g)  # noqa: E731
-            return torch.func.vjp(transpose, *[a.zeros() for a in like])[1](all[len(tensors) :])
-
-        given = [tangents[i] for i in where]
-        some = [torch.zeros_like(tensors[i]) if t is None else t for i, t in zip(where, given, strict=True)]
-        return tuple(Below.apply(push, *tensors, *some))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], body: Any, *tensors: Tensor) -> tuple[Any, Any]:
-        dims = in_dims[1:]
-
-        def batched(*tensors: Tensor) -> tuple[Tensor, ...]:
-            try:
-                return torch.vmap(body, dims, 0, info.randomness)(*tensors)
-            except Exception as error:
-                if "randomness" in str(error):
-                    raise
-            draws = Draws("a class", info.randomness, tensors)
-            samples = [
-                draws.sample(body, *[t if d is None else t.select(d, b) for t, d in zip(tensors, dims, strict=True)])
-                for b in range(info.batch_size)
-            ]
-            return tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
-
-        outs = Below.apply(Once(batched, body.name) if isinstance(body, Once) else batched, *tensors)
-        return outs, (0,) * len(outs)
-
-
-class Once(NamedTuple):
-    """The body of a backward that may not be differentiated."""
-
-    body: Any
-    name: str
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        with torch.no_grad():
-            return self.body(*tensors)
 
 
 class Intermediate(Function):
@@ -180,23 +115,6 @@ def _guarded(ctx: Any) -> list[Any]:
     return flat
 
 
-def _backward(call: Any, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
-    """The class's backward where it is called, or below all transforms if it cannot run inside them."""
-    n = len(flat)
-    body = WithoutNone(lambda *all: call.backward(all[:n], all[n:]), [*flat, *cotangents])
-    if call.once:
-        return body.restore(Below.apply(Once(body, call.name), *body.tensors))
-    try:
-        return body.restore(body(*body.tensors))
-    except Exception as error:
-        if not transforms_active():
-            raise
-        check_loop(call, error)
-        result = body.restore(Below.apply(body, *body.tensors))
-        warn_of_loop(call, first_line(error))
-        return result
-
-
 def _tangents(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list[Tensor | None]:
     if call.has_jvp:
         return call.jvp(flat, tangents)
@@ -207,22 +125,6 @@ def _tangents(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list
         return [next(t for t in tangents if t is not None).clone()]
     reason = face or "its backward could not be tried with random numbers; call it once in eager forward mode before"
     raise NotImplementedError(f"{call.name} has no forward mode: {reason}, and it declares no jvp.")
-
-
-def _pullback(body: Any, tensors: tuple[Tensor, ...]) -> tuple[Any, list[int]]:
-    """The function of ``(*tensors, *cotangents)`` that pulls back to the differentiable tensors, and which these are."""
-    if isinstance(body, Once):
-        raise RuntimeError(f"{body.name}.backward is once_differentiable: it has no second derivative.")
-    n, where = len(tensors), [i for i, t in enumerate(tensors) if is_differentiable(t)]
-
-    def pull(*all: Tensor) -> tuple[Tensor, ...]:
-        def of_some(*some: Tensor) -> Any:
-            given = dict(zip(where, some, strict=True))
-            return tuple(body(*[given.get(i, t) for i, t in enumerate(all[:n])]))
-
-        return torch.func.vjp(of_some, *[all[i] for i in where])[1](all[n:])
-
-    return pull, where
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> list[int]:

@@ -17,7 +17,7 @@ class Options(NamedTuple):
 
 
 class Scope:
-    """An open context: names of the packages whose classes it adopts, all if there are none, and of those that it leaves alone."""
+    """An open context: the names of what it adopts, everything if there are none, and of what it leaves alone."""
 
     def __init__(self, packages: tuple[str, ...], exclude: tuple[str, ...], options: Options) -> None:
         self.packages, self.exclude, self.options, self.is_open = packages, exclude, options, True
@@ -34,8 +34,8 @@ class Scope:
 # Never adopted: torch's own Functions (checkpoint, FSDP, DDP, compiled code) are made for the level that they run at.
 _OURS = ("torch", "fullgrad")
 
-# A context variable, so that threads and asynchronous tasks have their own. The scopes are told apart by identity and not by their
-# order: those of generators close in any.
+# A context variable, so that threads and asynchronous tasks have their own. The scopes are told apart by identity and not by
+# their order: those of generators close in any.
 _scopes: contextvars.ContextVar[tuple[Scope, ...]] = contextvars.ContextVar("fullgrad.adopting", default=())
 _lock, _open = threading.Lock(), 0
 

@@ -79,7 +79,7 @@ def hidden_tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
         elif isinstance(value, (list, tuple, set, frozenset)):
             inside = list(value)
         else:
-            cells = [c for c in getattr(value, "__closure__", None) or () if c != _EMPTY]
+            cells = [c for c in getattr(value, "__closure__", None) or () if _is_filled(c)]
             slots = [s for c in type(value).__mro__ for s in _as_tuple(c.__dict__.get("__slots__", ()))]
             inside = [
                 *getattr(value, "__dict__", {}).values(),
@@ -94,9 +94,9 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _empty_cell() -> Any:
-    return (lambda: value).__closure__[0]  # pyright: ignore
-    value = None
-
-
-_EMPTY = _empty_cell()
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True

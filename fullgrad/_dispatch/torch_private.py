@@ -343,6 +343,16 @@ def ignored_unknown_sizes() -> Any:
 
 
 def dynamo_names() -> Any:
-    """What Dynamo makes a node and a guard with, and the method that it calls where it sees ``SomeFunction.apply``."""
+    """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
+    import torch._dynamo.variables.builder
+    import torch._dynamo.variables.misc
 
-    return SimpleNamespace(**locals())
+    return SimpleNamespace(
+        AttrSource=torch._dynamo.source.AttrSource,
+        AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
+        GuardBuilder=torch._dynamo.guards.GuardBuilder,
+        install_guard=torch._dynamo.guards.install_guard,
+        proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
+        reset_code_caches=torch._dynamo.reset_code_caches,
+        wrap_fx_proxy=torch._dynamo.variables.builder.wrap_fx_proxy,
+    )

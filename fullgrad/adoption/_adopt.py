@@ -109,22 +109,21 @@ def adopting(
 
 
 def operator_of(cls: Any, options: Options) -> Any:
-    """The adopted class as a function; always the same one."""
-    operators = _operators.setdefault(cls, {})
-    if options not in operators:
-        here = weakref.ref(cls)  # the function must not keep alive what it is found by
+    """The adopted class as a function, the same one as long as it lives; it keeps the class alive, and is not kept by it."""
+    operators = _operators.setdefault(cls, weakref.WeakValueDictionary())
+    apply = operators.get(options)
+    if apply is None:
 
         def apply(*args: Any, **kwargs: Any) -> Any:
-            one = here()
             if options.strict or transforms_active() or forward_mode_is_on():
-                return call_adopted(one, args, kwargs, options)
-            return one.apply(*args, **kwargs)
+                return call_adopted(cls, args, kwargs, options)
+            return cls.apply(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
         apply.__doc__ = cls.__doc__
-        apply.adopted_class = here
+        apply.adopted_class = cls
         operators[options] = _dynamo.as_node(apply)
-    return operators[options]
+    return apply
 
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:

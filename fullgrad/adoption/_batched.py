@@ -1,13 +1,16 @@
 """`Batched`: a call under ``vmap``, as one call with the whole batch."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import active_transforms
 from fullgrad.adoption._below import Maybe, WithoutNone, check_loop, warn_of_loop
 from fullgrad.adoption._randomness import Draws
+from fullgrad.adoption._tensors import NO_ARGUMENT
 
 _looped: Any = weakref.WeakSet()  # classes whose forward is known not to run inside vmap
 
@@ -18,8 +21,8 @@ class Batched:
     The class's code runs inside ``torch.vmap``, or where it cannot, since it looks at numbers, once for each sample.
     """
 
-    def __init__(self, inner: Any, in_dims: tuple[int | None, ...], size: int, randomness: str) -> None:
-        self.inner, self.in_dims, self.size, self.randomness = inner, in_dims, size, randomness
+    def __init__(self, inner: Any, in_dims: tuple[int | None, ...], size: int, randomness: str, level: int) -> None:
+        self.inner, self.in_dims, self.size, self.randomness, self.level = inner, in_dims, size, randomness, level
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is that of the call of one sample."""
@@ -27,7 +30,7 @@ class Batched:
 
     def anew(self) -> "Batched":
         """The same call, to be run again."""
-        return Batched(self.inner.anew(), self.in_dims, self.size, self.randomness)
+        return Batched(self.inner.anew(), self.in_dims, self.size, self.randomness, self.level)
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
@@ -35,7 +38,7 @@ class Batched:
         """The outputs, and then what else the context keeps."""
         if self.cls not in _looped:
             try:
-                return torch.vmap(self.inner.forward, self.in_dims, 0, self.randomness)(*tensors)
+                return self._vmap(self.inner.forward, self.in_dims, tensors)
             except Exception as error:
                 check_loop(self, error)
                 warn_of_loop(self, error)
@@ -51,6 +54,18 @@ class Batched:
             raise NotImplementedError(f"{self.name}.forward returns or keeps something else for each sample of a batch.")
         return tuple(torch.stack(part) for part in parts)
 
+    def _vmap(self, function: Any, in_dims: tuple[int | None, ...], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """``vmap`` at the level of the user's own, so that a batched tensor that the class closes over means what it did.
+
+        Below other transforms, levels in which nothing is batched stand in for them.
+        """
+        if len(active_transforms()) >= self.level - 1:
+            return torch.vmap(function, in_dims, 0, self.randomness)(*tensors)
+        outs = torch.vmap(lambda _: self._vmap(function, in_dims, tensors), randomness=self.randomness)(torch.empty(1))
+        if any(len(o) != 1 for o in outs):
+            raise NotImplementedError(NO_ARGUMENT.format(self.name))
+        return tuple(o[0] for o in outs)
+
     # --- Derivatives ------------------------------------------------------------------------------------------------------
 
     def over(self, method: str, flat: Maybe, more: Maybe, dims: list[int | None]) -> list[Tensor | None]:
@@ -59,7 +74,7 @@ class Batched:
         all_dims: list[int | None] = [*self.in_dims, *[0] * (n - len(self.in_dims)), *dims]
         body = WithoutNone(lambda *all: getattr(self.inner, method)(all[:n], all[n:]), both)
         given = tuple(d for d, t in zip(all_dims, both, strict=True) if t is not None)
-        return body.restore(torch.vmap(body, given, 0, self.randomness)(*body.tensors))
+        return body.restore(self._vmap(body, given, body.tensors))
 
     def backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
         """A gradient or None for each input: of what all samples share, the sum."""

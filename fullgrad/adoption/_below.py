@@ -35,9 +35,8 @@ def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe) -> list
 
 def check_loop(call: Any, error: Exception) -> None:
     """Raise what running sample by sample does not mend, or if the user does not want that."""
+    check_escape(call, error)
     text = str(error)
-    if any(sign in text for sign in ("may have escaped", "functorch/Interpreter")):
-        raise NotImplementedError(NO_ARGUMENT.format(call.name)) from error
     if isinstance(error, NotImplementedError) and text.startswith(f"{call.name}"):
         raise error
     if "randomness" in text:
@@ -46,6 +45,12 @@ def check_loop(call: Any, error: Exception) -> None:
         raise NotImplementedError(
             f"{call.name} cannot be batched, and allow_loop=False refuses to run it sample by sample: {first_line(error)}"
         ) from error
+
+
+def check_escape(call: Any, error: Exception) -> None:
+    """Say in other words what torch says of a tensor whose transform is not active."""
+    if any(sign in str(error) for sign in ("may have escaped", "functorch/Interpreter")):
+        raise NotImplementedError(NO_ARGUMENT.format(call.name)) from error
 
 
 def warn_of_loop(call: Any, error: Exception) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._dispatch import is_tracing
+from fullgrad._dispatch import active_transforms, is_tracing
 from fullgrad._function import Function
 from fullgrad.adoption._batched import Batched
-from fullgrad.adoption._below import Maybe
+from fullgrad.adoption._below import Maybe, check_escape
 from fullgrad.adoption._call import IN_PLACE, Call, Slot
 from fullgrad.adoption._linearity import IDENTITY, TRANSPOSE, find_verdict, materialized, transposed, verdict
 from fullgrad.adoption._scope import following
@@ -20,7 +20,11 @@ class Adopted(Function):
     @staticmethod
     def forward(call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         before = _versions(tensors)
-        outs = call.forward(*tensors)
+        try:
+            outs = call.forward(*tensors)
+        except RuntimeError as error:
+            check_escape(call, error)
+            raise
         if _versions(tensors) != before:
             raise NotImplementedError(IN_PLACE.format(call.name))
         outs = separate([unwrapped_constant(call.name, o) for o in outs], tensors)
@@ -59,7 +63,8 @@ class Adopted(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor) -> tuple[Any, Any]:
         if not call.levelwise or isinstance(call, Batched):
-            outs = Adopted.apply(Batched(call, in_dims[1:], info.batch_size, info.randomness), *tensors)
+            level = len(active_transforms()) + 1
+            outs = Adopted.apply(Batched(call, in_dims[1:], info.batch_size, info.randomness, level), *tensors)
             return outs, (0,) * len(outs)
         find_verdict(call, tuple(t if d is None else t.select(d, 0) for t, d in zip(tensors, in_dims[1:], strict=True)))
         dims = tuple(in_dims[1 + a] if isinstance(a, Slot) else None for a in call.args)
@@ -82,7 +87,7 @@ class Intermediate(Function):
         ctx.name = inputs[0]
 
     @staticmethod
-    def vjp(ctx: Any, g: Any) -> Any:
+    def vjp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
             f"{ctx.name}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second "
             "derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."

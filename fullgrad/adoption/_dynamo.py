@@ -54,13 +54,11 @@ def _node(torch_names: Any, tx: Any, cls: Any, options: Any, args: Any, kwargs: 
 
     call, fixed = operator_of(cls, options), {}
     for key, a in [*enumerate(args), *kwargs.items()]:
-        try:
-            a.as_proxy()
-        except NotImplementedError:
-            value = a.value if hasattr(a, "value") else getattr(a, "fn", None)
-            if a.source is not None and value is not None:
+        value = a.value if hasattr(a, "value") else getattr(a, "fn", None)
+        if value is not None and not _fits_into_graph(a):
+            if a.source is not None:
                 torch_names.install_guard(a.source.make_guard(torch_names.GuardBuilder.ID_MATCH))
-                fixed[key] = value
+            fixed[key] = value
     n, named = len(args), {k: v for k, v in fixed.items() if isinstance(k, str)}
 
     def node(*some: Any, **others: Any) -> Any:
@@ -72,3 +70,12 @@ def _node(torch_names: Any, tx: Any, cls: Any, options: Any, args: Any, kwargs: 
         [a for i, a in enumerate(args) if i not in fixed], {k: a for k, a in kwargs.items() if k not in fixed}
     )
     return torch_names.wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy("call_function", node, *given))
+
+
+def _fits_into_graph(variable: Any) -> bool:
+    """Whether an argument is a tensor or a number, or a container of them."""
+    try:
+        proxy = variable.as_proxy()
+    except NotImplementedError:
+        return False
+    return isinstance(proxy, torch.fx.Proxy) or not callable(proxy)

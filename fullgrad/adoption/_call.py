@@ -1,7 +1,7 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,14 +82,12 @@ class Call:
         if isinstance(value, Tensor):
             return value if self._is_opaque(value) else self._slot(value)
         # A tensor in a container is a constant to autograd, but transforms have to see it.
-        leaves, structure = pytree.tree_flatten(value)
-        if any(isinstance(leaf, Tensor) for leaf in leaves):
-            return Container([self._slot(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-        if any(is_wrapped(t) for leaf in leaves for t in hidden_tensors(leaf)):
+        packed = _packed(value, lambda leaf: self._slot(leaf) if isinstance(leaf, Tensor) else leaf)
+        if packed is value and any(is_wrapped(t) for leaf in pytree.tree_leaves(value) for t in hidden_tensors(leaf)):
             raise NotImplementedError(
                 f"{self.name} got a {type(value).__name__} that holds a batched or differentiated tensor; pass the tensor itself."
             )
-        return value
+        return packed
 
     def _slot(self, tensor: Tensor) -> Slot:
         self.tensors.append(tensor)
@@ -106,14 +104,7 @@ class Call:
 
     def arguments(self, tensors: Sequence[Any]) -> list[Any]:
         """What the class is called with."""
-
-        def fill(value: Any) -> Any:
-            return tensors[value] if isinstance(value, Slot) else value
-
-        return [
-            pytree.tree_unflatten([fill(leaf) for leaf in a.leaves], a.structure) if isinstance(a, Container) else fill(a)
-            for a in self.args
-        ]
+        return [_filled(a, tensors) for a in self.args]
 
     def constants(self) -> tuple[Any, ...]:
         """The arguments that are no tensors, which may choose what the backward computes."""
@@ -204,14 +195,16 @@ class Call:
 
         state = vars(ctx).copy()
         constant = {id(t) for t in state.pop("non_differentiable", ())}
-        state = {name: value if name in _FLAGS else pytree.tree_map(slot, value) for name, value in state.items()}
+        state = {name: value if name in _FLAGS else _packed(value, slot) for name, value in state.items()}
         self.layout = Layout(
             state=state,
             items=tuple(None if isinstance(o, Tensor) else o for o in items),
             is_tuple=isinstance(output, tuple),
             positions=tuple(i for i, o in enumerate(items) if isinstance(o, Tensor)),
             constant=frozenset(i for i, o in enumerate(outs) if id(o) in constant or not is_differentiable(o)),
-            used=frozenset(leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, Slot)),
+            used=frozenset(
+                s for v in state.values() for s in (v.leaves if isinstance(v, Container) else [v]) if isinstance(s, Slot)
+            ),
             hidden=frozenset(),
             inputs=tuple((t.shape, t.dtype) for t in tensors),
         )
@@ -229,12 +222,7 @@ class Call:
     def _replayed(self, flat: Maybe, *saved: str) -> Any:
         ctx: Any = FunctionCtx()
 
-        def fill(leaf: Any) -> Any:
-            if isinstance(leaf, NumberSlot):
-                return flat[leaf].item()  # pyright: ignore
-            return flat[leaf] if isinstance(leaf, Slot) else leaf
-
-        vars(ctx).update({name: pytree.tree_map(fill, value) for name, value in self.layout.state.items()})
+        vars(ctx).update({name: _filled(value, flat) for name, value in self.layout.state.items()})
         ctx.saved_tensors = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
         return ctx
 
@@ -272,3 +260,21 @@ class Call:
 def is_new_style(cls: Any) -> bool:
     """Whether a class has a ``setup_context`` of its own."""
     return any("setup_context" in c.__dict__ for c in cls.__mro__[: cls.__mro__.index(TorchFunction)])
+
+
+def _packed(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """A value with its leaves replaced; the very same object where there is nothing to replace."""
+    leaves, structure = pytree.tree_flatten(value)
+    replaced = [replace(leaf) for leaf in leaves]
+    if all(new is old for new, old in zip(replaced, leaves, strict=True)):
+        return value
+    return replaced[0] if structure.is_leaf() else Container(replaced, structure)
+
+
+def _filled(value: Any, tensors: Sequence[Any]) -> Any:
+    """The value again, with tensors for slots."""
+    if isinstance(value, Container):
+        return pytree.tree_unflatten([_filled(leaf, tensors) for leaf in value.leaves], value.structure)
+    if isinstance(value, NumberSlot):
+        return tensors[value].item()
+    return tensors[value] if isinstance(value, Slot) else value

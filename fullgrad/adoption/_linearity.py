@@ -1,8 +1,8 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
-A backward :math:`g \mapsto D(x)^T g` is transposed by differentiating it with respect to :math:`g`. Whether it is linear is found
-by numbers, :math:`\langle g, D t \rangle = \langle D^T g, t \rangle` for random :math:`g` of several magnitudes, once for each
-class and its constant arguments.
+A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`. Whether it is linear, and the
+transpose its own, is found by numbers, :math:`B(g + h) = B(g) + B(h)` for random :math:`h` of several magnitudes and
+:math:`\langle g, D t \rangle = \langle B(g), t \rangle`, once for each class and its constant arguments.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import has_data, is_tracing, transforms_active, without_modes
+from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, without_modes
 from fullgrad.adoption._below import Maybe, first_line
 from fullgrad.adoption._randomness import same_draws
 from fullgrad.adoption._tensors import Like, is_differentiable, separate
@@ -21,6 +21,7 @@ TRANSPOSE = "transpose"
 IDENTITY = "identity"
 _NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
 _SCALES = (1e-3, 1.0, 1e2)  # of random cotangents: what clips or normalizes shows at one of them
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
 _verdicts: Any = weakref.WeakKeyDictionary()
@@ -70,12 +71,9 @@ def materialized(call: Any, cotangents: Maybe, like: list[Like]) -> Maybe:
 
 
 def _key(call: Any) -> Any:
-    constants = call.constants()
-    try:
-        hash(constants)
-    except TypeError:
-        return repr(constants)
-    return constants
+    """Constants of the call by value, and other objects by their kind, so that none is kept alive."""
+    leaves = pytree.tree_leaves(call.constants())
+    return tuple((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in leaves)
 
 
 def _note(call: Any, found: str) -> None:
@@ -108,23 +106,44 @@ def _compare(call: Any, tensors: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -
     def draw(t: Tensor, scale: float) -> Tensor | None:
         return (torch.randn(t.shape, device=t.device) * scale).to(t.dtype) if is_differentiable(t) else None
 
-    tangents = [draw(t, 1.0) for t in tensors]
-    state = torch.get_rng_state()
+    def cotangents(scale: float) -> Maybe:
+        return materialized(call, [None if i in call.layout.constant else draw(o, scale) for i, o in enumerate(outs)], like)
+
+    state = torch.get_rng_state()  # a backward may draw: the same numbers each time
+
+    def backward(given: Maybe) -> Maybe:
+        torch.set_rng_state(state)
+        return call.backward(flat, given)
+
+    eps = max(torch.finfo(o.dtype).eps for o in outs if is_differentiable(o))
+    for scale in _SCALES:
+        g, h = cotangents(1.0), cotangents(scale)
+        both = [None if a is None or b is None else a + b for a, b in zip(g, h, strict=True)]
+        if not _is_sum(backward(both), backward(g), backward(h), 1e3 * eps):
+            return IDENTITY if _acts_on_the_gradient_alone(call, tensors, outs) else _NOT_LINEAR
+    tangents, g = [draw(t, 1.0) for t in tensors], cotangents(1.0)
+    torch.set_rng_state(state)
     try:
         pushed = transposed(call, flat, tangents, like)
     except Exception as error:
-        return f"its backward cannot be transposed ({first_line(error)})"
-    eps = max(torch.finfo(o.dtype).eps for o in outs if is_differentiable(o))
-    for scale in _SCALES:
-        cotangents = [None if i in call.layout.constant else draw(o, scale) for i, o in enumerate(outs)]
-        cotangents = materialized(call, cotangents, like)
-        torch.set_rng_state(state)  # a backward may draw, the same numbers here as in the transposition
-        left, right = _products(cotangents, pushed), _products(tangents, call.backward(flat, cotangents))
-        if not right.isfinite().all():
-            continue  # the class itself is not finite here
-        if not (left.sum() - right.sum()).abs() <= 1e3 * eps * (left.abs().sum() + right.abs().sum()):
-            return IDENTITY if _acts_on_the_gradient_alone(call, tensors, outs) else _NOT_LINEAR
+        return f"its backward cannot be differentiated with respect to the gradient ({first_line(error)})"
+    left, right = _products(g, pushed), _products(tangents, backward(g))
+    finite = left.isfinite().all() and right.isfinite().all()  # else eager double backward is not finite either
+    if finite and (left.sum() - right.sum()).abs() > 1e3 * eps * (left.abs().sum() + right.abs().sum()):
+        return _NOT_LINEAR
     return TRANSPOSE
+
+
+def _is_sum(total: Maybe, a: Maybe, b: Maybe, tolerance: float) -> bool:
+    """Whether each gradient is the sum of two, up to rounding; NaN is equal to NaN."""
+    for t, u, v in zip(total, a, b, strict=True):
+        if (t is None) != (u is None) or (t is None) != (v is None):
+            return False
+        if t is not None and u is not None and v is not None:
+            atol = tolerance * float(torch.cat([_real(w).flatten().nan_to_num(0, 0, 0).abs() for w in (t, u, v)]).amax())
+            if not torch.allclose(_real(t), _real(u) + _real(v), rtol=tolerance, atol=atol, equal_nan=True):
+                return False
+    return True
 
 
 def _products(a: Maybe, b: Maybe) -> Tensor:

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
     part = _slice(config)
     kept, dropped = [], []
     for item in items:
-        exhaustive = any(item.get_closest_marker(name) for name in ("exhaustive", "peers"))
+        exhaustive = any(item.get_closest_marker(name) for name in ("exhaustive", "peers", "adopting"))
         if exhaustive and (part is None or zlib.crc32(item.nodeid.encode()) % part[1] != part[0]):
             dropped.append(item)
         else:

@@ -99,7 +99,8 @@ def adopting(
         ...     def backward(ctx, g):
         ...         return 2 * g
         >>> with fullgrad.adopting():
-        ...     torch.func.vmap(torch.func.grad(Double.apply))(torch.ones(3))
+        ...     gradients = torch.func.vmap(torch.func.grad(Double.apply))(torch.ones(3))
+        >>> gradients
         tensor([2., 2., 2.])
     """
     _dynamo.install()
@@ -143,4 +144,4 @@ def _names(packages: Any) -> tuple[str, ...]:
     )
 
 
-handler.options_for, handler.call = options_for, call_adopted
+handler.options_for, handler.call, _dynamo.operator_of = options_for, call_adopted, operator_of

@@ -1,7 +1,7 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -202,9 +202,7 @@ class Call:
             is_tuple=isinstance(output, tuple),
             positions=tuple(i for i, o in enumerate(items) if isinstance(o, Tensor)),
             constant=frozenset(i for i, o in enumerate(outs) if id(o) in constant or not is_differentiable(o)),
-            used=frozenset(
-                s for v in state.values() for s in (v.leaves if isinstance(v, Container) else [v]) if isinstance(s, Slot)
-            ),
+            used=frozenset(_slots(state.values())),
             hidden=frozenset(),
             inputs=tuple((t.shape, t.dtype) for t in tensors),
         )
@@ -278,3 +276,9 @@ def _filled(value: Any, tensors: Sequence[Any]) -> Any:
     if isinstance(value, NumberSlot):
         return tensors[value].item()
     return tensors[value] if isinstance(value, Slot) else value
+
+
+def _slots(values: Iterable[Any]) -> Iterator[Slot]:
+    """The slots in packed values."""
+    for value in values:
+        yield from (leaf for leaf in (value.leaves if isinstance(value, Container) else [value]) if isinstance(leaf, Slot))

@@ -14,6 +14,7 @@ from fullgrad._dispatch import dynamo_names, mark_for_dynamo, transforms_active
 from fullgrad.adoption import _scope
 
 _TorchFunction: Any = torch.autograd.Function
+operator_of: Any = None  # `fullgrad.adoption._adopt` fills it in
 
 
 def as_node(function: Any) -> Any:
@@ -50,8 +51,6 @@ def _teach() -> None:
 
 def _node(torch_names: Any, tx: Any, cls: Any, options: Any, args: Any, kwargs: Any) -> Any:
     """The adopted call in the graph. Objects and functions among the arguments are part of the node, and guarded."""
-    from fullgrad.adoption._adopt import operator_of
-
     call, fixed = operator_of(cls, options), {}
     for key, a in [*enumerate(args), *kwargs.items()]:
         value = a.value if hasattr(a, "value") else getattr(a, "fn", None)

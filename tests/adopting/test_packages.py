@@ -1,5 +1,6 @@
 """Other packages' networks, unchanged: against a loop over the samples, and against eager double backward."""
 
+import copy
 import functools
 import importlib
 import warnings
@@ -147,7 +148,7 @@ close = functools.partial(assert_close, rtol=1e-5, atol=1e-6)
 
 def test_per_sample_gradients(problem):
     """``vmap(grad)`` is a loop; without the context torch raises."""
-    name, loss, parameters, samples = problem
+    _, loss, parameters, samples = problem
     expected = [eager(loss, parameters, x)[1] for x in samples]
     with fullgrad.adopting():
         found = vmap(grad(loss), in_dims=(None, 0), randomness="same")(parameters, samples)
@@ -201,22 +202,22 @@ def test_compiled(name):
 
 
 def test_private_training():
-    """Opacus finds the per-sample gradients of a quantized layer that it does not know."""
+    """Opacus' GradSampleModule takes ``vmap(grad)`` of a layer that it does not know; DP-SGD's clipped sum is that of a loop."""
     package("opacus")
     from opacus.grad_sample import GradSampleModule
 
-    network, x = entmax()
-    samples, plain = torch.stack([x, -x, 0.5 * x]), entmax()[0]
-    plain.load_state_dict(network.state_dict())
+    torch.manual_seed(0)
+    network, _ = brevitas()
+    plain, samples = copy.deepcopy(network), torch.randn(3, 6)
+    parameters = {n: p.detach() for n, p in plain.named_parameters()}
+
+    def loss(parameters, x):
+        return functional_call(plain, parameters, (x,)).sum()
+
+    private = GradSampleModule(network, force_functorch=True)
     with fullgrad.adopting():
-        private = GradSampleModule(network, force_functorch=True)
-        private(samples.flatten(0, 0) if False else samples).sum().backward() if False else None
-
-        def loss(parameters, x):
-            return functional_call(plain, parameters, (x,)).sum()
-
-        parameters = {n: p.detach() for n, p in plain.named_parameters()}
-        grads = vmap(grad(loss), in_dims=(None, 0))(parameters, samples)
+        private(samples).sum().backward()
+    grads = {n.removeprefix("_module."): p.grad_sample for n, p in private.named_parameters()}
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
     clipped = {n: ((g * (1 / norms).clamp(max=1).reshape(-1, *[1] * (g.ndim - 1))).sum(0)) for n, g in grads.items()}
     total = {n: torch.zeros_like(p) for n, p in plain.named_parameters()}
@@ -244,7 +245,9 @@ def test_hessian_spectrum():
     rows = []
     for e in flat:
         row = torch.autograd.grad(e, parameters, retain_graph=True, allow_unused=True)
-        rows.append(torch.cat([(torch.zeros_like(p) if r is None else r).flatten() for r, p in zip(row, parameters, strict=True)]))
+        rows.append(
+            torch.cat([(torch.zeros_like(p) if r is None else r).flatten() for r, p in zip(row, parameters, strict=True)])
+        )
     close(matrix, torch.stack(rows))
 
 

@@ -125,16 +125,16 @@ def _entmax() -> Iterator[Published]:
     yield Published("entmax.activations:SparsemaxFunction", (X, -1, None))
     yield Published("entmax.activations:Entmax15Function", (X, -1, None))
     root_finding = "entmax.root_finding:"
-    yield Published(root_finding + "EntmaxBisectFunction", (X, 1.5, -1, 50, True))
-    yield Published(root_finding + "SparsemaxBisectFunction", (X, -1, 50, True))
-    yield Published(root_finding + "NormmaxBisectFunction", (X, 2, -1, 50))
-    yield Published(root_finding + "BudgetBisectFunction", (X, 2, -1, 50))
+    yield Published(root_finding + "EntmaxBisectFunction", (X, 1.5, -1, 8, True))
+    yield Published(root_finding + "SparsemaxBisectFunction", (X, -1, 8, True))
+    yield Published(root_finding + "NormmaxBisectFunction", (X, 2, -1, 8))
+    yield Published(root_finding + "BudgetBisectFunction", (X, 2, -1, 8))
     losses = "entmax.losses:"
     yield Published(losses + "SparsemaxLossFunction", (X, LABELS, None))
-    yield Published(losses + "SparsemaxBisectLossFunction", (X, LABELS, 50))
+    yield Published(losses + "SparsemaxBisectLossFunction", (X, LABELS, 8))
     yield Published(losses + "Entmax15LossFunction", (X, LABELS, None))
-    yield Published(losses + "EntmaxBisectLossFunction", (X, LABELS, 1.5, 50))
-    yield Published(losses + "NormmaxBisectLossFunction", (X, LABELS, 2, 50))
+    yield Published(losses + "EntmaxBisectLossFunction", (X, LABELS, 1.5, 8))
+    yield Published(losses + "NormmaxBisectLossFunction", (X, LABELS, 2, 8))
 
 
 def _brevitas() -> Iterator[Published]:

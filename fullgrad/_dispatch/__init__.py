@@ -46,6 +46,7 @@ from fullgrad._dispatch.torch_private import (
     require_grad,
     set_forward_mode,
     transforms_active,
+    transforms_are_hidden,
     unpack_dual,
     without_modes,
 )

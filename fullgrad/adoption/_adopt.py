@@ -92,6 +92,7 @@ def adopting(
     Example:
         >>> import torch, fullgrad
         >>> class Double(torch.autograd.Function):
+        ...     __module__ = "a_package"
         ...     @staticmethod
         ...     def forward(ctx, x):
         ...         return x.clone()

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._dispatch import active_transforms, is_tracing
+from fullgrad._dispatch import active_transforms, is_tracing, transforms_are_hidden
 from fullgrad._function import Function
 from fullgrad.adoption._batched import Batched
-from fullgrad.adoption._below import Maybe, check_escape
+from fullgrad.adoption._below import Below, Maybe, WithoutNone, check_escape
 from fullgrad.adoption._call import IN_PLACE, Call, Slot
 from fullgrad.adoption._linearity import IDENTITY, TRANSPOSE, find_verdict, materialized, transposed, verdict
 from fullgrad.adoption._scope import following
@@ -124,6 +124,10 @@ def _tangents(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list
     if call.has_jvp:
         return call.jvp(flat, tangents)
     face = verdict(call)
+    if face == TRANSPOSE and transforms_are_hidden():  # in a composite operator of torch.library no transform can be entered
+        n = len(flat)
+        body = WithoutNone(lambda *all: transposed(call, all[:n], all[n:], like), [*flat, *tangents])
+        return body.restore(Below.apply(body, *body.tensors))
     if face == TRANSPOSE:
         return transposed(call, flat, tangents, like)
     if face == IDENTITY:

@@ -11,11 +11,12 @@ import weakref
 import pytest
 import torch
 from torch.autograd import Function, forward_ad
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import fullgrad
+from fullgrad._dispatch import DISPATCH
 from tests.adopting import oracle
 from tests.adopting.functions import SavesInput, SavesIntermediate, X
 
@@ -406,3 +407,33 @@ def test_no_grad_and_inference():
     assert_close(grad(lambda x: (torch.no_grad()(adopted)(x) * x).sum())(X), (X > 0).to(X.dtype))
     with torch.inference_mode():
         assert_close(vmap(adopted)(X), (X > 0).to(X.dtype))
+
+
+def plain(x):
+    return captured(x * x) * SavesIntermediate.apply(x.sin())
+
+
+library = torch.library.Library("fullgrad_adopting", "FRAGMENT")
+library.define("plain(Tensor x) -> Tensor")
+library.impl("plain", plain, "CompositeImplicitAutograd")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.skipif(DISPATCH == "fallback", reason="torch raises there for every custom Function")
+def test_inside_a_composite_operator():
+    """A class that code of torch.library calls: every nesting is that of the code itself."""
+    composite = torch.ops.fullgrad_adopting.plain
+    total = lambda f: lambda x: f(x).sum()  # noqa: E731
+    push = lambda f: lambda x: jvp(f, (x,), (x.cos(),))[1]  # noqa: E731
+    for transform in (
+        lambda f: grad(total(f)),
+        push,
+        lambda f: push(grad(total(f))),
+        lambda f: grad(total(push(f))),
+        lambda f: hessian(total(f)),
+        lambda f: jacfwd(jacfwd(f)),
+        lambda f: lambda x: vmap(hessian(total(f)))(oracle.batch(x)),
+        lambda f: jacrev(jacfwd(jacrev(total(f)))),
+    ):
+        with fullgrad.adopting():
+            assert_close(transform(composite)(X), transform(plain)(X))

@@ -220,7 +220,7 @@ def test_private_training():
     def loss(parameters, x):
         return functional_call(plain, parameters, (x,)).sum()
 
-    private = GradSampleModule(network, force_functorch=True)
+    private = GradSampleModule(network, force_functorch=True, loss_reduction="sum")
     with fullgrad.adopting():
         private(samples).sum().backward()
     grads = {n.removeprefix("_module."): p.grad_sample for n, p in private.named_parameters()}

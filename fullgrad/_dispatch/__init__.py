@@ -43,6 +43,7 @@ from fullgrad._dispatch.torch_private import (
     mark_for_dynamo,
     preserved_keys,
     pytree,
+    records_in_place,
     require_grad,
     set_forward_mode,
     transforms_active,

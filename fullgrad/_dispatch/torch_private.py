@@ -342,6 +342,16 @@ def ignored_unknown_sizes() -> Any:
     return mode.shape_env.ignore_fresh_unbacked_symbols() if mode is not None and mode.shape_env else contextlib.nullcontext()
 
 
+# AOTAutograd's tracer turns in-place operations into others itself.
+_functional_mode = _optional("_C._TorchDispatchModeKey.FUNCTIONAL", None, _ADOPT)
+_dispatch_mode = _optional("_C._get_dispatch_mode", None, _ADOPT)
+
+
+def records_in_place() -> bool:
+    """Whether a tracer is on that records in-place operations as they are."""
+    return dispatch_modes() > 0 and _dispatch_mode(_functional_mode) is None
+
+
 def dynamo_names() -> Any:
     """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
     import torch._dynamo.variables.builder

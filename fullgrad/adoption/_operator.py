@@ -1,10 +1,12 @@
 """The operators that an adopted call is made of."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fullgrad._dispatch import active_transforms, is_tracing, transforms_are_hidden
+from fullgrad._dispatch import active_transforms, ignored_unknown_sizes, is_tracing, records_in_place, transforms_are_hidden
 from fullgrad._function import Function
 from fullgrad.adoption._batched import Batched
 from fullgrad.adoption._below import Below, Maybe, WithoutNone, check_escape
@@ -21,7 +23,7 @@ class Adopted(Function):
     def forward(call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         before = _versions(tensors)
         try:
-            outs = call.forward(*tensors)
+            outs = (torch.func.functionalize(call.forward) if records_in_place() else call.forward)(*tensors)
         except RuntimeError as error:
             check_escape(call, error)
             raise
@@ -51,13 +53,14 @@ class Adopted(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         given = materialized(ctx.call, [writable(g) for g in cotangents[: ctx.call.layout.count]], ctx.like)
-        return None, *ctx.call.backward(_guarded(ctx), given)
+        with ignored_unknown_sizes():
+            return None, *_recorded(ctx.call.backward, _guarded(ctx), given)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call, pushed = ctx.call, [writable(t) for t in tangents]
-        with following(call.options):
-            result = _tangents(call, _guarded(ctx), pushed, ctx.like)
+        with following(call.options), ignored_unknown_sizes():
+            result = _recorded(lambda flat, tangents: _tangents(call, flat, tangents, ctx.like), _guarded(ctx), pushed)
         return *result, *[None] * (ctx.outputs - len(result))
 
     @staticmethod
@@ -118,6 +121,17 @@ def _guarded(ctx: Any) -> list[Any]:
         for i in layout.hidden & layout.used:
             flat[i] = Intermediate.apply(ctx.call.name, flat[i], *inputs)
     return flat
+
+
+def _recorded(rule: Callable[..., Any], flat: Maybe, more: Maybe) -> Any:
+    """``rule(flat, more)``. For a tracer that records in-place operations they become others: `torch.func.linearize` would
+    repeat them at every call on what it takes for constants.
+    """
+    if not records_in_place():
+        return rule(flat, more)
+    n = len(flat)
+    body = WithoutNone(lambda *all: rule(all[:n], all[n:]), [*flat, *more])
+    return body.restore(torch.func.functionalize(body)(*body.tensors))
 
 
 def _tangents(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list[Tensor | None]:

@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 from torch.autograd import Function, forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -437,3 +437,28 @@ def test_inside_a_composite_operator():
     ):
         with fullgrad.adopting():
             assert_close(transform(composite)(X), transform(plain)(X))
+
+
+def test_linearize_of_in_place_code():
+    """In-place operations on temporaries, in either rule: each call of the linear map is right, not the first alone."""
+
+    class InPlace(Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.sin()
+            y *= 2
+            ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            x, y = ctx.saved_tensors
+            slope = x * x
+            slope += y
+            return g * slope
+
+    adopted = fullgrad.adopt(InPlace)
+    y, linear = linearize(adopted, X)
+    assert_close(y, 2 * X.sin())
+    for t in (X.cos(), X, X.cos()):
+        assert_close(linear(t), t * (X * X + 2 * X.sin()))

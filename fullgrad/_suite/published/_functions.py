@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class Published:
     def name(self) -> str:
         """The class's name, and the method's."""
         return self.path.partition(":")[2] + (f".{self.method}" if self.method else "")
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether it is adopted by the context: a class made at each call, or one that gets a function, when it is compiled."""
+        return bool(self.method) or any(isinstance(a, FunctionType) for a in self.arguments)
 
     def load(self) -> Any:
         """The class, or a bound method. ImportError if it is not installed."""

@@ -31,12 +31,12 @@ def results_of(published: Published, checks: Iterable[str] | None = None) -> Cou
     logging.getLogger("torch").setLevel(logging.ERROR)
     loaded = published.load()
     own = loaded if published.method else loaded.apply
-    after = loaded if published.method else fullgrad.adopt(loaded)
+    after = own if published.needs_context else fullgrad.adopt(loaded)
     names = [name for name in checks or CHECKS if name not in _SLOW]
-    if published.method:
+    if published.needs_context:
         names = [name for name in names if name not in _NOT_IN_A_SCOPE]
     before = {name: run_check(name, _subject(published, own, own)) for name in names}
-    with fullgrad.adopting() if published.method else contextlib.nullcontext():
+    with fullgrad.adopting() if published.needs_context else contextlib.nullcontext():
         found = {name: run_check(name, _subject(published, after, own)) for name in names}
     applies = [name for name in names if PASSED in (before[name].status, found[name].status) or found[name].status == FAILED]
     return {
@@ -60,7 +60,8 @@ def _subject(published: Published, operator: Callable[..., Any], own: Callable[.
     def call(function: Callable[..., Any]) -> Callable[..., Any]:
         if not any(isinstance(a, (Fixed, Made)) for a in inputs):
             return function
-        return lambda *args: function(*[a() if isinstance(a, (Fixed, Made)) else a for a in args])
+        made = {i: a() for i, a in enumerate(inputs) if isinstance(a, (Fixed, Made))}
+        return lambda *args: function(*[made.get(i, a) for i, a in enumerate(args)])
 
     mapped = published.cotangent_map
     surrogate = None if mapped is None else by_cotangent_map(mapped)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._guards
 import torch._subclasses
 import torch.fx.traceback
 import torch.utils._python_dispatch
@@ -354,6 +355,8 @@ def records_in_place() -> bool:
 
 def dynamo_names() -> Any:
     """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
+    import torch._dynamo.guards
+    import torch._dynamo.source
     import torch._dynamo.variables.builder
     import torch._dynamo.variables.misc
 

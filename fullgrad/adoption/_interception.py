@@ -45,7 +45,7 @@ def _replacement() -> types.CodeType:
     __class__ = _Function
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        __class__  # torch's code has this variable, so must this  # noqa: B018
+        _ = __class__  # torch's code has this variable, so must this
         if torch.compiler.is_dynamo_compiling():
             return cls.apply(*args, **kwargs)
         return _fullgrad_caught(cls, args, kwargs)  # pyright: ignore # noqa: F821
@@ -53,7 +53,7 @@ def _replacement() -> types.CodeType:
     return apply.__code__
 
 
-_torch_apply = _copy(_apply.__func__) if _IS_PYTHON else None
+_torch_apply: Any = _copy(_apply.__func__) if _IS_PYTHON else None
 _original, _new = (_apply.__func__.__code__, _replacement()) if _IS_PYTHON else (None, None)
 function_module._fullgrad_caught = _caught
 

@@ -58,7 +58,7 @@ def transposed(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> lis
         grads = call.backward(flat, materialized(call, [given.get(i) for i in range(call.layout.count)], like))
         return tuple(torch.zeros_like(tangents[i]) if grads[i] is None else grads[i] for i in where)  # pyright: ignore
 
-    _, push = torch.func.vjp(pull, *[like[i].zeros() for i in free])
+    push = torch.func.vjp(pull, *[like[i].zeros() for i in free])[1]
     pushed = dict(zip(free, push(tuple(tangents[i] for i in where)), strict=True))
     return [pushed.get(i) for i in range(call.layout.count)]
 

@@ -1,8 +1,9 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
-from fullgrad import clamping, estimators, gradients, rounding, soft, spikes, tracking
+from fullgrad import adoption, clamping, estimators, gradients, rounding, soft, spikes, tracking
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
+from fullgrad.adoption import *  # noqa: F403
 from fullgrad.clamping import *  # noqa: F403
 from fullgrad.estimators import *  # noqa: F403
 from fullgrad.gradients import *  # noqa: F403
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "Elementwise",
     "Function",
+    *adoption.__all__,
     *clamping.__all__,
     *estimators.__all__,
     *gradients.__all__,

@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
     kept, dropped = [], []
     for item in items:
         long = item.get_closest_marker("long")
-        if any(item.get_closest_marker(name) for name in ("exhaustive", "peers")):
+        if any(item.get_closest_marker(name) for name in ("exhaustive", "peers", "adopting")):
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         else:
             # Of a test with many parameters the short suite has the first ones.

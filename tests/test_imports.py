@@ -8,7 +8,7 @@ MODULES = {
     ".".join(["fullgrad", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
-FAMILIES = ("rounding", "clamping", "gradients", "tracking", "estimators", "soft", "spikes")
+FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "estimators", "soft", "spikes")
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (
     ("fullgrad._dispatch",),

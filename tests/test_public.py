@@ -10,7 +10,8 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
-FUNCTIONS = [name for name in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, name)) and name not in ALIASES]
+TOOLS = {"adopt", "adopting"}  # they make operators of other packages' classes
+FUNCTIONS = [n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, n)) and n not in ALIASES | TOOLS]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
 SPIKES.remove("spikes.from_slope")  # which makes operators

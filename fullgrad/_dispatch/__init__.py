@@ -13,6 +13,7 @@ from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_not
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
+    active_transforms,
     can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
@@ -31,12 +32,25 @@ from fullgrad._dispatch.torch_private import (
     MISSING,
     FakeTensorMode,
     TorchDispatchMode,
+    dynamo_names,
+    function_module,
+    get_unwrapped,
+    ignored_unknown_sizes,
+    is_alias_of,
+    is_batched,
     is_forward_mode,
+    is_wrapped,
+    is_wrapper_subclass,
     mark_for_dynamo,
     preserved_keys,
+    pytree,
+    records_in_place,
+    require_grad,
     set_forward_mode,
     transforms_active,
+    transforms_are_hidden,
     unpack_dual,
+    without_modes,
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 

@@ -72,10 +72,15 @@ def is_tracing() -> bool:
     return dispatch_modes() > 0
 
 
+def active_transforms() -> list[str]:
+    """The active transforms, outermost first: "Grad", "Jvp", "Vmap" or "Functionalize"."""
+    interpreters = torch_private.interpreters
+    return [i.key().name for i in interpreters() or ()] if interpreters is not None else []
+
+
 def only_vmap_active() -> bool:
     """Whether every active transform is a ``vmap``."""
-    interpreters = torch_private.interpreters
-    return interpreters is not None and all(i.key().name == "Vmap" for i in interpreters() or ())
+    return torch_private.interpreters is not None and all(name == "Vmap" for name in active_transforms())
 
 
 def in_legacy_vmap() -> bool:

@@ -13,13 +13,16 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._guards
 import torch._subclasses
 import torch.fx.traceback
 import torch.utils._python_dispatch
 import torch.utils._pytree
+from torch import Tensor
 
 MISSING: list[str] = []
 LOST: dict[str, str] = {}
@@ -302,3 +305,72 @@ preserved_keys = _optional("_C._PreserveDispatchKeyGuard", contextlib.nullcontex
 
 # How the kit counts the operations of a backward; this is the path under which torch documents it.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")
+
+# --- Names of `fullgrad.adopt` ----------------------------------------------------------------------------------------------
+
+_ADOPT = "fullgrad.adopt is not available"
+
+# The base of Function, and the function behind its classmethod `apply`: packages keep `SomeFunction.apply` in variables, where no
+# attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
+function_module: Any = torch.autograd.function
+
+# A class may save what it needs only where an input requires a gradient; inside a transform torch refuses the attribute.
+_is_requires_grad_allowed = _optional("_C._functorch.get_inplace_requires_grad_allowed", None, _ADOPT)
+_allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowed", None, _ADOPT)
+
+# What a tensor of a transform wraps, and whether that transform is a vmap.
+is_wrapped = _optional("_C._functorch.is_functorch_wrapped_tensor", None, _ADOPT)
+is_batched = _optional("_C._functorch.is_batchedtensor", None, _ADOPT)
+get_unwrapped = _optional("_C._functorch.get_unwrapped", None, _ADOPT)
+
+# Tensor subclasses in Python, which transforms do not see through, and the modes of a tracer.
+is_wrapper_subclass = _optional("utils._python_dispatch.is_traceable_wrapper_subclass", None, _ADOPT)
+without_modes = _optional("utils._python_dispatch._disable_current_modes", None, _ADOPT)
+
+# Autograd's symbolic zeros, which refuse in-place operations; and whether two tensors share memory.
+_optional("Tensor._is_zerotensor", None, _ADOPT)
+is_alias_of = _optional("_C._is_alias_of", None, _ADOPT)
+
+
+def require_grad(tensor: Tensor) -> None:
+    """``tensor.requires_grad_()``, also inside a transform."""
+    allowed = _is_requires_grad_allowed()
+    _allow_requires_grad(True)
+    try:
+        tensor.requires_grad_()
+    finally:
+        _allow_requires_grad(allowed)
+
+
+def ignored_unknown_sizes() -> Any:
+    """A context in which a tracer does not ask where sizes that depend on data went: an adopted class may keep them to itself."""
+    mode = torch._guards.detect_fake_mode() if dispatch_modes() else None
+    return mode.shape_env.ignore_fresh_unbacked_symbols() if mode is not None and mode.shape_env else contextlib.nullcontext()
+
+
+# AOTAutograd's tracer turns in-place operations into others itself.
+_functional_mode = _optional("_C._TorchDispatchModeKey.FUNCTIONAL", None, _ADOPT)
+_dispatch_mode = _optional("_C._get_dispatch_mode", None, _ADOPT)
+
+
+def records_in_place() -> bool:
+    """Whether a tracer is on that records in-place operations as they are."""
+    return dispatch_modes() > 0 and _dispatch_mode(_functional_mode) is None
+
+
+def dynamo_names() -> Any:
+    """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
+    import torch._dynamo.guards
+    import torch._dynamo.source
+    import torch._dynamo.variables.builder
+    import torch._dynamo.variables.misc
+
+    return SimpleNamespace(
+        AttrSource=torch._dynamo.source.AttrSource,
+        AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
+        GuardBuilder=torch._dynamo.guards.GuardBuilder,
+        install_guard=torch._dynamo.guards.install_guard,
+        proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
+        reset_code_caches=torch._dynamo.reset_code_caches,
+        wrap_fx_proxy=torch._dynamo.variables.builder.wrap_fx_proxy,
+    )

@@ -36,7 +36,7 @@ class Surrogate(Elementwise):
             return cls.wide_term(i, v, *inputs)
         inputs = cls.as_compared(*inputs)
         if i == 0 and v.dtype in HALF:
-            parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [v.dtype], v, *inputs)
+            parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [(v.shape, v.dtype)], v, *inputs)
             if parts is not None:
                 return parts[0]
         term = cls.wide_term(i, *to_opmath(v, *inputs))

@@ -29,7 +29,8 @@ def check_operator(
 
     The operator may be anything that is called: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its
     derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the transforms
-    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found.
+    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found. For
+    ``fullgrad.adopt(SomeFunction)`` that reference is the class itself, and so is its value.
 
     Args:
         operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.
@@ -73,6 +74,9 @@ def check_operator(
     name = getattr(operator, "__qualname__", type(operator).__name__).removesuffix(".apply")
     if surrogate is not None and cotangent_map is not None:
         raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
+    adopted = getattr(operator, "adopted_class", None)
+    if adopted is not None and value is None:
+        value = adopted.apply
     if cotangent_map is not None:
         surrogate = by_cotangent_map(cotangent_map, value)
     subject = Subject(

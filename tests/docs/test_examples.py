@@ -20,6 +20,7 @@ ARGUMENTS = {
 }
 # What it says, besides ending without an error.
 OUTPUT = {
+    "adopting": r"^snntorch: (gradients of \d+ samples in one call equal a loop|not installed, skipped)",
     "clamp_range": "learned is ahead of fixed",
     "digits": "equal a loop over its samples",
     "forward_mode": "slopes equal the gradient",
@@ -32,7 +33,7 @@ OUTPUT = {
     r"^opacus: (per-sample gradients|not installed, skipped)(.|\n)*"
     r"^curvlinops: (Hessian|not installed, skipped)",
 }
-WITHOUT_PICTURE = {"plugins"}
+WITHOUT_PICTURE = {"adopting", "plugins"}  # the first has one where its package is
 
 
 @pytest.mark.long

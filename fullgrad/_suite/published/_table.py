@@ -1,0 +1,116 @@
+"""Checks that hold before and after, and the table of docs/adopt.md."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullgrad
+from fullgrad._suite.published._functions import Fixed, Made, Published
+from fullgrad.testing import CHECKS
+from fullgrad.testing._check_operator import run_check
+from fullgrad.testing._report import FAILED, PASSED
+from fullgrad.testing._subject import Subject, by_cotangent_map
+
+# Seconds each, and each has a faster check of the same kind.
+_SLOW = {"compile_forward_over_forward", "compile_hessian", "compile_dynamic_shapes", "three_mixed"}
+# Without a scope in them, other threads adopt nothing: a function that makes its class at each call is adopted by the context.
+_NOT_IN_A_SCOPE = {"threads"}
+
+Counts = dict[str, Any]
+
+
+def results_of(published: Published, checks: Iterable[str] | None = None) -> Counts:
+    """How many checks apply, hold before, are silently wrong before, hold after, and what fails after."""
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    loaded = published.load()
+    own = loaded if published.method else loaded.apply
+    after = own if published.needs_context else fullgrad.adopt(loaded)
+    names = [name for name in checks or CHECKS if name not in _SLOW]
+    if published.needs_context:
+        names = [name for name in names if name not in _NOT_IN_A_SCOPE]
+    before = {name: run_check(name, _subject(published, own, own)) for name in names}
+    with fullgrad.adopting() if published.needs_context else contextlib.nullcontext():
+        found = {name: run_check(name, _subject(published, after, own)) for name in names}
+    applies = [name for name in names if PASSED in (before[name].status, found[name].status) or found[name].status == FAILED]
+    return {
+        "package": published.package,
+        "version": _version(published.package),
+        "checks": len(applies),
+        "before": sum(before[name].status == PASSED for name in applies),
+        # What raises says so; a wrong number does not.
+        "wrong": [name for name in applies if before[name].status == FAILED and before[name].message.startswith("expected")],
+        "after": sum(found[name].status == PASSED for name in applies),
+        "fails": {name: found[name].message for name in applies if found[name].status != PASSED},
+        # Where eager autograd of the class itself does not hold a check, adoption, which is that, does not either.
+        "own": [name for name in applies if found[name].status != PASSED and before[name].message == found[name].message],
+    }
+
+
+def _subject(published: Published, operator: Callable[..., Any], own: Callable[..., Any]) -> Subject:
+    """With the class itself in eager autograd as the oracle; not for what it saves, which is its own matter."""
+    inputs = tuple(a.to(published.dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in published.arguments)
+
+    def call(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not any(isinstance(a, (Fixed, Made)) for a in inputs):
+            return function
+        made = {i: a() for i, a in enumerate(inputs) if isinstance(a, (Fixed, Made))}
+        return lambda *args: function(*[made.get(i, a) for i, a in enumerate(args)])
+
+    mapped = published.cotangent_map
+    surrogate = None if mapped is None else by_cotangent_map(mapped)
+    return Subject(call(operator), inputs, surrogate, call(own), max_saved_bytes=None, linear=mapped is None)
+
+
+def _version(package: str) -> str:
+    for name in (package, package.replace("_", "-")):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def page_table(results: dict[str, Counts]) -> str:
+    """Two tables in Markdown: by package, and what fails after."""
+    packages: dict[str, list[tuple[str, Counts]]] = {}
+    for path, counts in results.items():
+        packages.setdefault(counts["package"], []).append((path, counts))
+    lines = [
+        "| package | Functions | checks | hold before | silently wrong before | hold after | complete |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    total = [0] * 6
+    for package, entries in packages.items():
+        numbers = [
+            len(entries),
+            *[sum(counts[key] for _, counts in entries) for key in ("checks", "before")],
+            sum(len(counts["wrong"]) for _, counts in entries),
+            sum(counts["after"] for _, counts in entries),
+            sum(counts["after"] == counts["checks"] for _, counts in entries),
+        ]
+        total = [a + b for a, b in zip(total, numbers, strict=True)]
+        lines.append(f"| {package} {entries[0][1]['version']} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
+    lines.append("| all | " + " | ".join(f"{n:,}" for n in total) + " |")
+    lines += ["", "What still fails:", "", "| Function | checks | reason |", "|---|---|---|"]
+    for path, counts in results.items():
+        if counts["fails"]:
+            reasons = sorted({_short(message) for message in counts["fails"].values()})
+            own = "; eager autograd of the class itself fails likewise" if set(counts["own"]) == set(counts["fails"]) else ""
+            lines.append(f"| `{path.partition(':')[2]}` | {', '.join(counts['fails'])} | {'; '.join(reasons)}{own} |")
+    lines += ["", f"Made on {datetime.date.today()} with torch {torch.__version__}, CPU."]
+    return "\n".join(lines)
+
+
+def _short(message: str) -> str:
+    text = message.partition(" Greatest")[0].replace("|", "\\|").replace("\n", " ")
+    return text[:140] + ("…" if len(text) > 140 else "")
+
+
+warnings.filterwarnings("ignore", message=".*sample by sample.*")

@@ -1,0 +1,5 @@
+"""Other packages' Functions, right under every transform: `adopt` one class, or all that are called while `adopting`."""
+
+from fullgrad.adoption._adopt import adopt, adopting
+
+__all__ = ["adopt", "adopting"]

@@ -1,0 +1,148 @@
+"""`adopt` and `adopting`."""
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fullgrad._dispatch import active_transforms, forward_mode_is_on, transforms_active
+from fullgrad.adoption import _dynamo
+from fullgrad.adoption._call import is_new_style
+from fullgrad.adoption._interception import handler
+from fullgrad.adoption._operator import adopted
+from fullgrad.adoption._scope import Options, options_for, scope
+
+_operators: Any = weakref.WeakKeyDictionary()
+
+
+def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: bool = True) -> Callable[..., Any]:
+    r"""Make anyone's ``torch.autograd.Function`` right under every transform, unchanged.
+
+    The class stays as it is: its forward is the value, its ``backward`` the declared derivative,
+
+    .. math::
+        y = \operatorname{forward}(x), \qquad D(x)^T g = \operatorname{backward}(x, g)
+
+    * The first derivative is the class's own backward, and each further one that of the backward's operations: what eager double
+      backward gives. Saved inputs and outputs stay connected, an intermediate that an old-style ``forward`` saves is a constant.
+    * ``jvp`` is the class's own, or the transpose of the backward. A backward that is not linear in the gradient is noticed: with
+      the identity as value, its ``jvp`` is the identity; otherwise forward mode raises.
+    * ``vmap`` runs the class's code for the whole batch. Code that looks at numbers runs sample by sample, with one warning.
+    * ``forward`` runs once per call, below all transforms, so random numbers are drawn and counters count once.
+
+    What cannot be right raises: inputs changed in place, tensors hidden in objects, a second derivative of a
+    ``once_differentiable`` backward. The page "Adopt" of the documentation has the whole list.
+
+    Args:
+        cls: A subclass of ``torch.autograd.Function``, old style or new style.
+        strict: Raise where a second derivative would take a saved intermediate that depends on an input for a constant.
+        allow_loop: Whether code that cannot be batched may run sample by sample; otherwise it raises.
+
+    Returns:
+        A function with the signature of ``cls.apply``.
+
+    Raises:
+        TypeError: ``cls`` is not a subclass of ``torch.autograd.Function``.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> class Spike(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return (x > 0).to(x.dtype)
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         (x,) = ctx.saved_tensors
+        ...         return g / (1 + x * x)
+        >>> spike = fullgrad.adopt(Spike)
+        >>> torch.func.hessian(lambda x: spike(x).sum())(torch.tensor([0.5]))
+        tensor([[-0.6400]])
+
+    Source: the design is fullgrad's own.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
+        raise TypeError(f"adopt: `cls` must be a subclass of torch.autograd.Function, got {cls!r}.")
+    return operator_of(cls, Options(strict, allow_loop))
+
+
+@contextmanager
+def adopting(
+    *packages: str | ModuleType,
+    exclude: str | ModuleType | tuple[str | ModuleType, ...] = (),
+    strict: bool = False,
+    allow_loop: bool = True,
+) -> Iterator[None]:
+    """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
+
+    A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
+    does without. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be
+    nested, is that of the current thread or task, and also decorates functions. On leaving, everything is as before.
+
+    Args:
+        packages: Modules, or names of modules and classes, whose classes are adopted; all by default.
+        exclude: A module, a name, or a tuple of them, whose classes are left alone.
+        strict: As in `adopt`; plain eager calls are then adopted, too.
+        allow_loop: As in `adopt`.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> class Double(torch.autograd.Function):
+        ...     __module__ = "a_package"
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return x.clone()
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         return 2 * g
+        >>> with fullgrad.adopting():
+        ...     gradients = torch.func.vmap(torch.func.grad(Double.apply))(torch.ones(3))
+        >>> gradients
+        tensor([2., 2., 2.])
+    """
+    _dynamo.install()
+    exclude = exclude if isinstance(exclude, tuple) else (exclude,)
+    with scope(_names(packages), _names(exclude), Options(strict, allow_loop)):
+        yield
+
+
+def operator_of(cls: Any, options: Options) -> Any:
+    """The adopted class as a function, the same one as long as it lives; it keeps the class alive, and is not kept by it."""
+    operators = _operators.setdefault(cls, weakref.WeakValueDictionary())
+    apply = operators.get(options)
+    if apply is None:
+
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            if options.strict or transforms_active() or forward_mode_is_on():
+                return call_adopted(cls, args, kwargs, options)
+            return cls.apply(*args, **kwargs)
+
+        apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
+        apply.__doc__ = cls.__doc__
+        apply.adopted_class = cls
+        operators[options] = _dynamo.as_node(apply)
+    return apply
+
+
+def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
+    """A call with the arguments of ``apply``."""
+    new_style = is_new_style(cls)
+    if new_style or kwargs:
+        bound = inspect.signature(cls.forward).bind(*(() if new_style else (None,)), *args, **kwargs)
+        if new_style:
+            bound.apply_defaults()
+        args = bound.args if new_style else bound.args[1:]
+    return adopted(cls, args, options, forward_mode_is_on() or "Jvp" in active_transforms())
+
+
+def _names(packages: Any) -> tuple[str, ...]:
+    return tuple(
+        p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__ for p in packages
+    )
+
+
+handler.options_for, handler.call, _dynamo.operator_of = options_for, call_adopted, operator_of

@@ -1,0 +1,1 @@
+"""Tests of `fullgrad.adopt` and `fullgrad.adopting`."""

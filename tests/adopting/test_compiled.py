@@ -1,0 +1,156 @@
+"""Compiled code: an adopted class is one node, and gives what eager code gives."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import Function
+from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+
+import fullgrad
+from tests.adopting import oracle
+from tests.adopting.functions import Attributes, NewStyle, SavesInput, SavesIntermediate, SeveralOutputs, WithJvp, X
+
+captured = SavesInput.apply
+
+
+class Model(torch.nn.Module):
+    """A network of somebody else's, with several classes in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4, dtype=X.dtype)
+
+    def forward(self, x):
+        y = captured(self.linear(x)) + NewStyle.apply(x, 3.0) + Attributes.apply(x, 3)
+        return (y + SeveralOutputs.apply(y)[3]).sin().sum()
+
+
+def total(x):
+    return (captured(x) * NewStyle.apply(x) + SavesIntermediate.apply(x)).sin().sum()
+
+
+TRANSFORMS = {
+    "grad": lambda f: grad(f),
+    "vmap_grad": lambda f: lambda x: vmap(grad(f))(oracle.batch(x)),
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x.cos(),)),
+    "hessian": hessian,
+    "vmap": lambda f: lambda x: vmap(f)(oracle.batch(x)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_a_transform_inside(name):
+    """In one graph."""
+    transform = TRANSFORMS[name]
+    with fullgrad.adopting():
+        expected = transform(total)(X)
+        assert_close(torch.compile(transform(total), backend="aot_eager", fullgraph=True)(X), expected)
+    adopted = fullgrad.adopt(SavesInput)
+    assert_close(
+        torch.compile(transform(lambda x: adopted(x).sin().sum()), backend="aot_eager", fullgraph=True)(X),
+        transform(lambda x: adopted(x).sin().sum())(X),
+    )
+
+
+def test_per_sample_gradients_of_a_model():
+    """``compile(vmap(grad(model)))`` without a graph break, one graph, by inductor; dynamic sizes too."""
+    model, samples = Model(), oracle.batch(X)
+    parameters = dict(model.named_parameters())
+
+    def per_sample(parameters, samples):
+        return vmap(grad(lambda p, x: functional_call(model, p, (x,))), in_dims=(None, 0))(parameters, samples)
+
+    counter = CompileCounterWithBackend("inductor")
+    with fullgrad.adopting():
+        compiled = torch.compile(per_sample, backend=counter, fullgraph=True, dynamic=True)
+        for x in (samples, torch.cat([samples, samples.flip(0)])):
+            assert_close(compiled(parameters, x), per_sample(parameters, x))
+    assert counter.frame_count == 1
+    nodes = [str(node.target) for node in counter.graphs[0].graph.nodes]
+    assert sum("SavesInput_adopted" in node for node in nodes) == 1, nodes
+
+
+def test_code_that_is_compiled_before_inside_and_after():
+    """What the context adopts is guarded: the same compiled function is right inside and as before outside."""
+    reset = torch.compile(lambda x: vmap(grad(lambda x: captured(x).sum()))(x), backend="aot_eager")
+
+    def outside():
+        try:
+            return reset(X[None])
+        except Exception as error:
+            return type(error)
+
+    before = outside()
+    expected = 1 / (1 + X * X)
+    with fullgrad.adopting():
+        assert_close(reset(X[None])[0], expected)
+        with fullgrad.adopting(exclude=SavesInput):
+            assert_close(reset(X[None])[0], expected)  # the outer scope has it
+    with fullgrad.adopting("elsewhere"):
+        inner = outside()
+    after = outside()
+    for found in (inner, after):
+        assert found == before if isinstance(before, type) else torch.equal(found, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
+def test_without_a_transform():
+    """Dynamo's own way is taken for what it can do, ours for a class with a ``jvp``, which it refuses."""
+    x = X.clone().requires_grad_()
+
+    def compiled(cls):
+        y = torch.compile(lambda x: cls.apply(x), backend="aot_eager", fullgraph=True)(x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    with fullgrad.adopting():
+        assert_close(compiled(SavesInput), 1 / (1 + X * X))
+        assert_close(torch.compile(lambda x: WithJvp.apply(x), backend="aot_eager", fullgraph=True)(x).detach(), X.floor())
+
+
+def test_a_backward_that_is_not_linear_is_noticed_when_compiled():
+    """Forward mode raises, compiled first."""
+
+    class Clipped(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.clamp(-1, 1)
+
+    with fullgrad.adopting(), pytest.raises(Exception, match="no linear"):
+        torch.compile(lambda x: jvp(Clipped.apply, (x,), (x,))[1], backend="aot_eager", fullgraph=True)(X)
+
+
+def test_traced_by_make_fx():
+    """The graph of a derivative is right."""
+    adopted = fullgrad.adopt(SavesInput)
+    transform = hessian(lambda x: adopted(x).sum())
+    assert_close(make_fx(transform)(X)(X + 1), transform(X + 1))
+
+
+def test_functions_as_arguments():
+    """They are part of the node, and guarded."""
+
+    class WithFunction(Function):
+        @staticmethod
+        def forward(ctx, x, slope):
+            ctx.save_for_backward(x)
+            ctx.slope = slope
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.slope(ctx.saved_tensors[0]), None
+
+    def per_sample(x, slope):
+        return vmap(grad(lambda x: WithFunction.apply(x, slope).sum()))(x)
+
+    compiled = torch.compile(per_sample, backend="aot_eager", fullgraph=True)
+    with fullgrad.adopting():
+        for slope in (torch.cos, torch.sin):
+            assert_close(compiled(X[None], slope), slope(X)[None])

@@ -1,0 +1,464 @@
+"""The context: who is adopted, where, and that nothing is left behind."""
+
+import asyncio
+import gc
+import sys
+import threading
+import types
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch.autograd import Function, forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import fullgrad
+from fullgrad._dispatch import DISPATCH
+from tests.adopting import oracle
+from tests.adopting.functions import SavesInput, SavesIntermediate, X
+
+captured = SavesInput.apply  # as packages keep it
+APPLY = Function.__dict__["apply"].__func__
+CODE = APPLY.__code__
+
+
+def per_sample(x):
+    return vmap(grad(lambda x: captured(x).sum()))(x)
+
+
+def works():
+    """Whether the class is adopted here."""
+    try:
+        per_sample(X[None])
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    """After each test torch is as it was."""
+    assert APPLY.__code__ is CODE
+    yield
+    gc.collect()
+    assert APPLY.__code__ is CODE
+    assert not works()
+
+
+def test_a_captured_apply():
+    """What a package keeps in a variable is adopted, inside and not outside."""
+    assert not works()
+    with fullgrad.adopting():
+        assert_close(per_sample(X[None])[0], 1 / (1 + X * X))
+
+
+def test_a_module():
+    """A model that knows nothing of it: per-sample gradients, Hessians, forward mode without torch.func."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 3, dtype=X.dtype)
+
+        def forward(self, x):
+            return captured(self.linear(x)).sum()
+
+    model, samples = Model(), oracle.batch(X)
+    parameters = dict(model.named_parameters())
+    with fullgrad.adopting():
+        found = vmap(grad(lambda p, x: functional_call(model, p, (x,))), in_dims=(None, 0))(parameters, samples)
+        hessian(lambda x: functional_call(model, parameters, (x,)))(X)
+        with forward_ad.dual_level():
+            assert forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent is not None
+    for i, x in enumerate(samples):
+        expected = torch.autograd.grad(model(x), list(parameters.values()))
+        assert_close([g[i] for g in found.values()], list(expected))
+
+
+def test_nesting_and_exceptions():
+    """Contexts nest, and end with an exception too."""
+    with fullgrad.adopting():
+        with pytest.raises(KeyError), fullgrad.adopting():
+            raise KeyError
+        assert works()
+
+
+def test_a_decorator():
+    """It decorates functions."""
+    assert fullgrad.adopting()(works)()
+
+
+def test_narrowed():
+    """To modules or classes, by name or by themselves, without some; the innermost scope that names a class decides."""
+    here = sys.modules[SavesInput.__module__]
+    for packages, expected in [
+        ((here,), True),
+        (("tests",), True),
+        (("tests.adopting.functions",), True),
+        (("tests.adopting.functions.SavesInput",), True),
+        ((SavesInput,), True),
+        (("tests.adopting.functions.SavesOutput",), False),
+        (("tes",), False),
+        ((types,), False),
+    ]:
+        with fullgrad.adopting(*packages):
+            assert works() is expected
+        with fullgrad.adopting(exclude=packages):
+            assert works() is not expected
+    with fullgrad.adopting(exclude=SavesInput):
+        assert not works()
+        with fullgrad.adopting("tests"):
+            assert works()
+
+
+def test_options():
+    """Those of `adopt`."""
+    with fullgrad.adopting(strict=True):
+        with pytest.raises(RuntimeError, match="saves an intermediate"):
+            hessian(lambda x: SavesIntermediate.apply(x).sum())(X)
+        x = X.clone().requires_grad_()
+        (g,) = torch.autograd.grad(SavesIntermediate.apply(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="saves an intermediate"):
+            g.sum().backward()
+
+
+def test_threads():
+    """A thread is not in the scope of another, and may have its own."""
+    found = {}
+
+    def other(name):
+        found[name] = works()
+        with fullgrad.adopting():
+            found[f"{name} inside"] = works()
+
+    with fullgrad.adopting():
+        thread = threading.Thread(target=other, args=("other",))
+        thread.start()
+        thread.join()
+        assert works()
+    assert found == {"other": False, "other inside": True}
+
+
+def test_many_threads():
+    """Scopes that open and close in many threads at once."""
+    wrong = []
+
+    def run():
+        for _ in range(50):
+            with fullgrad.adopting():
+                if not works():
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_generators():
+    """A generator that is left in the middle closes its scope, in whatever order."""
+
+    def generator():
+        with fullgrad.adopting():
+            yield 1
+            yield 2
+
+    g = generator()
+    next(g)
+    with fullgrad.adopting():
+        g.close()
+        assert works()
+    assert not works()
+    g = generator()
+    next(g)
+    del g
+    gc.collect()
+    assert not works()
+
+
+def test_a_generator_that_another_thread_closes():
+    """The scope ends where it was opened."""
+
+    def generator():
+        with fullgrad.adopting():
+            yield 1
+
+    g = generator()
+    next(g)
+    thread = threading.Thread(target=g.close)
+    thread.start()
+    thread.join()
+    assert not works()
+
+
+def test_tasks():
+    """Asynchronous tasks have scopes of their own."""
+    found = []
+
+    async def inside():
+        with fullgrad.adopting():
+            await asyncio.sleep(0.01)
+            found.append(works())
+
+    async def outside():
+        await asyncio.sleep(0.005)
+        found.append(works())
+
+    async def both():
+        await asyncio.gather(inside(), outside())
+
+    asyncio.run(both())
+    assert found == [False, True]
+
+
+def test_eager_code_is_torchs():
+    """Without a transform a class runs as without the context: its own graph node, its own double backward."""
+    with fullgrad.adopting():
+        x = X.clone().requires_grad_()
+        y = captured(x)
+        assert type(y.grad_fn).__name__ == "SavesInputBackward"
+        assert_close(torch.autograd.grad(y.sum(), x)[0], 1 / (1 + X * X))
+
+
+def test_torchs_own_functions_are_left_alone():
+    """torch.utils.checkpoint, which is a Function, and fullgrad's."""
+    x = X.clone().requires_grad_()
+    with fullgrad.adopting():
+        y = checkpoint(captured, x, use_reentrant=True)
+        assert type(y.grad_fn).__name__ == "CheckpointFunctionBackward"
+        with pytest.raises(RuntimeError, match="setup_context"):
+            grad(lambda x: checkpoint(torch.sin, x, use_reentrant=True).sum())(X)
+        assert_close(vmap(grad(lambda x: fullgrad.round(x) ** 2))(X), 2 * X.round())
+
+
+def test_forward_runs_once():
+    """A counter counts once per call, and the backward sees that very draw."""
+    calls = []
+
+    class Draws(Function):
+        @staticmethod
+        def forward(ctx, x):
+            calls.append(1)
+            ctx.noise = torch.rand_like(x)
+            return x + ctx.noise
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.noise
+
+    draws = fullgrad.adopt(Draws)
+    for transform in (
+        lambda f: vmap(f, randomness="different"),
+        lambda f: vmap(grad(lambda x: f(x).sum()), randomness="different"),
+        lambda f: hessian(lambda x: f(x).sum()),
+        lambda f: lambda x: jvp(f, (x,), (x,)),
+    ):
+        calls.clear()
+        transform(draws)(torch.ones(3, 2))
+        assert len(calls) == 1
+
+    def value_and_gradient(x):
+        return torch.func.vjp(draws, x)[0] - x, grad(lambda x: draws(x).sum())(x)
+
+    def both(x):
+        y, pull = torch.func.vjp(draws, x)
+        return y - x, pull(torch.ones_like(x))[0]
+
+    for randomness, same in (("same", True), ("different", False)):
+        noise, g = vmap(both, randomness=randomness)(torch.ones(3, 2))
+        assert_close(noise, g)
+        assert torch.equal(noise[0], noise[1]) is same
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(draws)(torch.ones(3, 2))
+
+
+def test_randomness_sample_by_sample():
+    """The three kinds of randomness mean the same where vmap is a loop."""
+
+    class Looks(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + torch.rand(()) if float(x.sum()) > -1e9 else x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    looks = fullgrad.adopt(Looks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same = vmap(looks, randomness="same")(torch.ones(3))
+        different = vmap(looks, randomness="different")(torch.ones(3))
+        assert len(set(same.tolist())) == 1
+        assert len(set(different.tolist())) == 3
+        with pytest.raises(RuntimeError, match="randomness"):
+            vmap(looks)(torch.ones(3))
+
+
+def test_the_same_tensor_twice():
+    """Two inputs that are one object have a gradient each."""
+
+    class Product(Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, g):
+            x, y = ctx.saved_tensors
+            return g * y, 10 * g * x
+
+    product = fullgrad.adopt(Product)
+    assert_close(grad(lambda x: product(x, x).sum())(X), 11 * X)
+    assert_close(hessian(lambda x: product(x, x).sum())(X), torch.diag(torch.full_like(X, 11)))
+
+
+def test_classes_made_at_run_time_are_collected():
+    """Nothing keeps a class alive that was adopted."""
+
+    def make():
+        class Made(Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return Made.scale * x
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * ctx.saved_tensors[0]
+
+        Made.scale = 2.0
+        vmap(grad(fullgrad.adopt(Made)))(X)
+        jvp(fullgrad.adopt(Made), (X,), (X,))
+        with fullgrad.adopting():
+            vmap(grad(Made.apply))(X)
+        return weakref.ref(Made)
+
+    classes = [make() for _ in range(20)]
+    gc.collect()
+    assert not any(ref() for ref in classes)
+
+
+def test_many_calls_leave_nothing():
+    """10,000 calls, under transforms and not, inside one context and many."""
+    with fullgrad.adopting():
+        per_sample(X[None])
+        gc.collect()
+        before = len(gc.get_objects())
+        for i in range(10_000):
+            if i % 10 == 0:
+                per_sample(X[None])
+            captured(X)
+            with fullgrad.adopting(SavesInput):
+                pass
+        gc.collect()
+        assert len(gc.get_objects()) - before < 200
+
+
+def test_subclasses_of_each_other():
+    """Each with its own rules."""
+
+    class Twice(SavesInput):
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * SavesInput.backward(ctx, g)
+
+    class WithSetup(SavesInput):
+        @staticmethod
+        def forward(x):
+            return x.round()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+    one = grad(lambda x: fullgrad.adopt(SavesInput)(x).sum())(X)
+    assert_close(grad(lambda x: fullgrad.adopt(Twice)(x).sum())(X), 2 * one)
+    assert_close(grad(lambda x: fullgrad.adopt(WithSetup)(x).sum())(X), one)
+    assert fullgrad.adopt(Twice) is fullgrad.adopt(Twice)
+
+
+def test_complex_numbers():
+    """Gradients of complex inputs, as in eager autograd."""
+
+    class Conjugate(Function):
+        @staticmethod
+        def forward(ctx, z):
+            ctx.save_for_backward(z)
+            return z.abs() ** 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    z = torch.complex(X, X.flip(0))
+    leaf = z.clone().requires_grad_()
+    expected = torch.autograd.grad(Conjugate.apply(leaf).sum(), leaf)[0]
+    assert_close(grad(lambda z: fullgrad.adopt(Conjugate)(z).sum())(z), expected)
+
+
+def test_no_grad_and_inference():
+    """Inside a transform, no_grad means what it means for torch's own operators."""
+    adopted = fullgrad.adopt(SavesInput)
+    assert_close(grad(lambda x: (torch.no_grad()(adopted)(x) * x).sum())(X), (X > 0).to(X.dtype))
+    with torch.inference_mode():
+        assert_close(vmap(adopted)(X), (X > 0).to(X.dtype))
+
+
+def plain(x):
+    return captured(x * x) * SavesIntermediate.apply(x.sin())
+
+
+library = torch.library.Library("fullgrad_adopting", "FRAGMENT")
+library.define("plain(Tensor x) -> Tensor")
+library.impl("plain", plain, "CompositeImplicitAutograd")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.skipif(DISPATCH == "fallback", reason="torch raises there for every custom Function")
+def test_inside_a_composite_operator():
+    """A class that code of torch.library calls: every nesting is that of the code itself."""
+    composite = torch.ops.fullgrad_adopting.plain
+    total = lambda f: lambda x: f(x).sum()  # noqa: E731
+    push = lambda f: lambda x: jvp(f, (x,), (x.cos(),))[1]  # noqa: E731
+    for transform in (
+        lambda f: grad(total(f)),
+        push,
+        lambda f: push(grad(total(f))),
+        lambda f: grad(total(push(f))),
+        lambda f: hessian(total(f)),
+        lambda f: jacfwd(jacfwd(f)),
+        lambda f: lambda x: vmap(hessian(total(f)))(oracle.batch(x)),
+        lambda f: jacrev(jacfwd(jacrev(total(f)))),
+    ):
+        with fullgrad.adopting():
+            assert_close(transform(composite)(X), transform(plain)(X))
+
+
+def test_linearize_of_in_place_code():
+    """In-place operations on temporaries, in either rule: each call of the linear map is right, not the first alone."""
+
+    class InPlace(Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.sin()
+            y *= 2
+            ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            x, y = ctx.saved_tensors
+            slope = x * x
+            slope += y
+            return g * slope
+
+    adopted = fullgrad.adopt(InPlace)
+    y, linear = linearize(adopted, X)
+    assert_close(y, 2 * X.sin())
+    for t in (X.cos(), X, X.cos()):
+        assert_close(linear(t), t * (X * X + 2 * X.sin()))

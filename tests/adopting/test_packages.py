@@ -1,0 +1,304 @@
+"""Other packages' networks, unchanged: against a loop over the samples, and against eager double backward."""
+
+import copy
+import functools
+import importlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad._suite.published import LEFT_OUT, PUBLISHED, found_in, results_of
+from fullgrad._suite.published._functions import LEFT_OUT_MODULES
+
+pytestmark = [pytest.mark.adopting, pytest.mark.filterwarnings("ignore")]
+
+
+def package(name):
+    """The module, or a skip. Packages warn on import, of what is not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name)
+
+
+# --- Networks: a module, and one input ------------------------------------------------------------------------------------
+
+
+def snntorch():
+    """Its default surrogate, over four time steps."""
+    snn = package("snntorch")
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer, self.neurons = nn.Linear(6, 5), nn.Linear(5, 3), snn.Leaky(beta=0.8)
+
+        def forward(self, x):
+            current = self.inner(x)
+            membrane, total = torch.zeros_like(current), 0
+            for _ in range(4):
+                spikes, membrane = self.neurons(current, membrane)
+                total = total + spikes + membrane
+            return self.outer(total)
+
+    return Network(), torch.randn(6)
+
+
+def spikingjelly():
+    """A multi-step network, reset before each run."""
+    package("spikingjelly")
+    neuron = importlib.import_module("spikingjelly.activation_based.neuron")
+    layer = importlib.import_module("spikingjelly.activation_based.layer")
+    functional = importlib.import_module("spikingjelly.activation_based.functional")
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            neurons = [neuron.LIFNode(step_mode="m"), neuron.IFNode(step_mode="m")]
+            inner, outer = layer.Linear(6, 5, step_mode="m"), layer.Linear(5, 3, step_mode="m")
+            self.net = nn.Sequential(inner, neurons[0], outer, neurons[1])
+
+        def forward(self, x):
+            functional.reset_net(self.net)
+            return self.net(2 * x[:, None]).mean((0, 1)) + self.net[0](x[:, None]).sum((0, 1))[:3]
+
+    return Network(), torch.randn(4, 6)
+
+
+def sinabs():
+    """Leaky neurons over time."""
+    layers = package("sinabs.layers")
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            current = self.inner(x)[None]
+            return self.outer(layers.LIF(tau_mem=10.0)(3 * current) + current).mean((0, 1))
+
+    return Network(), torch.randn(4, 6)
+
+
+def brevitas():
+    """Quantized weights and activations."""
+    qnn = package("brevitas.nn")
+    network = nn.Sequential(
+        qnn.QuantLinear(6, 5, bias=True, weight_bit_width=4), nn.Tanh(), qnn.QuantLinear(5, 3, bias=True, weight_bit_width=4)
+    )
+    return network.eval(), torch.randn(6)
+
+
+def torchao():
+    """Quantization-aware training, with scales that are computed from the weights."""
+    linear = package("torchao.quantization.qat.linear")
+    configs = importlib.import_module("torchao.quantization.qat.fake_quantize_config")
+    weight = configs.IntxFakeQuantizeConfig(torch.int4, group_size=2)
+    layers = [linear.FakeQuantizedLinear(n, m, bias=False, weight_config=weight) for n, m in ((6, 4), (4, 3))]
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1]), torch.randn(6)
+
+
+def entmax():
+    """Attention whose weights are sparse."""
+    activations = package("entmax.activations")
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.queries, self.keys, self.values = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 3)
+
+        def forward(self, x):
+            weights = activations.sparsemax(self.queries(x) @ self.keys(x).mT, dim=-1)
+            return (weights @ self.values(x)).mean(0)
+
+    return Attention(), torch.randn(5, 6)
+
+
+NETWORKS = {f.__name__: f for f in (snntorch, spikingjelly, sinabs, brevitas, torchao, entmax)}
+
+
+@pytest.fixture(params=NETWORKS)
+def problem(request):
+    """A loss of the parameters and one sample, the parameters, and four samples."""
+    torch.manual_seed(0)
+    network, x = NETWORKS[request.param]()
+    samples = torch.randn(4, *x.shape, generator=torch.Generator().manual_seed(1))
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(parameters, x):
+        return functional_call(network, parameters, (x,)).sin().sum()
+
+    return request.param, loss, parameters, samples
+
+
+def eager(loss, parameters, x, create_graph=False):
+    """The gradient of plain autograd, and the leaves."""
+    leaves = {name: p.clone().requires_grad_() for name, p in parameters.items()}
+    grads = torch.autograd.grad(loss(leaves, x), list(leaves.values()), create_graph=create_graph, allow_unused=True)
+    return leaves, {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), grads, strict=True)}
+
+
+close = functools.partial(assert_close, rtol=1e-5, atol=1e-6)
+
+
+def test_per_sample_gradients(problem):
+    """``vmap(grad)`` is a loop; without the context torch raises."""
+    _, loss, parameters, samples = problem
+    expected = [eager(loss, parameters, x)[1] for x in samples]
+    with fullgrad.adopting():
+        found = vmap(grad(loss), in_dims=(None, 0), randomness="same")(parameters, samples)
+    for i, one in enumerate(expected):
+        close({n: g[i] for n, g in found.items()}, one)
+    with pytest.raises(RuntimeError):
+        vmap(grad(loss), in_dims=(None, 0))(parameters, samples)
+
+
+def test_hessian_vector_products(problem):
+    """Forward over reverse, reverse over forward and reverse over reverse are eager double backward; H need not be symmetric."""
+    name, loss, parameters, samples = problem
+    x, direction = samples[0], {n: torch.randn_like(p) for n, p in parameters.items()}
+    of = lambda p: loss(p, x)  # noqa: E731
+
+    def inner(a, b):
+        return sum((a[n] * b[n]).sum() for n in a)
+
+    leaves, g = eager(loss, parameters, x, create_graph=True)
+    transposed = torch.autograd.grad(inner(g, direction), list(leaves.values()), allow_unused=True)
+    transposed = {n: torch.zeros_like(p) if t is None else t for (n, p), t in zip(parameters.items(), transposed, strict=True)}
+    with fullgrad.adopting():
+        close(grad(lambda p: inner(grad(of)(p), direction))(parameters), transposed)
+        close(vjp(grad(of), parameters)[1](direction)[0], transposed)
+        if name == "torchao":
+            return  # its scales are computed under no_grad, which does not stop tangents
+        close(grad(lambda p: jvp(of, (p,), (direction,))[1])(parameters), transposed)
+        pushed = jvp(grad(of), (parameters,), (direction,))[1]
+        other = {n: torch.randn_like(p) for n, p in parameters.items()}
+        left = inner(other, pushed)
+        close(left, inner(vjp(grad(of), parameters)[1](other)[0], direction), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["snntorch", "spikingjelly", "brevitas", "entmax"])
+def test_compiled(name):
+    """``compile(vmap(grad(model)))`` without a graph break."""
+    torch.manual_seed(0)
+    network, x = NETWORKS[name]()
+    samples = torch.stack([x, -x, 0.5 * x])
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def per_sample(parameters, samples):
+        return vmap(grad(lambda p, x: functional_call(network, p, (x,)).sin().sum()), in_dims=(None, 0))(parameters, samples)
+
+    with fullgrad.adopting():
+        expected = per_sample(parameters, samples)
+        close(torch.compile(per_sample, backend="aot_eager", fullgraph=True)(parameters, samples), expected)
+
+
+# --- Other packages' methods on other packages' networks -------------------------------------------------------------------
+
+
+def test_private_training():
+    """Opacus' GradSampleModule takes ``vmap(grad)`` of a layer that it does not know; DP-SGD's clipped sum is that of a loop."""
+    package("opacus")
+    from opacus.grad_sample import GradSampleModule
+
+    activations = package("entmax.activations")
+
+    class Sparse(nn.Linear):
+        def forward(self, x):
+            return activations.sparsemax(super().forward(x), dim=-1).sin()
+
+    torch.manual_seed(0)
+    network = nn.Sequential(Sparse(6, 5), Sparse(5, 3))
+    plain, samples = copy.deepcopy(network), torch.randn(3, 6)
+    parameters = {n: p.detach() for n, p in plain.named_parameters()}
+
+    def loss(parameters, x):
+        return functional_call(plain, parameters, (x,)).sum()
+
+    private = GradSampleModule(network, force_functorch=True, loss_reduction="sum")
+    with fullgrad.adopting():
+        private(samples).sum().backward()
+    grads = {n.removeprefix("_module."): p.grad_sample for n, p in private.named_parameters()}
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+    clipped = {n: ((g * (1 / norms).clamp(max=1).reshape(-1, *[1] * (g.ndim - 1))).sum(0)) for n, g in grads.items()}
+    total = {n: torch.zeros_like(p) for n, p in plain.named_parameters()}
+    for one in samples:
+        _, g = eager(loss, parameters, one)
+        norm = torch.stack([v.norm() for v in g.values()]).norm()
+        total = {n: total[n] + v * min(1.0, float(1 / norm)) for n, v in g.items()}
+    close(clipped, total)
+
+
+def test_hessian_spectrum():
+    """curvlinops' Hessian of an snntorch network is that of eager double backward."""
+    package("curvlinops")
+    from curvlinops import HessianLinearOperator
+
+    torch.manual_seed(0)
+    network, x = snntorch()
+    data = [(torch.stack([x, -x]), torch.randn(2, 3))]
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    with fullgrad.adopting():
+        operator = HessianLinearOperator(network, nn.MSELoss(), parameters, data, check_deterministic=False)
+        matrix = operator @ torch.eye(operator.shape[1])
+    loss = nn.MSELoss()(network(data[0][0]), data[0][1])
+    flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
+    rows = []
+    for e in flat:
+        row = torch.autograd.grad(e, parameters, retain_graph=True, allow_unused=True)
+        rows.append(
+            torch.cat([(torch.zeros_like(p) if r is None else r).flatten() for r, p in zip(row, parameters, strict=True)])
+        )
+    close(matrix, torch.stack(rows))
+
+
+def test_jacobian_descent():
+    """torchjd's Jacobians of the losses of a spiking network, one backward for all, are those one after the other."""
+    package("torchjd")
+    from torchjd.autojac import backward, mtl_backward  # noqa: F401
+
+    torch.manual_seed(0)
+    network, x = snntorch()
+    samples = torch.stack([x, -x, 0.5 * x])
+    parameters = list(network.parameters())
+
+    def losses():
+        return network(samples).square().mean(1)
+
+    with fullgrad.adopting():
+        value = losses()
+        batched = torch.autograd.grad(value, parameters, torch.eye(3), is_grads_batched=True)
+    value = losses()
+    loop = [torch.autograd.grad(v, parameters, retain_graph=True) for v in value]
+    close(list(batched), [torch.stack(g) for g in zip(*loop, strict=True)])
+
+
+# --- Functions ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({p.package for p in PUBLISHED}))
+def test_every_function_is_in_the_table(name):
+    """Each that the package defines is checked, or left out for a reason."""
+    package(name)
+    known = {p.path for p in PUBLISHED}
+    missing = [
+        path
+        for path in found_in(name)
+        if path not in known
+        and path.partition(":")[2] not in LEFT_OUT
+        and not any(path.startswith(module) for module in LEFT_OUT_MODULES)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda p: f"{p.package}-{p.name}")
+def test_a_function(published):
+    """First and second derivatives, forward mode and batches hold after, if they hold of the class in eager autograd."""
+    package(published.package)
+    counts = results_of(published, ["backward", "func_grad", "func_jvp", "func_hessian", "vmap_of_grad", "vmap_of_hessian"])
+    assert not {n: m for n, m in counts["fails"].items() if "nan" not in m and "something else for each sample" not in m}

@@ -1,0 +1,244 @@
+"""Functions broken on purpose, each in one way: what is promised of them."""
+
+import warnings
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from tests.adopting import oracle
+from tests.adopting.functions import LooksAtNumbers, SavesInput, SavesIntermediate, X
+
+
+def total(f):
+    return lambda x: f(x).sum()
+
+
+def function(forward, backward=lambda ctx, g: g, name="Broken"):
+    """A class of the two rules, a new one at each call."""
+    return type(name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+
+def changes_input(ctx, x):
+    return x.mul_(2)
+
+
+def changes_and_says_so(ctx, x):
+    ctx.mark_dirty(x)
+    return x.mul_(2)
+
+
+@pytest.mark.parametrize("forward", [changes_input, changes_and_says_so])
+@pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
+def test_in_place(forward, transform):
+    """A forward that changes its input, with or without mark_dirty, raises and names the class."""
+    adopted = fullgrad.adopt(function(forward))
+    with pytest.raises(NotImplementedError, match=r"Broken.forward changes an input in place"):
+        transform(lambda x: adopted(x).sum())(torch.ones(3, 2))
+
+
+def clipped(ctx, g):
+    return g.clamp(-1, 1)
+
+
+def normalized(ctx, g):
+    return g / g.norm()
+
+
+@pytest.mark.parametrize("backward", [clipped, normalized])
+def test_a_map_of_the_gradient(backward):
+    """With the identity as value: reverse mode is the map, per sample under vmap, and forward mode the identity."""
+    adopted = fullgrad.adopt(function(lambda ctx, x: x.clone(), backward))
+    x, t = 3 * torch.randn(4, 3), torch.randn(4, 3)
+    expected = torch.stack([backward(None, 2 * s) for s in x])
+    assert_close(vmap(grad(lambda x: (adopted(x) ** 2).sum()))(x), expected)
+    assert_close(jvp(adopted, (x,), (t,)), (x, t))
+    assert_close(vmap(lambda x, t: jvp(adopted, (x,), (t,))[1])(x, t), t)
+
+
+@pytest.mark.parametrize("backward", [clipped, normalized, lambda ctx, g: g.abs(), lambda ctx, g: g.sign()])
+def test_a_backward_that_is_not_linear(backward):
+    """With another value: reverse mode is the class's own, forward mode raises and says why."""
+    adopted = fullgrad.adopt(function(lambda ctx, x: x.round(), backward))
+    assert_close(grad(lambda x: (3 * adopted(x)).sum())(X), backward(None, torch.full_like(X, 3.0)))
+    with pytest.raises(NotImplementedError, match="Broken has no forward mode: its backward is no linear"):
+        jvp(adopted, (X,), (X,))
+
+
+def test_a_backward_that_is_linear_for_some_arguments():
+    """The verdict is that of the class with its constant arguments, not that of the first call."""
+
+    def forward(ctx, x, limit):
+        ctx.limit = limit
+        return x.round()
+
+    adopted = fullgrad.adopt(function(forward, lambda ctx, g: (g if ctx.limit is None else g.clamp(-ctx.limit, ctx.limit), None)))
+    assert_close(jvp(lambda x: adopted(x, None), (X,), (X,))[1], X)
+    with pytest.raises(NotImplementedError, match="no linear"):
+        jvp(lambda x: adopted(x, 1.0), (X,), (X,))
+
+
+def test_arguments_that_change_do_not_add_up():
+    """The verdicts of one class are few."""
+    from fullgrad.adoption._linearity import _verdicts
+
+    cls = function(lambda ctx, x, step: x.clone(), lambda ctx, g: (g, None))
+    for step in range(200):
+        jvp(lambda x, step=step: fullgrad.adopt(cls)(x, step), (X,), (X,))
+    assert len(_verdicts[cls]) <= 64
+
+
+def test_once_differentiable():
+    """The first derivative is right under vmap too, with numpy in it; the second and forward mode raise."""
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy().round())
+
+    @once_differentiable
+    def backward(ctx, g):
+        return torch.from_numpy(g.numpy() * ctx.saved_tensors[0].numpy())
+
+    adopted = fullgrad.adopt(function(forward, backward))
+    assert_close(grad(total(adopted))(X), X)
+    with pytest.warns(UserWarning, match="Broken runs sample by sample"):
+        assert_close(vmap(grad(total(adopted)))(oracle.batch(X)), oracle.batch(X))
+    for second in (jacrev(grad(total(adopted))), hessian(total(adopted)), lambda x: jvp(adopted, (x,), (x,))):
+        with pytest.raises((RuntimeError, NotImplementedError), match="once_differentiable"):
+            second(X)
+
+
+def test_code_that_looks_at_numbers():
+    """One warning for each class, which says why; allow_loop=False raises instead."""
+    cls = type("Looks", (LooksAtNumbers,), {})
+    samples = oracle.batch(X)
+    with pytest.raises(NotImplementedError, match=r"Looks cannot be batched, and allow_loop=False.*item"):
+        vmap(fullgrad.adopt(cls, allow_loop=False))(samples)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            vmap(grad(total(fullgrad.adopt(cls))))(samples)
+    assert [str(w.message)[:42] for w in caught] == ["Looks runs sample by sample under vmap, as"]
+
+
+def test_outputs_that_differ_between_samples():
+    """A number that the caller sees, or a shape, has no value for a whole batch."""
+    for forward in (lambda ctx, x: (x.clone(), x.sum().item()), lambda ctx, x: x[: int(x.abs().sum())]):
+        adopted = fullgrad.adopt(function(forward))
+        with pytest.raises(NotImplementedError, match="something else for each sample"), pytest.warns(match="by sample"):
+            vmap(adopted)(oracle.batch(X))
+
+
+class Holder:
+    """An object."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_a_tensor_hidden_in_ctx():
+    """An object or a closure in ctx that holds an input raises: its second derivative would silently be lost."""
+
+    def in_object(ctx, x):
+        ctx.held = Holder(x)
+        return x.round()
+
+    def in_closure(ctx, x):
+        ctx.square = lambda: x * x
+        return x.round()
+
+    for forward in (in_object, in_closure):
+        adopted = fullgrad.adopt(function(forward))
+        for transform in (grad, lambda f: vmap(grad(f))):
+            with pytest.raises(NotImplementedError, match=r"Broken.forward keeps a tensor inside a \w+ in ctx"):
+                transform(total(adopted))(X[None].expand(2, 4))
+
+
+def test_a_tensor_hidden_in_an_argument():
+    """A constant may be; a tensor of a transform raises."""
+    adopted = fullgrad.adopt(function(lambda ctx, x, held: x * held.tensor, lambda ctx, g: (g, None)))
+    assert_close(grad(lambda x: adopted(x, Holder(X)).sum())(X), torch.ones_like(X))
+    with pytest.raises(NotImplementedError, match="Broken got a Holder that holds a batched or differentiated tensor"):
+        vmap(lambda x, s: adopted(x, Holder(s)))(X, X)
+
+
+def closes_over(s):
+    """A class that multiplies by a tensor that is none of its arguments."""
+    return fullgrad.adopt(function(lambda ctx, x: x * s, lambda ctx, g: g * s))
+
+
+def test_a_tensor_that_is_no_argument():
+    """It is a constant, as in eager autograd, and has its own value for each sample where the arguments have one."""
+    assert_close(grad(lambda s: closes_over(s)(X).sum())(X), torch.zeros_like(X))
+    y = X.flip(0)
+    assert_close(vmap(lambda x, s: closes_over(s)(x))(X, y), X * y)
+    assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
+
+
+def test_a_tensor_that_is_no_argument_and_is_batched_alone():
+    """Nothing tells at which level the call is batched: it raises, and a batch of the same size is not taken for it."""
+    for call in (
+        lambda: vmap(lambda s: closes_over(s)(X))(X),
+        lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
+        lambda: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(X))(X),
+        lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
+        lambda: grad(lambda x: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(x))(X).sum())(X),
+        lambda: vmap(lambda s: grad(lambda x: vmap(lambda x: closes_over(s)(x))(x).sum())(X))(X),
+    ):
+        with pytest.raises(NotImplementedError, match="uses a batched tensor that is none of its arguments"):
+            call()
+
+
+def test_too_few_and_too_many_gradients():
+    """As in eager autograd."""
+    adopted = fullgrad.adopt(function(lambda ctx, x, y: x + y, lambda ctx, g: g))
+    with pytest.raises(RuntimeError, match=r"Broken.backward returned 1 gradients for 2 inputs"):
+        grad(lambda x: adopted(x, X).sum())(X)
+
+
+def test_tensors_in_a_container_that_is_returned():
+    """Autograd does not see them."""
+    adopted = fullgrad.adopt(function(lambda ctx, x: [x + 1]))
+    with pytest.raises(NotImplementedError, match="returns tensors in a container"):
+        vmap(lambda x: adopted(x)[0])(X)
+
+
+def test_strict():
+    """A second derivative that would take a saved intermediate for a constant raises, and nothing else does."""
+    lax, strict = fullgrad.adopt(SavesIntermediate), fullgrad.adopt(SavesIntermediate, strict=True)
+    assert_close(grad(total(strict))(X), grad(total(lax))(X))
+    assert_close(vmap(grad(total(strict)))(oracle.batch(X)), vmap(grad(total(lax)))(oracle.batch(X)))
+    assert_close(jvp(strict, (X,), (X,)), jvp(lax, (X,), (X,)))
+    push = lambda f: grad(lambda x: jvp(f, (x,), (x,))[1])  # noqa: E731
+    for second in (lambda f: jacrev(grad(f)), hessian, lambda f: vmap(hessian(f)), push):
+        with pytest.raises(RuntimeError, match=r"SavesIntermediate.backward was differentiated, but its forward saves"):
+            second(total(strict))(X[None])
+    x = X.clone().requires_grad_()
+    (g,) = torch.autograd.grad(strict(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="saves an intermediate"):
+        g.sum().backward()
+
+
+def test_strict_leaves_what_is_right_alone():
+    """A mask is no lost derivative, and neither is a constant."""
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x > 0, torch.ones(4, dtype=x.dtype))
+        return x.round()
+
+    def backward(ctx, g):
+        x, mask, ones = ctx.saved_tensors
+        return g * x * x * mask * ones
+
+    for cls in (SavesInput, function(forward, backward)):
+        assert_close(hessian(total(fullgrad.adopt(cls, strict=True)))(X), hessian(total(fullgrad.adopt(cls)))(X))
+
+
+def test_adopt_refuses_other_things():
+    """With what it got."""
+    with pytest.raises(TypeError, match=r"adopt: `cls` must be a subclass of torch.autograd.Function, got"):
+        fullgrad.adopt(torch.round)

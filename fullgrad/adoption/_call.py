@@ -135,7 +135,8 @@ class Call:
             self.layout = self.layout._replace(hidden=frozenset(hidden))
             return sum((t.real.sum() for t in some), torch.zeros(())), kept
 
-        return torch.func.vjp(run, *[tensors[i] for i in where], has_aux=True)[-1]
+        kept: Any = torch.func.vjp(run, *[tensors[i] for i in where], has_aux=True)[-1]
+        return kept
 
     def _forward(self, tensors: list[Tensor]) -> tuple[tuple[Tensor, ...], list[bool]]:
         """The tensors are objects of their own, since what a context keeps is known by identity."""

@@ -1,7 +1,7 @@
 """Cases of the family `spikes`: each operator with numbers and with parameters that learn; the surrogates as plain torch code.
 
 The surrogate of a step is ``S = 1/2 + grad_scale R(v - threshold)``. Every step has the rules of one base, and its formulas are
-compared in `tests/spikes` in every run; so a few of them run everyday, the rest in turn.
+compared in `tests/spikes` in every run; so a few of them are in the short suite, the rest in the long tests.
 """
 
 import functools
@@ -138,8 +138,8 @@ def _count(v: Tensor, threshold: Any, max_spikes: Any, *inputs: Any) -> Tensor:
 
 # --- The cases -----------------------------------------------------------------------------------------------------------
 
-# Operators that run everyday: one of each kind of formula.
-EVERYDAY = ("sigmoid", "rect", "leaky_k_relu", "ste_sign", "multi_spike")
+# Operators of the short suite: one of each kind of formula.
+SHORT = ("sigmoid", "rect", "leaky_k_relu", "ste_sign", "multi_spike")
 
 # R, and the parameters: as numbers, and as tensors where they can be.
 STEPS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], tuple[Any, ...]]] = {
@@ -197,7 +197,8 @@ def _case(name: str, inputs: tuple[Any, ...], surrogate: Any, value: Any, *, lea
         surrogate=lambda *a: straight_through(value(*map(_constant, a)), surrogate(*a)),
         value=value,
         smooth_forwards={operator_class: options.pop("smooth_forward", surrogate)},
-        exhaustive=name not in EVERYDAY or learned != (name == "sigmoid"),
+        exhaustive=learned != (name == "sigmoid"),
+        long=name not in SHORT,
         **options,
     )
 

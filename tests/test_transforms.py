@@ -66,10 +66,13 @@ def test_check(case, name, device):
 
 
 def groups(cases, size=10):
-    """The cases in groups that can be checked together: with values to the last bit or without, and as many rows."""
+    """The cases in groups that can be checked together: with values to the last bit or without, and as many rows.
+
+    Those of matrices are alone: where torch cannot trace one, all of its group would be checked again, one by one.
+    """
     same = {}
     for case in cases:
-        same.setdefault((case.value is None, case.tensors[0].shape[0]), []).append(case)
+        same.setdefault((case.value is None, case.tensors[0].shape[0], case.of == "matrices"), []).append(case)
     return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
 
 

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from fullgrad._function import pure
 from fullgrad.soft._relaxation import as_number
 from fullgrad.spikes._arguments import checked, uniform_noise
 from fullgrad.spikes._surrogate import Surrogate
@@ -47,7 +46,6 @@ class Bernoulli(Surrogate):
     reads = {0: (), 1: ()}
 
     @staticmethod
-    @pure
     def forward(p: Tensor, noise: Tensor) -> Tensor:
         return as_number(noise < p, p.dtype)
 

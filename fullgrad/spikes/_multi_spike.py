@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._function import pure
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import count, expanded, threshold_for
@@ -63,7 +62,6 @@ class MultiSpike(Surrogate):
     reads = dict.fromkeys((0, 1, 3, 4), (0, 1, 3, 4))
 
     @staticmethod
-    @pure
     def forward(v: Tensor, threshold: Parameter, max_spikes: int | None, window: Parameter, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), window, grad_scale)
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._function import pure
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._formulas import exp
 from fullgrad.spikes._surrogate import Surrogate
@@ -65,7 +64,6 @@ class PeriodicExponential(Surrogate):
     reads = dict.fromkeys((0, 1, 2, 4), (0, 1, 2, 4))
 
     @staticmethod
-    @pure
     def forward(v: Tensor, threshold: Parameter, width: Parameter, max_spikes: int | None, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), width, grad_scale)
 

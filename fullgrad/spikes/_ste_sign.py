@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._function import pure
 from fullgrad.spikes._arguments import SIGNED_TIES, Parameter, checked, positive_or_none
 from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Surrogate
@@ -56,7 +55,6 @@ class SteSign(Surrogate):
     reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
-    @pure
     def forward(x: Tensor, clip_value: Parameter | None, tie: float) -> Tensor:
         return expanded(sign(x, tie), clip_value)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
-from fullgrad._function import pure
 from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
 from fullgrad.spikes._formulas import clamp_to_finite, mul_into
 from fullgrad.spikes._values import all_numbers, expanded, step, threshold_for
@@ -21,7 +20,7 @@ def _forward_of(names: tuple[str, ...]) -> Any:
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore[reportFunctionMemberAccess]
-    return pure(forward)
+    return forward
 
 
 class Surrogate(Elementwise):

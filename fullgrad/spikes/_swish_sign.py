@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._function import pure
 from fullgrad.spikes._arguments import SIGNED_TIES, Parameter, checked
 from fullgrad.spikes._formulas import bell, clamp_to_finite
 from fullgrad.spikes._surrogate import Surrogate
@@ -55,7 +54,6 @@ class SwishSign(Surrogate):
     reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
-    @pure
     def forward(x: Tensor, beta: Parameter, tie: float) -> Tensor:
         return expanded(sign(x, tie), beta)
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import pure
 from fullgrad.spikes._arguments import TIES, Parameter, checked, positive_or_none
 from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Surrogate
@@ -63,7 +62,6 @@ class TernarySign(Surrogate):
     reads = {0: (0, 2), 1: (0,), 2: (0, 2)}
 
     @staticmethod
-    @pure
     def forward(x: Tensor, threshold: Parameter, clip_value: Parameter | None, tie: float) -> Tensor:
         return expanded(step(x, threshold, tie) - step(-x, threshold, tie), clip_value)
 

@@ -45,6 +45,8 @@ intersphinx_mapping = {
 # Those that have no page: torch's named tuples, and a type variable.
 nitpick_ignore = [("py:class", f"torch.return_types.{name}") for name in ("max", "median", "min", "sort", "topk")]
 nitpick_ignore += [("py:class", "fullgrad.estimators._st.F")]
+# Where the classes live, and not where their pages are.
+nitpick_ignore += [("py:class", "torch.autograd.function.Function"), ("py:class", "types.ModuleType")]
 
 # --- Docstrings ---
 autodoc_member_order = "bysource"

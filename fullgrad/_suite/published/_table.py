@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,7 +48,7 @@ def results_of(published: Published, checks: Iterable[str] | None = None) -> Cou
         # What raises says so; a wrong number does not.
         "wrong": [name for name in applies if before[name].status == FAILED and before[name].message.startswith("expected")],
         "after": sum(found[name].status == PASSED for name in applies),
-        "fails": {name: found[name].message for name in applies if found[name].status != PASSED},
+        "fails": {name: _short(found[name].message) for name in applies if found[name].status != PASSED},
         # Where eager autograd of the class itself does not hold a check, adoption, which is that, does not either.
         "own": [name for name in applies if found[name].status != PASSED and before[name].message == found[name].message],
     }
@@ -101,7 +102,7 @@ def page_table(results: dict[str, Counts]) -> str:
     lines += ["", "What still fails:", "", "| Function | checks | reason |", "|---|---|---|"]
     for path, counts in results.items():
         if counts["fails"]:
-            reasons = sorted({_short(message) for message in counts["fails"].values()})
+            reasons = sorted({message.replace("|", "\\|") for message in counts["fails"].values()})
             own = "; eager autograd of the class itself fails likewise" if set(counts["own"]) == set(counts["fails"]) else ""
             lines.append(f"| `{path.partition(':')[2]}` | {', '.join(counts['fails'])} | {'; '.join(reasons)}{own} |")
     lines += ["", f"Made on {datetime.date.today()} with torch {torch.__version__}, CPU."]
@@ -109,7 +110,8 @@ def page_table(results: dict[str, Counts]) -> str:
 
 
 def _short(message: str) -> str:
-    text = message.partition(" Greatest")[0].replace("|", "\\|").replace("\n", " ")
+    """The beginning of a message, without places in files of this machine."""
+    text = re.sub(r'(?<![\w.])"?/[^\s"]+"?', "…", message.partition(" Greatest")[0]).replace("\n", " ")
     return text[:140] + ("…" if len(text) > 140 else "")
 
 

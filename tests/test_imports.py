@@ -12,7 +12,7 @@ FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "estima
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (
     ("fullgrad._dispatch",),
-    *[(f"fullgrad.{name}",) for name in ("_neighbors", "_kernels", "_function", "_elementwise")],
+    *[(f"fullgrad.{name}",) for name in ("_neighbors", "_buffers", "_kernels", "_function", "_elementwise")],
     tuple(f"fullgrad.{family}" for family in FAMILIES),
     ("fullgrad",),
     ("fullgrad._suite", "fullgrad.__main__"),

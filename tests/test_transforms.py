@@ -16,14 +16,11 @@ from fullgrad._suite.cases import CASES
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
 from fullgrad.testing._subject import float64_devices, scalar
-from fullgrad.testing._together import check_together
+from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
-# What together is no longer the same: the operator itself as what is compiled.
-ALONE = {"compile_the_operator_itself"}
-TOGETHER = [name for name in GROUPS["tracing"] if name not in ALONE]
 
 
 def applies(case, name):

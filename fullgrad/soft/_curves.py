@@ -10,12 +10,12 @@ The sigmoid :math:`S(x; s)`, its derivative and its integral, for a softness :ma
 All are written without the difference of large numbers, and stay finite, or right, at infinity. ``1 - S(x)`` is ``S(-x)``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, mul_into
 from fullgrad._dispatch import can_record_in_place, can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft._half_precision import HALF
@@ -235,26 +235,9 @@ def has_gate(s: Softness, mode: str) -> bool:
     return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not torch.compiler.is_compiling()
 
 
-def apply_steps(temporary: Tensor, *steps: tuple[Callable[..., Tensor], Any]) -> Tensor:
-    """Elementwise ``function(temporary, argument)`` one after another, where they are not recorded all in one buffer.
-
-    New memory costs more than the arithmetic: a polynomial of ten steps takes a quarter of the time in one buffer.
-    """
-    reuse = can_reuse_buffers()
-    for function, argument in steps:
-        temporary = function(temporary, argument, out=temporary if reuse else None)
-    return temporary
-
-
 def divided(temporary: Tensor, s: Softness) -> Tensor:
     """A temporary over a softness, in its buffer where that is of the shape for certain."""
     return torch.div(temporary, s, out=temporary if not isinstance(s, Tensor) and can_reuse_buffers() else None)
-
-
-def mul_into(v: Tensor, temporary: Tensor) -> Tensor:
-    """A product in the buffer of its second factor, where that has the shape and dtype."""
-    fits = v.shape == temporary.shape and v.dtype == temporary.dtype
-    return torch.mul(v, temporary, out=temporary if fits and can_reuse_buffers() else None)
 
 
 def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import mul_into
 from fullgrad.spikes._arguments import SIGNED_TIES, checked
-from fullgrad.spikes._formulas import affine_of_abs, mul_into
+from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import sign
 

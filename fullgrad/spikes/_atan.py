@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import divide_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 

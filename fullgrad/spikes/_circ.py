@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, mul_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -58,5 +58,5 @@ class Circ(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        r = chain(u * alpha, (torch.square,), (torch.add, 1), (torch.rsqrt,))
-        return mul_into(v, chain(r * r, (torch.mul, r), (torch.mul, alpha / 2)))
+        r = apply_steps(u * alpha, (torch.square,), (torch.add, 1), (torch.rsqrt,))
+        return mul_into(v, apply_steps(r * r, (torch.mul, r), (torch.mul, alpha / 2)))

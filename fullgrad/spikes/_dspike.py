@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import mul_into, sech2, tanh, where_within
+from fullgrad.spikes._formulas import sech2, tanh, where_within
 from fullgrad.spikes._surrogate import Step
 
 

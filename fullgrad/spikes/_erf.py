@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, mul_into
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -61,4 +61,4 @@ class Erf(ScaledStep):
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
         # The factor is in the exponent: a pass less.
         exponent = torch.addcmul(u.new_full((), math.log(alpha / math.sqrt(math.pi))), u, u, value=-alpha * alpha)
-        return mul_into(v, chain(exponent, (torch.exp,)))
+        return mul_into(v, apply_steps(exponent, (torch.exp,)))

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, divide_into
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, chain, divide_into
+from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import Step
 
 
@@ -59,7 +60,7 @@ class FastSigmoid(Step):
     def slope_times(v: Tensor, u: Tensor, slope: Any) -> Tensor:
         q = affine_of_abs(u, slope, 1.0)
         # Twice where it is recorded: the derivative of a square squares again, and is 0 too early.
-        return divide_into(v, chain(q, (torch.square,))) if can_reuse_buffers() else v / q / q
+        return divide_into(v, apply_steps(q, (torch.square,))) if can_reuse_buffers() else v / q / q
 
     @staticmethod
     def rise(u: Tensor, slope: Any) -> Tensor:

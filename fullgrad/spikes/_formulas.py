@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._kernels import sigmoid_gate, where_between, where_positive
 from fullgrad._neighbors import neighbor
@@ -15,32 +16,9 @@ from fullgrad._neighbors import neighbor
 _FAR = 60.0
 
 
-def chain(temporary: Tensor, *steps: tuple[Any, ...]) -> Tensor:
-    """``function(temporary, *arguments)`` one after another, in the buffer of the temporary where the steps are not recorded.
-
-    New memory costs more than the arithmetic. The arguments are numbers, or tensors that broadcast to the temporary.
-    """
-    reuse = can_reuse_buffers()
-    for function, *arguments in steps:
-        temporary = function(temporary, *arguments, out=temporary) if reuse else function(temporary, *arguments)
-    return temporary
-
-
-def mul_into(g: Tensor, temporary: Tensor) -> Tensor:
-    """A product in the buffer of its second factor, where that has the shape and dtype."""
-    fits = g.shape == temporary.shape and g.dtype == temporary.dtype
-    return torch.mul(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
-
-
-def divide_into(g: Tensor, temporary: Tensor) -> Tensor:
-    """A quotient in the buffer of its divisor, where that has the shape and dtype."""
-    fits = g.shape == temporary.shape and g.dtype == temporary.dtype
-    return torch.div(g, temporary, out=temporary if fits and can_reuse_buffers() else None)
-
-
 def scaled(temporary: Tensor, factor: Any) -> Tensor:
     """``temporary * factor``, in its buffer where the factor is a number."""
-    return temporary * factor if isinstance(factor, Tensor) else chain(temporary, (torch.mul, factor))
+    return temporary * factor if isinstance(factor, Tensor) else apply_steps(temporary, (torch.mul, factor))
 
 
 def plus_scaled(temporary: Tensor, v: Tensor, factor: Any) -> Tensor:
@@ -135,7 +113,7 @@ def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
             p = torch.sigmoid(torch.where(z < 0, z, -z))
             return p * (1 - p)
         return torch.sigmoid(z) * torch.sigmoid(-z)
-    p = chain(affine_of_abs(x, -factor), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
+    p = apply_steps(affine_of_abs(x, -factor), (torch.sigmoid,))  # at most 1/2: p - p^2 does not cancel
     return torch.addcmul(p, p, p, value=-1, out=p)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import divide_into
 from fullgrad._kernels import where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import divide_into, where_left
+from fullgrad.spikes._formulas import where_left
 from fullgrad.spikes._surrogate import Step
 
 

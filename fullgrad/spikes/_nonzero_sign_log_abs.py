@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, divide_into
+from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, chain, mul_into
+from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -60,4 +61,4 @@ class PiecewiseQuadratic(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return mul_into(v, chain(affine_of_abs(u, -alpha * alpha, alpha), (torch.clamp, 0)))
+        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * alpha, alpha), (torch.clamp, 0)))

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, chain, right_or_left, where_left, where_right
+from fullgrad.spikes._formulas import bell, right_or_left, where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -66,7 +67,7 @@ class S2nn(Step):
 
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        right = chain(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
+        right = apply_steps(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
         return right_or_left(right, bell(u, alpha) * alpha, u, tie)
 
     @staticmethod

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps, divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, chain, divide_into
+from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -62,4 +63,4 @@ class SoftSign(ScaledStep):
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
         a = math.sqrt(2 / alpha)
-        return divide_into(v, chain(affine_of_abs(u, a * alpha, a), (torch.square,)))
+        return divide_into(v, apply_steps(affine_of_abs(u, a * alpha, a), (torch.square,)))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._buffers import apply_steps
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import chain, scaled
+from fullgrad.spikes._formulas import scaled
 from fullgrad.spikes._surrogate import Step
 
 
@@ -82,5 +83,7 @@ class SquarewaveFourierSeries(Step):
         else:
             x = u / period
             x = (x - torch.round(x)) * (2 * math.pi)  # the phase, from -pi to pi, as long as there is one
-        waves = [chain(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)]
+        waves = [
+            apply_steps(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)
+        ]
         return functools.reduce(torch.add, waves)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullgrad.testing._registry import CHECKS
+from fullgrad.testing import CHECKS, GROUPS
 from fullgrad.testing._subject import Subject, TorchLimit, scalar
 
 
@@ -74,7 +74,9 @@ def summed(subjects: Sequence[Subject]) -> Subject:
     )
 
 
-# Checks in which sizes change.
+# The checks that trace, but for that of the operator itself as what is compiled: together it is another function.
+TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_itself"]
+# Those in which sizes change.
 _DYNAMIC = {"compile_dynamic_shapes"}
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
-from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
-from fullgrad.testing._together import check_together
+from fullgrad.testing import CHECKS, Subject, TorchLimit
+from fullgrad.testing._together import TOGETHER, check_together
 from tests.operators import Cube
 
 
@@ -292,9 +292,6 @@ def test_broken_operator_is_caught(operator, name):
     """The check raises on the broken operator."""
     with pytest.raises(Exception):  # noqa: B017  # an AssertionError, or torch's own word for what it cannot run
         CHECKS[name](subject(operator))
-
-
-TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_itself"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ MODULES = {
     ".".join(["fullgrad", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
-FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "estimators", "soft", "spikes")
+FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "estimators", "soft", "spikes", "quantizers", "sampling")
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (
     ("fullgrad._dispatch",),
@@ -17,7 +17,9 @@ LAYERS = (
     ("fullgrad",),
     ("fullgrad._suite", "fullgrad.__main__"),
 )
-HELPERS = tuple(f"fullgrad.{name}" for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute"))
+HELPERS = tuple(
+    f"fullgrad.{name}" for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute", "_half_precision", "_noise")
+)
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (
     (f"{ORDER}._numbers",),

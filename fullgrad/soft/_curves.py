@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
 from fullgrad._dispatch import can_record_in_place, can_reuse_buffers
+from fullgrad._half_precision import HALF
 from fullgrad._kernels import sigmoid_gate
-from fullgrad.soft._half_precision import HALF
 
 Softness = Tensor | float
 

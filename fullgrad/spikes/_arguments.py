@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad.soft._half_precision import HALF
+from fullgrad._half_precision import HALF
 from fullgrad.soft._relaxation import FLOATING, floating
 
 # What may learn.

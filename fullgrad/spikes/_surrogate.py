@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._buffers import mul_into
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
-from fullgrad.soft._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
 from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._values import all_numbers, expanded, step, threshold_for
 

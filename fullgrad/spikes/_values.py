@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._half_precision import HALF
 from fullgrad._neighbors import rounded
-from fullgrad.soft._half_precision import HALF
 from fullgrad.soft._relaxation import compared
 
 _NUMBERS = frozenset({float, int, type(None)})

@@ -9,10 +9,10 @@ import torch
 from torch.func import grad, hessian, jvp, vmap
 
 import fullgrad
-from fullgrad import soft
+from fullgrad import _half_precision, soft
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases.soft import RELAXATIONS
-from fullgrad.soft import _half_precision, _relaxation
+from fullgrad.soft import _relaxation
 from fullgrad.testing._subject import close, equal, like
 
 INF, NAN = math.inf, math.nan

@@ -1,0 +1,74 @@
+"""Noise: drawn here and nowhere else, once per call, before the operator, of which it is an ordinary input.
+
+So the value, the gradient and the tangent of a call share one draw, and no rule can draw again. Only :func:`torch.rand`, and
+:func:`torch.rand_like` without a generator, obey every ``randomness`` of :func:`torch.func.vmap`. With a generator `rand_like`
+draws for each sample where one draw is asked for, and once where many are, without an error; so do the functional forms of the
+in-place samplers. `torch.bernoulli` and its like raise where one draw is asked for.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._half_precision import HALF
+
+
+def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    """Uniform noise in [0, 1) of the shape ``(*sample_shape, *x.shape)`` on the device of ``x``.
+
+    Its dtype is that of ``x``, but float32 for half precision: bfloat16 noise is 0 once in 512 draws, so that an event of
+    probability 0.001 would be three times as frequent. The numbers do not depend on the strides of ``x``.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.zeros(2, dtype=torch.bfloat16)
+        >>> u = fullgrad.sampling.uniform_like(x, (3,), generator=torch.Generator().manual_seed(0))
+        >>> u.shape, u.dtype
+        (torch.Size([3, 2]), torch.float32)
+    """
+    dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    like = x.expand(*sample_shape, *x.shape) if sample_shape else x
+    if generator is None:
+        return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.rand(like.shape, dtype=dtype, device=x.device, generator=generator)
+
+
+def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    """Exponential noise of mean 1, always finite: ``-log(u)`` of :func:`uniform_like`, with the smallest normal number for 0."""
+    u = uniform_like(x, sample_shape, generator=generator)
+    return u.clamp_(min=torch.finfo(u.dtype).tiny).log_().neg_()
+
+
+def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    """Gumbel noise, always finite: ``-log`` of :func:`exponential_like`."""
+    e = exponential_like(x, sample_shape, generator=generator)
+    return e.log_().neg_()
+
+
+def noise_for(
+    name: str,
+    x: Tensor,
+    noise: Tensor | None,
+    generator: Generator | None,
+    draw: Callable[..., Tensor] = uniform_like,
+    sample_shape: Sequence[int] = (),
+) -> Tensor:
+    """The noise that was given, or new noise.
+
+    Raises:
+        TypeError: ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or there is a generator as well.
+    """
+    if noise is None:
+        if generator is not None and not isinstance(generator, Generator):
+            raise TypeError(f"{name}: `generator` must be a torch.Generator, got a value of type {type(generator).__name__}.")
+        return draw(x, sample_shape, generator=generator)
+    if generator is not None:
+        raise ValueError(f"{name}: `noise` and `generator` exclude each other: a generator draws the noise, got both.")
+    _checks.floating_tensor(name, "noise", noise)
+    shape = (*sample_shape, *x.shape)
+    if noise.shape != shape:
+        raise ValueError(f"{name}: `noise` must have the shape {tuple(shape)}, got {tuple(noise.shape)}.")
+    return noise

@@ -13,6 +13,8 @@ from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
 SLICES = 112
+# As many parameters of a test has the short suite, but of one marked `short`, of which it has all.
+PARAMETERS = 8
 
 # Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
 hypothesis.settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True)
@@ -57,19 +59,31 @@ def pytest_report_header(config):
     )
 
 
+def short_ones(items) -> list:
+    """Of the tests of one function those of the short suite: some parameters, by the hash of their names, so that where there are
+    several every value of each has its turn; all where the function is marked `short`; the first ones where `long` says so.
+    """
+    others = [item for item in items if not item.get_closest_marker("long")]
+    if not others:
+        return items[: items[0].get_closest_marker("long").kwargs.get("but", 0)]
+    if others[0].get_closest_marker("short"):
+        return others
+    return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:PARAMETERS]
+
+
 def pytest_collection_modifyitems(config, items):
-    part, seen = exhaustive_slice(config), collections.Counter()
+    part, functions = exhaustive_slice(config), collections.defaultdict(list)
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("exhaustive", "peers", "adopting")):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    everyday = {item for tests in functions.values() for item in tests}
+    short = {item for tests in functions.values() for item in short_ones(tests)}
     kept, dropped = [], []
     for item in items:
-        long = item.get_closest_marker("long")
-        if any(item.get_closest_marker(name) for name in ("exhaustive", "peers", "adopting")):
-            runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
+        if item in everyday:
+            runs = config.getoption("--long") != (item in short)
         else:
-            # Of a test with many parameters the short suite has the first ones.
-            function = item.nodeid.partition("[")[0]
-            first = long is not None and seen[function] < long.kwargs.get("but", 0)
-            seen[function] += 1
-            runs = config.getoption("--long") == (long is not None and not first)
+            runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         (kept if runs else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)

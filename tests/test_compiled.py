@@ -102,6 +102,7 @@ def check_chain_kept(cases):
     assert kept["numbers"] < 0.1, "numbers made of numbers"
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("cases", chains(False))
 def test_a_chain_keeps_its_input(cases):
     """Of a chain of operators no more than the input is kept."""
@@ -217,6 +218,7 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_compiled_soft_round_of_numbers_that_are_none(mode):
     """Compiled formulas handle NaN in a way of their own; NaN and infinities come out as in eager code."""
@@ -270,6 +272,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
     assert cache() == {"bypass"}
 
 
+@pytest.mark.long(but=1)
 def test_operators_of_users_are_not_cached(cache):
     """Where the code of a user's operator ends is unknown."""
 
@@ -309,6 +312,7 @@ def test_the_rivals_of_the_benchmark_compute_the_same():
             torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_time_of_a_compilation_is_taken():
     """Of both chains of twenty operators, in a process."""
     for name in ("ours", "torch"):

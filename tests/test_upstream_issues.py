@@ -15,6 +15,9 @@ from torch.testing import assert_close
 
 from fullgrad import Function
 
+# What torch makes of them changes with torch alone.
+pytestmark = pytest.mark.long
+
 
 def native(operator, without=()):
     """torch's own autograd.Function with the rules of an operator."""

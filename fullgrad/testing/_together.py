@@ -25,6 +25,17 @@ class _Together(Subject):
         return (torch.cat([t.reshape(size, -1) for batch in batches for t in batch], 1).movedim(0, dim),)
 
 
+@dataclass(frozen=True)
+class _Summed(Subject):
+    """A subject whose inputs are those of others, in their shapes, and whose output is one number."""
+
+    subjects: tuple[Subject, ...] = ()
+
+    def repeated(self, size: int) -> tuple[Tensor, ...]:
+        """The subjects' own: each may have other rows."""
+        return tuple(t for s in self.subjects for t in s.repeated(size))
+
+
 def together(subjects: Sequence[Subject]) -> Subject:
     """One subject of many: a check of it is a check of each, in one graph."""
     subjects = tuple(subjects)
@@ -54,7 +65,7 @@ def _split(flat: Tensor, shapes: Sequence[Sequence[torch.Size]]) -> list[list[Te
 
 
 def summed(subjects: Sequence[Subject]) -> Subject:
-    """One subject of many that keeps the shapes of their inputs, for checks that change them; its output is one number."""
+    """One subject of many that keeps the shapes of their inputs, for checks that change them."""
     counts = [len(s.tensors) for s in subjects]
 
     def total(functions: Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor]:
@@ -67,10 +78,11 @@ def summed(subjects: Sequence[Subject]) -> Subject:
 
         return sum_of_scalars
 
-    return Subject(
+    return _Summed(
         operator=total([s.op for s in subjects]),
         inputs=tuple(t for s in subjects for t in s.tensors),
         surrogate=total([s.reference for s in subjects]),
+        subjects=tuple(subjects),
     )
 
 
@@ -80,6 +92,11 @@ TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_
 _DYNAMIC = {"compile_dynamic_shapes"}
 
 
+def in_one_graph(name: str, subjects: Sequence[Subject]) -> Subject:
+    """The subjects as one for a check."""
+    return (summed if name in _DYNAMIC else together)(subjects)
+
+
 def check_together(name: str, subjects: Sequence[Subject]) -> None:
     """The check of all subjects at once; where it fails, of one after the other, to find the one that is wrong.
 
@@ -87,7 +104,7 @@ def check_together(name: str, subjects: Sequence[Subject]) -> None:
         AssertionError: A subject fails alone, or all pass alone and fail together.
     """
     try:
-        CHECKS[name]((summed if name in _DYNAMIC else together)(subjects))
+        CHECKS[name](in_one_graph(name, subjects))
     except Exception as error:
         limited = []
         for s in subjects:

@@ -40,6 +40,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_a_transform_inside(name):
@@ -55,6 +56,7 @@ def test_a_transform_inside(name):
     )
 
 
+@pytest.mark.long
 def test_per_sample_gradients_of_a_model():
     """``compile(vmap(grad(model)))`` without a graph break, one graph, by inductor; dynamic sizes too."""
     model, samples = Model(), oracle.batch(X)

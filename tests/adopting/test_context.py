@@ -343,6 +343,7 @@ def test_classes_made_at_run_time_are_collected():
     assert not any(ref() for ref in classes)
 
 
+@pytest.mark.long
 def test_many_calls_leave_nothing():
     """10,000 calls, under transforms and not, inside one context and many."""
     with fullgrad.adopting():

@@ -22,6 +22,7 @@ def matrix(value):
     return value.reshape(2, 2) if isinstance(value, torch.Tensor) else value
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_line(name):
     """Every check that applies, eager ones here."""

@@ -219,6 +219,7 @@ def test_memory_that_grows_with_the_square_is_seen():
     assert _growth.exponent(sizes, peaks) > 1.8
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
 def test_work_of_a_sort_grows_like_n_log_n(mode):
     """What is allocated in all, whose growth is that of the numbers computed, has an exponent of little more than 1."""

@@ -115,6 +115,7 @@ def test_operator_itself(operator, args):
         assert_close(x.grad, leaf.grad)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("transform", [grad, hessian])
 def test_transform_of_the_operator_itself(transform):
     """torch.compile(vmap(transform(MyOp.apply)))."""

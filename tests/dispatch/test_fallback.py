@@ -48,7 +48,7 @@ def _run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 # torch itself uses the names, so the import alone is tried here; FULLGRAD_DISPATCH=fallback runs the whole suite.
 @pytest.mark.parametrize("name", ["unwrap_if_dead", "CGradInterpreterPtr.prevGradMode"])
 def test_a_missing_name_leads_to_the_fallback(name):
@@ -93,7 +93,7 @@ except ImportError as error:
     assert "torch._C._set_fwd_grad_enabled is gone" in _run(code)
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("dispatch", ["functorch", "fallback"])
 def test_the_dispatch_can_be_chosen(dispatch):
     """FULLGRAD_DISPATCH chooses it."""

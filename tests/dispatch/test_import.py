@@ -43,7 +43,7 @@ def test_the_compilers_are_not_imported():
     assert done.stdout.strip() == "", done.stdout + done.stderr
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "order",
     [

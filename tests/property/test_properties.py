@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data(), shape=filled, size=st.integers(1, 3))
 def test_vmap_equals_the_loop(name, data, shape, size):
@@ -121,7 +122,7 @@ _MODES = {
 }
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", [n for n, (_, surrogate) in CASES.items() if surrogate])
 @given(
     data=st.data(),

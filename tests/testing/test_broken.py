@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, Subject, TorchLimit
-from fullgrad.testing._together import TOGETHER, check_together
+from fullgrad.testing._together import TOGETHER, check_together, in_one_graph
 from tests.operators import Cube
 
 
@@ -154,6 +154,14 @@ class OverwritesTemporary(Cube):
         return t * slope
 
 
+class FixesSizes(Cube):
+    """A graph of it serves one size."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x * (int(x.shape[0]) / x.shape[0])
+
+
 class OneThread(Cube):
     @staticmethod
     def forward(x):
@@ -253,6 +261,7 @@ CAUGHT_BY = {
     DependsOnData: {"value_on_meta_and_fake_tensors", "compile_the_operator_itself", "compile_vmap", "export_value"},
     BakedIn: {"make_fx_of_transforms", "compile_grad"},
     OverwritesTemporary: {"func_linearize"},
+    FixesSizes: {"compile_dynamic_shapes"},
     OneThread: {"threads"},
     LowersUnderAutocast: {"autocast"},
     LoweredByAutocast: {"autocast"},
@@ -274,6 +283,7 @@ def subject(operator) -> Subject:
     return Subject(operator=call, inputs=(numbers(4, 3, scale=1.0),), surrogate=cube, value=cube, smooth_forwards={})
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", CHECKS)
 def test_right_operator_passes(name):
     """Every check passes a right operator."""
@@ -283,6 +293,7 @@ def test_right_operator_passes(name):
         pytest.skip(str(limit))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("operator", "name"),
     [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],
@@ -302,9 +313,16 @@ def test_broken_operator_is_caught(operator, name):
 def test_broken_operator_is_caught_among_others(operator, name):
     """In one graph with right ones, before and after it."""
     with pytest.raises(Exception):  # noqa: B017
-        check_together(name, list(map(subject, (Cube, operator, Cube))))
+        CHECKS[name](in_one_graph(name, list(map(subject, (Cube, operator, Cube)))))
 
 
+def test_broken_operator_is_named():
+    """Of those that fail together."""
+    with pytest.raises(AssertionError, match="VjpTwice"):
+        check_together("compile_grad", list(map(subject, (Cube, VjpTwice))))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOGETHER)
 def test_right_operators_pass_together(name):
     """In one graph."""

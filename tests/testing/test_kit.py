@@ -249,6 +249,7 @@ def test_bad_commands_are_told_in_one_line(arguments, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_list_and_plot_commands(capsys, tmp_path):
     """Every public function has its line; a picture is written for every operator."""
     assert main(["list"]) == 0
@@ -266,6 +267,7 @@ def test_missing_extra_is_told(monkeypatch, capsys):
     assert 'pip install "fullgrad[plot]"' in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_what_torch_cannot_do_leaves_the_thread_as_it_was():
     """An error inside nested transforms that fails to print a tensor would switch autograd off when it is collected."""
     (case,) = [c for c in CASES if c.name == "soft.proj_transport_polytope c1"]

@@ -223,6 +223,7 @@ def test_hessian_leaves_the_first_gradient():
 # --- tracers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_code_records(backend):
     """Forward and backward in one graph each, per sample, and forward mode: at every call, not at the first alone."""
@@ -315,6 +316,7 @@ def test_pairs_compare_print_and_export():
     assert json.loads(json.dumps(samples.to_dict())) == {"forward": [1, 2, 3, 4], "backward": None, "tangent": None}
 
 
+@pytest.mark.long
 def test_pair_keeps_nothing_alive_and_nothing_keeps_it():
     """Neither the tensor, nor the graph, nor the pair itself outlives its last user."""
     pair = ScalePair()
@@ -447,7 +449,7 @@ def test_modules_under_vmap_record_each_sample():
     close(torch.stack([pair.forward, pair.backward, scales["split[0]"].forward], 1), torch.tensor(loop, dtype=torch.float64))
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_modules(backend):
     """Modules compiled before the context and inside it; code that torch has compiled is not reused without the tracking."""

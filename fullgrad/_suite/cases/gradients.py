@@ -21,7 +21,9 @@ def _normalized(g, x, dim=None):
 
 def _bounds(x):
     """Bounds of the shape of x, constant, beyond which some cotangents of the checks lie."""
-    return torch.linspace(0.1, 0.9, max(x.numel(), 1), dtype=x.dtype, device=x.device)[: x.numel()].reshape(x.shape)
+    # torch.linspace would fix symbolic sizes.
+    n = x.numel()
+    return (0.1 + torch.arange(n, dtype=x.dtype, device=x.device) * (0.8 / max(n - 1, 1))).reshape(x.shape)
 
 
 def _clipped_norm(g, x, max_norm, dim=None, norm_type=2.0):

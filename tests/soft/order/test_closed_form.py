@@ -72,7 +72,7 @@ def derivatives(f, x):
     return [*tensors(y), torch.autograd.grad(total(y), leaf)[0], *tangent]
 
 
-@pytest.mark.long(but=20)
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
 @pytest.mark.parametrize("name", CALLS)
 def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, general, counted, monkeypatch):
@@ -206,6 +206,7 @@ def test_an_accelerator_is_not_waited_for(name, counted):
         bool(x.sum() > 0)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["sort", "rank_st", "argsort", "max", "median_st"])
 def test_graphs_have_the_closed_forms(name, general, counted):
     """What torch.compile traces agrees with the relaxation, second derivatives included."""

@@ -224,7 +224,7 @@ def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, 
 # --- derivatives are right, under every transform ----------------------------------------------------------------------
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @named
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_gradcheck(blocks, name, mode):

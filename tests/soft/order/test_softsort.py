@@ -145,7 +145,7 @@ def test_many_cotangents_at_once(mode):
     close(batched, torch.stack([torch.autograd.grad(y, u, one, retain_graph=True)[0] for one in g]))
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_and_traced(mode):
     u, other = draw(2, 6), draw(2, 6, seed=1)

@@ -274,6 +274,7 @@ def test_batch_is_loop(mode):
     close(vmap(one, (None, None, 0))(cost[0], mu, nu), torch.stack([one(cost[0], mu, v) for v in nu]))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled(mode):
     cost, mu, nu = example(mode, 2)

@@ -1,5 +1,6 @@
 """The dual of the transport problem: the plan of given potentials, the system of their differential, and one side alone."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -37,7 +38,8 @@ def sums(a: Tensor, b: Tensor) -> Tensor:
 def solve(system: Tensor, right: Tensor) -> Tensor:
     """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
     size = system.shape[-1]
-    if system.shape[:-2].numel() == 1 and right.ndim > 1:
+    # `Size.numel` would fix symbolic sizes.
+    if math.prod(system.shape[:-2]) == 1 and right.ndim > 1:
         columns = right.reshape(-1, size).mT
         return torch.linalg.solve_ex(system.reshape(size, size), columns)[0].mT.reshape(right.shape)
     return torch.linalg.solve_ex(system, right.unsqueeze(-1))[0].squeeze(-1)

@@ -14,7 +14,7 @@ from fullgrad.testing._subject import float64_devices
 
 SLICES = 112
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all.
-PARAMETERS = 8
+PARAMETERS = 3
 
 # Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
 hypothesis.settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True)

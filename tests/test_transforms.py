@@ -1,6 +1,7 @@
 """Every check of the kit: on one case of each operator class, with `--long` on every everyday case, in slices on all variants.
 
-A graph costs seconds whatever it holds. So the checks that trace take many cases at once; one at a time they run in the slices.
+A graph costs seconds whatever it holds. So the checks that trace take many cases at once; one at a time the everyday cases are
+traced in the slices.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def applies(case, name):
 
 
 def marks(case, name):
-    """When a check of one case runs."""
+    """When a check of one case runs. Variants are traced in groups alone, everyday cases in the slices also one at a time."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
     return [pytest.mark.long] if case.long else []
@@ -47,6 +48,7 @@ def pytest_generate_tests(metafunc):
     if metafunc.function is test_check:
         sliced = exhaustive_slice(metafunc.config) is not None
         chosen = [(c, n, marks(c, n)) for c in CASES if sliced or not c.exhaustive for n in CHECKS if applies(c, n)]
+        chosen = [(c, n, m) for c, n, m in chosen if not (c.exhaustive and n in TOGETHER)]
         metafunc.parametrize(
             ("case", "name"),
             [pytest.param(c, n, id=f"{c.name}-{n}", marks=m) for c, n, m in chosen if sliced or pytest.mark.exhaustive not in m],
@@ -63,7 +65,7 @@ def test_check(case, name, device):
         pytest.skip(str(limit))
 
 
-def groups(cases, size=20):
+def groups(cases, size=10):
     """The cases in groups that can be checked together: with values to the last bit or without.
 
     Those of matrices are alone: where torch cannot trace one, all of its group would be checked again, one by one.
@@ -83,6 +85,7 @@ def groups(cases, size=20):
         for chosen, long in (
             (SHORT, []),
             ([c for c in EVERYDAY if c.long], [pytest.mark.long]),
+            ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for cases, name in itertools.product(groups(chosen), TOGETHER)
     ],

@@ -366,8 +366,8 @@ EVERYDAY = {
     "soft.rank sigmoid c0",
     "rank_st fast_soft_sort c1",
 }
-# One of each operator class, by the methods and in the modes whose graphs are smallest; with these the short suite has the classes of
-# the projections onto the simplex and the permutahedron.
+# One of each operator class, by the methods and in the modes whose graphs are smallest; they call the classes of the projections
+# onto the simplex and the permutahedron, too.
 SHORT = {
     "argmin_st softsort c0",
     "soft.argmedian softsort smooth",

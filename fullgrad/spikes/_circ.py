@@ -21,14 +21,16 @@ def circ(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold, grad_scale: Where the step is, in the unit of ``v``, and a factor of the slope: numbers or tensors.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError, ValueError: An argument is no real tensor or number, or a number out of its range.
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
 
     Example:
         >>> import torch, fullgrad

@@ -35,7 +35,8 @@ def sparse_fast_sigmoid(
         slope: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
         low: Below this distance from the threshold the slope is 0: a number.
         high: From this distance on likewise.
-        threshold, grad_scale: Where the step is, in the unit of ``v``, and a factor of the slope: numbers or tensors.
+        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, likewise.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:

@@ -31,7 +31,8 @@ def swish_sign(x: Tensor, beta: Parameter = 5.0, tie: float = 1.0) -> Tensor:
         A tensor of the broadcast shape, -1 where ``x`` is NaN.
 
     Raises:
-        TypeError, ValueError: An argument is no real tensor or number, or a number out of its range.
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
 
     Example:
         >>> import torch, fullgrad

@@ -35,7 +35,8 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
         A tensor of the broadcast shape, 0 where ``x`` is NaN.
 
     Raises:
-        TypeError, ValueError: An argument is no real tensor or number, or a number out of its range.
+        TypeError: An argument is not a real tensor, or neither that nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
 
     Example:
         >>> import torch, fullgrad

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import apply_steps
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import scaled
 from fullgrad.spikes._surrogate import Step
@@ -65,6 +66,24 @@ class SquarewaveFourierSeries(Step):
         return u
 
     @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        terms, period = parameters
+        if isinstance(period, Tensor) or terms & (terms - 1) or not can_reuse_buffers():
+            return super().slope_times(v, u, terms, period)
+        # Of a power of two the sum is a product, terms * cos x * cos 2x * ... * cos(terms x), of cosines of doubled angles.
+        x = cls._phase(u, terms, period)
+        product = cosine = torch.cos(x)
+        sine = torch.sin(x, out=x) if terms > 1 else x
+        for j in range(terms.bit_length() - 1):
+            # sin(2^j x) = 2^j sine.
+            double = torch.addcmul(x.new_ones(()), sine, sine, value=-(2.0 ** (2 * j + 1)))
+            sine = torch.mul(sine, cosine, out=sine)
+            product, cosine = (cosine * double if j == 0 else torch.mul(product, double, out=product)), double
+        if v.shape != product.shape or v.dtype != product.dtype:
+            return v * product * (4 * terms / period)
+        return torch.addcmul(product.new_zeros(()), v, product, value=4 * terms / period, out=product)
+
+    @classmethod
     def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
         return scaled(cls._sum(torch.cos, False, u, terms, period), 4 / period)
 
@@ -77,12 +96,15 @@ class SquarewaveFourierSeries(Step):
         return cls.slope(u, terms, period) * u / -period
 
     @staticmethod
-    def _sum(wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
+    def _phase(u: Tensor, terms: int, period: Any) -> Tensor:
         if not isinstance(period, Tensor) and (2 * terms - 1) * 2 * math.pi <= period:  # then no product overflows
-            x = u * (2 * math.pi / period)
-        else:
-            x = u / period
-            x = (x - torch.round(x)) * (2 * math.pi)  # the phase, from -pi to pi, as long as there is one
+            return u * (2 * math.pi / period)
+        x = u / period
+        return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is one
+
+    @classmethod
+    def _sum(cls, wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
+        x = cls._phase(u, terms, period)
         waves = [
             apply_steps(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)
         ]

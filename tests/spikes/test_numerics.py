@@ -1,6 +1,7 @@
 """Slopes far out, at infinity and in half precision: finite in first and second order, and accurate."""
 
 import functools
+import math
 
 import mpmath
 import pytest
@@ -166,3 +167,12 @@ def test_a_parameter_sums_its_gradient_in_float32():
     wide = torch.tensor(2.0, requires_grad=True)
     (expected,) = torch.autograd.grad(spikes.atan(v.float(), wide).sum(), wide)
     torch.testing.assert_close(g.float(), expected, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 8, 64])
+def test_the_fourier_series_is_the_sum_of_its_waves(terms):
+    """Where nothing is recorded, the sum of a power of two is a product."""
+    u = torch.linspace(-9, 9, 1801, dtype=torch.float64, requires_grad=True)
+    waves = sum(torch.cos(2 * math.pi * (2 * i + 1) * u.detach() / 8.0) for i in range(terms))
+    (slope,) = torch.autograd.grad(spikes.squarewave_fourier_series(u, terms, 8.0).sum(), u)
+    torch.testing.assert_close(slope, waves / 2, rtol=0, atol=1e-13 * terms**2)

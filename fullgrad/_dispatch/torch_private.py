@@ -314,6 +314,16 @@ _ADOPT = "fullgrad.adopt is not available"
 # attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
 function_module: Any = torch.autograd.function
 
+# For torch 2.15, see `fullgrad.adoption._interception`: a level that C code of `apply` sees, and that is left before anything runs.
+_enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
+leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
+
+
+def enter_level() -> None:
+    """A ``vmap`` of nothing, until `leave_level`."""
+    _enter_vmap(1, "error")
+
+
 # A class may save what it needs only where an input requires a gradient; inside a transform torch refuses the attribute.
 _is_requires_grad_allowed = _optional("_C._functorch.get_inplace_requires_grad_allowed", None, _ADOPT)
 _allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowed", None, _ADOPT)

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from fullgrad._dispatch import active_transforms, forward_mode_is_on, transforms_active
-from fullgrad.adoption import _dynamo
-from fullgrad.adoption._call import is_new_style
-from fullgrad.adoption._interception import handler
-from fullgrad.adoption._operator import adopted
+from fullgrad._dispatch import forward_mode_is_on, transforms_active
+from fullgrad.adoption import _dynamo, _interception
+from fullgrad.adoption._call import Call, is_new_style
+from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, options_for, scope
 
+Package = str | ModuleType | type
+Packages = Package | tuple[Package, ...]
 _operators: Any = weakref.WeakKeyDictionary()
 
 
@@ -71,12 +72,7 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
 
 
 @contextmanager
-def adopting(
-    *packages: str | ModuleType,
-    exclude: str | ModuleType | tuple[str | ModuleType, ...] = (),
-    strict: bool = False,
-    allow_loop: bool = True,
-) -> Iterator[None]:
+def adopting(*packages: Package, exclude: Packages = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
     A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
@@ -136,7 +132,9 @@ def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], option
         if new_style:
             bound.apply_defaults()
         args = bound.args if new_style else bound.args[1:]
-    return adopted(cls, args, options, forward_mode_is_on() or "Jvp" in active_transforms())
+    call = Call(cls, args, options)
+    tensors, call.tensors = call.tensors, []
+    return call.output(Adopted.apply(call, *tensors))
 
 
 def _names(packages: Any) -> tuple[str, ...]:
@@ -145,4 +143,4 @@ def _names(packages: Any) -> tuple[str, ...]:
     )
 
 
-handler.options_for, handler.call, _dynamo.operator_of = options_for, call_adopted, operator_of
+_interception.options_for, _interception.adopted, _dynamo.operator_of = options_for, call_adopted, operator_of

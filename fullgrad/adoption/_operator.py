@@ -58,7 +58,9 @@ class Adopted(Function):
             if any(sign in str(error) for sign in _ESCAPED):
                 raise Refused(NO_ARGUMENT.format(call.name)) from error
             raise
-        getattr(call, "sample", call).constant = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
+        getattr(call, "sample", call).constant = [
+            len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad
+        ]
         if versions(tensors) != before:
             raise Refused(IN_PLACE.format(call.name))
         outs = tuple(separate(call.name, o, tensors) for o in outs)

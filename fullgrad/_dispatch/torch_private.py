@@ -314,7 +314,7 @@ _ADOPT = "fullgrad.adopt is not available"
 # attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
 function_module: Any = torch.autograd.function
 
-# A level that the C code of torch 2.15's `apply` sees, and that is left before anything runs: see `fullgrad.adoption._interception`.
+# A level that the C code of torch 2.15's `apply` sees, and that is left before anything runs: see `interception`.
 _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
 leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fullgrad._dispatch import forward_mode_is_on, transforms_active
-from fullgrad.adoption import _dynamo, _interception
+from fullgrad._dispatch import catch_in_graphs, catcher, forward_mode_is_on, mark_for_dynamo, transforms_active
+from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
 from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, options_for, scope
@@ -100,7 +100,7 @@ def adopting(*packages: Package, exclude: Packages = (), strict: bool = False, a
         >>> gradients
         tensor([2., 2., 2.])
     """
-    _dynamo.install()
+    catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
     with scope(_names(packages), _names(exclude), Options(strict, allow_loop)):
         yield
@@ -120,7 +120,7 @@ def operator_of(cls: Any, options: Options) -> Any:
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
         apply.__doc__ = cls.__doc__
         apply.adopted_class = cls
-        operators[options] = _dynamo.as_node(apply)
+        operators[options] = mark_for_dynamo(torch.compiler.allow_in_graph, apply)
     return apply
 
 
@@ -143,4 +143,9 @@ def _names(packages: Any) -> tuple[str, ...]:
     )
 
 
-_interception.options_for, _interception.adopted, _dynamo.operator_of = options_for, call_adopted, operator_of
+def _how(cls: type, in_transform: bool) -> Options | None:
+    options = options_for(cls)
+    return options if options is not None and (in_transform or options.strict) else None
+
+
+catcher.how, catcher.call, catcher.as_function = _how, call_adopted, operator_of

@@ -13,17 +13,7 @@ from fullgrad import _dispatch
 from fullgrad._dispatch import is_wrapped, is_wrapper_subclass, pytree
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, following
-from fullgrad.adoption._tensors import (
-    Maybe,
-    NumberSlot,
-    Refused,
-    Slot,
-    filled,
-    hidden_tensors,
-    innermost,
-    is_differentiable,
-    replaced,
-)
+from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, innermost, may_differ, replaced
 
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _FLAGS = ("needs_input_grad", "materialize_grads")
@@ -39,7 +29,7 @@ class Call:
     """
 
     numbers_are_tensors, verdict = False, None
-    constant: Sequence[int] = ()  # slots of intermediates that depend on an input; found in strict mode alone
+    sample = property(lambda self: self)
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options) -> None:
         self.cls, self.code, self.name, self.options = cls, cls, cls.__name__, options
@@ -53,18 +43,15 @@ class Call:
         self.args = [replaced(a, self._slot) for a in args]
 
     def _slot(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            if any(map(is_wrapped, hidden_tensors(leaf))):
-                kind = type(leaf).__name__
-                raise Refused(f"{self.name} got a {kind} that holds a batched or differentiated tensor; pass the tensor itself.")
-            return leaf
-        inner = innermost(leaf)
-        if is_wrapper_subclass(inner) and type(inner).__name__ != "DTensor":
-            if inner is not leaf or leaf.requires_grad:
-                raise Refused(f"{self.name}: transforms cannot differentiate or batch a {type(inner).__name__} in it.")
-            return leaf
-        self.tensors.append(leaf)
-        return Slot(len(self.tensors) - 1)
+        inner = innermost(leaf) if isinstance(leaf, Tensor) else leaf
+        # Transforms do not see through a tensor that is a subclass in Python, and need not if it is a constant.
+        if isinstance(leaf, Tensor) and (not is_wrapper_subclass(inner) or type(inner).__name__ == "DTensor"):
+            self.tensors.append(leaf)
+            return Slot(len(self.tensors) - 1)
+        if any(map(is_wrapped, hidden_tensors(leaf))) or getattr(leaf, "requires_grad", False):
+            kind = type(inner).__name__
+            raise Refused(f"{self.name} got a {kind} that holds a batched or differentiated tensor; pass the tensor itself.")
+        return leaf
 
     def anew(self) -> "Call":
         """The same call, to be run again."""
@@ -76,11 +63,10 @@ class Call:
         """The outputs, and then what else the context keeps."""
         inputs = [t.view_as(t) for t in tensors]  # objects of their own, since what the context keeps is known by identity
         for t in inputs:
-            if is_differentiable(t) and not t.requires_grad:
+            if may_differ(t) and not t.requires_grad:
                 _dispatch.require_grad(t)  # a class that looks at it shall save what its backward wants
         args, ctx = filled(self.args, inputs), FunctionCtx()
-        self.needed = tuple(isinstance(a, Slot) and is_differentiable(tensors[a]) for a in self.args)
-        ctx.needs_input_grad = self.needed  # pyright: ignore
+        ctx.needs_input_grad = tuple(isinstance(a, Slot) and may_differ(tensors[a]) for a in self.args)  # pyright: ignore
         with following(self.options), _dispatch.ignored_unknown_sizes():
             output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)
             if self.new_style:
@@ -91,42 +77,38 @@ class Call:
         """Keep the context, with slots for tensors; return the outputs, and the tensors that are neither input nor output."""
         if state.get("dirty_tensors"):
             raise Refused(IN_PLACE.format(self.name))
-        self.is_tuple = isinstance(output, tuple)
-        items = output if self.is_tuple else (output,)
+        items = output if isinstance(output, tuple) else (output,)
         outs = [o for o in items if isinstance(o, Tensor)]
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves([o for o in items if not isinstance(o, Tensor)])):
             raise Refused(f"{self.name}.forward returns tensors in a container, where autograd does not see them.")
-        known, n = [*inputs, *outs], len(inputs)
+        known = [*inputs, *outs]
         slots = {id(t): Slot(i) for i, t in reversed([*enumerate(known)])}
 
         def slot(leaf: Any) -> Any:
-            is_number = self.numbers_are_tensors and type(leaf) in _EXACT
             if id(leaf) in slots:
                 return slots[id(leaf)]
-            if not (isinstance(leaf, Tensor) or is_number):
-                if any(id(t) in slots or is_wrapped(t) for t in hidden_tensors(leaf)):
-                    kind = f"a tensor inside a {type(leaf).__name__}"
-                    raise Refused(
-                        f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself."
-                    )
-                return leaf
-            if not is_number and is_wrapper_subclass(leaf):
-                return leaf
-            if not is_number and leaf.grad_fn is not None and not self.options.strict:
-                raise Refused(f"{self.name}.forward keeps a graph of its own in ctx, which transforms cannot see.")
-            known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]) if is_number else leaf)
-            slots[id(known[-1])] = Slot(len(known) - 1)
-            return NumberSlot(len(known) - 1) if is_number else slots[id(leaf)]
+            if self.numbers_are_tensors and type(leaf) in _EXACT:
+                known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
+                return NumberSlot(len(known) - 1)
+            if isinstance(leaf, Tensor) and not is_wrapper_subclass(leaf):
+                if leaf.grad_fn is not None and not self.options.strict:
+                    raise Refused(f"{self.name}.forward keeps a graph of its own in ctx, which transforms cannot see.")
+                known.append(leaf)
+                return slots.setdefault(id(leaf), Slot(len(known) - 1))
+            if not isinstance(leaf, Tensor) and any(id(t) in slots or is_wrapped(t) for t in hidden_tensors(leaf)):
+                kind = f"a tensor inside a {type(leaf).__name__}"
+                raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
+            return leaf
 
         constant = {id(t) for t in state.pop("non_differentiable", ())}
         self.state = {name: value if name in _FLAGS else replaced(value, slot) for name, value in state.items()}
-        self.record = self.state, [None if isinstance(o, Tensor) else o for o in items]
+        self.record = self.state, [None if isinstance(o, Tensor) else o for o in items], isinstance(output, tuple)
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
-        self.free = [i for i, o in enumerate(outs) if id(o) not in constant and is_differentiable(o)]
+        self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
         self.used = {leaf for leaf in pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
         self.materialize = state.get("materialize_grads", True)
         self.inputs = [(t.shape, t.dtype) for t in inputs]
-        return known[n:]
+        return known[len(inputs) :]
 
     def in_front(self, *tensors: Tensor) -> Maybe:
         """The inputs as results are: no batch is in front."""
@@ -135,7 +117,7 @@ class Call:
     def output(self, tensors: Maybe) -> Any:
         """What the caller of the class gets."""
         items = self._items(tensors, self.record[1])
-        return tuple(items) if self.is_tuple else items[0]
+        return tuple(items) if self.record[2] else items[0]
 
     def _items(self, tensors: Maybe, others: Sequence[Any]) -> list[Any]:
         given = dict(zip(self.places, tensors, strict=False))
@@ -150,14 +132,14 @@ class Call:
 
     def _backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
         items: Any = self._items(cotangents, [None] * len(self.record[1]))
+        items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
         with following(self.options), _dispatch.ignored_unknown_sizes():
-            boxed = getattr(self.cls, "boxed_grads_call", False)
-            grads = self.rule(self._context(flat, "to_save"), *([items] if boxed else items))
+            grads = self.rule(self._context(flat, "to_save"), *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
             raise RuntimeError(f"{self.name}.backward returned {len(grads)} gradients for {n} inputs.")
         result: list[Tensor | None] = [None] * len(self.inputs)
-        for slot, needed, g in zip(self.args, self.needed, grads, strict=False):
+        for slot, needed, g in zip(self.args, self.state["needs_input_grad"], grads, strict=False):
             if needed and g is not None:
                 shape, dtype = self.inputs[slot]
                 result[slot] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
@@ -168,7 +150,7 @@ class Call:
         given = [tangents[a] if isinstance(a, Slot) else None for a in self.args]
         with following(self.options):
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
-        return [pushed[i] for i in self.places] if self.is_tuple else [pushed]
+        return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
         """The context as it was; its ``saved_tensors`` are what was kept under the first of the names."""

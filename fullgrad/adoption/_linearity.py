@@ -1,8 +1,8 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
 A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`. Whether it is linear is found by
-numbers: transposed twice at a random :math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes. That is tried
-once for each class and its constant arguments.
+numbers: transposed twice at a random :math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes. That is
+tried once for each class and its constant arguments.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, without_modes
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, first_line, is_differentiable, same_draws
+from fullgrad.adoption._tensors import Maybe, Refused, Slot, first_line, may_differ, same_draws
 
 TRANSPOSE = "transpose"
 IDENTITY = "identity"
@@ -93,13 +93,13 @@ def _key(call: Any) -> Any:
 
 def _random_like(tensor: Tensor) -> Tensor:
     shape = [getattr(getattr(n, "node", None), "hint", n) for n in tensor.shape]  # symbolic sizes have a hint
-    draw = torch.randn if is_differentiable(tensor) else torch.zeros
+    draw = torch.randn if may_differ(tensor) else torch.zeros
     return draw(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _try(call: Any, tensors: Maybe, outs: Maybe) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
-    tangents = [torch.randn_like(t) if is_differentiable(t) else None for t in tensors]
+    tangents = [torch.randn_like(t) if may_differ(t) else None for t in tensors]
     pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])
     g, *hs = ([scale * torch.randn_like(outs[i]) for i in call.free] for scale in (1.0, *_SCALES))
     state = torch.get_rng_state()

@@ -12,27 +12,15 @@ from torch import Tensor
 
 from fullgrad._dispatch import active_transforms, ignored_unknown_sizes, is_tracing, records_in_place, transforms_are_hidden
 from fullgrad._function import Function
+from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import following
-from fullgrad.adoption._tensors import (
-    NO_ARGUMENT,
-    Maybe,
-    Refused,
-    first_line,
-    is_differentiable,
-    random_state,
-    same_draws,
-    separate,
-    versions,
-    writable,
-)
+from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow."
+_CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
+derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
 _ESCAPED = ("may have escaped", "functorch/Interpreter")  # what torch says of a tensor whose transform is not active
-_CONSTANT = (
-    "{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second derivatives take it "
-    "for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."
-)
 _looped: Any = weakref.WeakSet()  # what is known not to run inside vmap
 _warned: Any = weakref.WeakSet()
 
@@ -46,24 +34,19 @@ class Adopted(Function):
 
     @staticmethod
     def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        before = versions(tensors)
-        # Grad mode shows which intermediates depend on an input.
-        leaves = [
-            t.detach().requires_grad_(call.options.strict and is_differentiable(t)) if t is not None else t for t in tensors
-        ]
+        before, strict = _tensors.versions(tensors), call.options.strict
+        leaves = [t if t is None else t.detach().requires_grad_(strict and may_differ(t)) for t in tensors]
         try:
-            with torch.enable_grad() if call.options.strict else contextlib.nullcontext():
+            with torch.enable_grad() if strict else contextlib.nullcontext():
                 outs = _recordable(call.forward)(*leaves)
         except RuntimeError as error:
             if any(sign in str(error) for sign in _ESCAPED):
                 raise Refused(NO_ARGUMENT.format(call.name)) from error
             raise
-        getattr(call, "sample", call).constant = [
-            len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad
-        ]
-        if versions(tensors) != before:
+        if _tensors.versions(tensors) != before:
             raise Refused(IN_PLACE.format(call.name))
-        outs = tuple(separate(call.name, o, tensors) for o in outs)
+        call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
+        outs = tuple(_tensors.separate(call.name, o, tensors) for o in outs)
         find_verdict(call, tensors, outs)
         return outs
 
@@ -80,7 +63,7 @@ class Adopted(Function):
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        given = materialized(ctx.call, [writable(g) for g in cotangents[: ctx.call.count]], ctx.zeros)
+        given = materialized(ctx.call, [_tensors.writable(g) for g in cotangents[: ctx.call.count]], ctx.zeros)
         with ignored_unknown_sizes():
             return None, *_recordable(ctx.call.backward)(_guarded(ctx), given)
 
@@ -91,7 +74,7 @@ class Adopted(Function):
         # In a composite operator of torch.library no transform can be entered.
         push = functools.partial(Adopted.apply, Plain(push, call)) if transforms_are_hidden() else _recordable(push)
         with following(call.options), ignored_unknown_sizes():
-            result = push(*flat, *map(writable, tangents))
+            result = push(*flat, *map(_tensors.writable, tangents))
         return *result, *[None] * (ctx.results - len(result))
 
     @staticmethod
@@ -110,8 +93,8 @@ def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded(ctx: Any) -> list[Tensor | None]:
     """The saved tensors; in strict mode, those whose derivative with respect to the inputs is lost may not be differentiated."""
     flat, call = list(ctx.saved_tensors), ctx.call
-    inputs = [t for t in flat[: len(flat) - ctx.results] if is_differentiable(t)]
-    for i in call.used.intersection(call.constant):
+    inputs = [t for t in flat[: len(flat) - ctx.results] if may_differ(t)]
+    for i in call.used.intersection(call.lost):
         (flat[i],) = Adopted.apply(Plain(lambda saved, *_: [saved], call, _CONSTANT.format(call.name)), flat[i], *inputs)
     return flat
 
@@ -124,7 +107,7 @@ class Batched:
 
     def __init__(self, inner: Any, in_dims: Sequence[int | None], info: Any, level: int) -> None:
         self.inner, self.in_dims, self.info, self.level = inner, in_dims, info, level
-        self.sample = getattr(inner, "sample", inner)  # the call of one sample, below all batches
+        self.sample = inner.sample  # the call of one sample, below all batches
 
     def __getattr__(self, name: str) -> Any:
         """What is known of the call of one sample."""
@@ -151,27 +134,25 @@ class Batched:
         """Raise what a loop does not mend, or if the user does not want that; warn once for each class, why it is slow."""
         if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
             raise error
-        reason = first_line(error)
+        reason = f"cannot be batched{{}}: {_tensors.first_line(error)}"
         if not self.options.allow_loop:
-            raise Refused(
-                f"{self.name} cannot be batched, and allow_loop=False refuses to run it sample by sample: {reason}"
-            ) from error
+            raise Refused(f"{self.name} {reason.format(', and allow_loop=False forbids a loop')}") from error
         if self.cls not in _warned:
             _warned.add(self.cls)
-            warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
+            warnings.warn(f"{self.name} runs sample by sample under vmap, as it {reason.format('')}", stacklevel=2)
 
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
         randomness = "different" if is_tracing() else self.info.randomness
-        before = random_state(tensors) if randomness == "error" else None
+        before = _tensors.random_state(tensors) if randomness == "error" else None
         samples, records = [], []
         for b in range(self.info.batch_size):
             again = randomness == "same" and b < self.info.batch_size - 1
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            with same_draws(tensors) if again else contextlib.nullcontext():
+            with _tensors.same_draws(tensors) if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
             records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
-        if before is not None and not torch.equal(before, random_state(tensors)):
+        if before is not None and not torch.equal(before, _tensors.random_state(tensors)):
             raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
         if any(record != records[0] for record in records):
             raise Refused(f"{self.name}.forward returns or keeps something else for each sample of a batch.")
@@ -230,10 +211,10 @@ class Plain:
     Its derivative is that of the function, or is refused, with a reason.
     """
 
-    has_jvp, in_forward_mode, materialize, constant, verdict = False, False, True, (), TRANSPOSE
+    has_jvp, in_forward_mode, materialize, lost, verdict = False, False, True, (), TRANSPOSE
 
     def __init__(self, function: Callable[..., Sequence[Tensor | None]], owner: Any, refusal: str = "") -> None:
-        self.function, self.refusal, self.code = function, refusal, self
+        self.function, self.refusal, self.code, self.sample = function, refusal, self, self
         self.cls, self.name, self.options = owner.cls, owner.name, owner.options
 
     def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
@@ -241,14 +222,14 @@ class Plain:
         with torch.no_grad() if self.refusal else contextlib.nullcontext():
             outs = self.function(*tensors)
         self.count, self.used = len(outs), set(range(len(tensors)))
-        self.record = self.free = [i for i, o in enumerate(outs) if is_differentiable(o)]
+        self.record = self.free = [i for i, o in enumerate(outs) if may_differ(o)]
         return outs
 
     def backward(self, flat: Maybe, cotangents: Maybe) -> Sequence[Tensor | None]:
         """A gradient or None for each input."""
         if self.refusal:
             raise Refused(self.refusal)
-        n, where = len(self.used), [i for i in self.used if is_differentiable(flat[i])]
+        n, where = len(self.used), [i for i in self.used if may_differ(flat[i])]
 
         def pull(*all: Any) -> Sequence[Tensor | None]:
             def of_some(*some: Tensor) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fullgrad.adoption import _interception
+from fullgrad._dispatch import intercept
 
 
 class Options(NamedTuple):
@@ -57,13 +57,13 @@ def scope(packages: tuple[str, ...], exclude: tuple[str, ...], options: Options)
     _entered.set((*[s for s in _entered.get() if s in _open], entered))
     with _lock:
         _open[entered] = packages, exclude, options
-        _interception.intercept(True, any(options.strict for *_, options in _open.values()))
+        intercept(True, any(options.strict for *_, options in _open.values()))
     try:
         yield
     finally:
         with _lock:
             del _open[entered]
-            _interception.intercept(bool(_open), any(options.strict for *_, options in _open.values()))
+            intercept(bool(_open), any(options.strict for *_, options in _open.values()))
 
 
 def following(options: Options) -> Any:

@@ -31,7 +31,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def is_differentiable(tensor: Tensor | None) -> bool:
+def may_differ(tensor: Tensor | None) -> bool:
     """Whether it may have a gradient."""
     return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
 

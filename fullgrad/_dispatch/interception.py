@@ -1,11 +1,11 @@
-"""How the calls of other packages' classes are caught: while a scope is open, the code behind ``Function.apply`` is another.
+"""How the calls of other packages' classes are caught: while somebody wants them, the code behind ``Function.apply`` is another.
 
 Packages keep ``SomeFunction.apply`` in variables, so no attribute can be replaced. The functions that run then are torch's, and
-their code can. Outside of a scope nothing is changed, and nothing costs anything.
+their code can. Otherwise nothing is changed, and nothing costs anything.
 
 Up to torch 2.14 ``apply`` itself is such a function. Since 2.15 it is C code, which calls two: one that binds the arguments of a
-class with a ``setup_context``, and inside transforms one that dispatches the call. While a scope is open, each adopted class has a
-``setup_context``, and what is caught outside of transforms (forward mode, ``strict``) enters a level for the way between the two.
+class with a ``setup_context``, and inside transforms one that dispatches the call. Meanwhile each class that is caught has
+a ``setup_context``, and what is caught outside of transforms enters a level between the two.
 """
 
 import threading
@@ -15,25 +15,34 @@ from typing import Any
 
 import torch
 
-from fullgrad._dispatch import enter_level, forward_mode_is_on, function_module, leave_level, transforms_active
+from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.state import forward_mode_is_on
+from fullgrad._dispatch.torch_private import function_module, transforms_active
 
+
+class Catcher:
+    """What is asked of a call, by whoever catches some; `fullgrad.adoption` puts its own functions here."""
+
+    # Whether, and as what, a call of a class is caught, where a transform or forward mode is active or where none is.
+    how: Callable[[type, bool], Any]
+    call: Callable[[type, tuple[Any, ...], dict[str, Any], Any], Any]
+    as_function: Callable[[type, Any], Any]  # for graphs
+
+
+catcher = Catcher()
+_in_plain_code = False  # whether calls are caught where no transform is active, too
 _Function: Any = torch.autograd.Function
 _IS_PYTHON = isinstance(_Function.__dict__["apply"], classmethod)  # up to torch 2.14
-_strict = False  # whether an open scope catches calls in plain eager code, too
-options_for: Callable[[type], Any] = lambda cls: None  # noqa: E731  `_adopt` puts the real functions here
-adopted: Callable[..., Any] = lambda *args: None  # noqa: E731
 
 
-def _options(cls: type) -> Any:
-    """The options with which a call that is made now is caught, or None."""
+def _how(cls: type) -> Any:
     active = transforms_active() or forward_mode_is_on()
-    options = options_for(cls) if active or _strict else None
-    return options if options is not None and (active or options.strict) else None
+    return catcher.how(cls, active) if active or _in_plain_code else None
 
 
 def _caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    options = _options(cls)
-    return _not_caught(cls, args, kwargs or {}) if options is None else adopted(cls, args, kwargs or {}, options)
+    how = _how(cls)
+    return _not_caught(cls, args, kwargs or {}) if how is None else catcher.call(cls, args, kwargs or {}, how)
 
 
 def _copy(function: Any) -> Any:
@@ -76,19 +85,19 @@ else:
         """In place of the method that a class of the old style inherits."""
 
         def __get__(self, instance: Any, cls: Any) -> Any:
-            return _setup_context.__func__ if cls is _base or _options(cls) is None else _bind
+            return _setup_context.__func__ if cls is _base or _how(cls) is None else _bind
 
     def _bind(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _strict):
+        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _in_plain_code):
             return _torch_bind(forward, args, kwargs)
         if not transforms_active():
-            enter_level()
+            torch_private.enter_level()
             _way.has_level = True
         return args, kwargs or {}
 
     def _dispatch(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if _way.has_level:
-            leave_level()
+            torch_private.leave_level()
             _way.has_level = False
         return _caught(cls, args, kwargs)
 
@@ -110,10 +119,10 @@ else:
 _codes = [(function, function.__code__, other.__code__) for function, other in _exchanged]
 
 
-def intercept(on: bool, strict: bool) -> None:
+def intercept(on: bool, in_plain_code: bool) -> None:
     """Catch calls, or no longer."""
-    global _strict
-    _strict = strict
+    global _in_plain_code
+    _in_plain_code = in_plain_code
     for function, original, other in _codes:
         if (function.__code__ is original) is on:
             function.__code__ = other if on else original

@@ -37,6 +37,7 @@ from fullgrad._dispatch.torch_private import (
     TorchDispatchMode,
     get_unwrapped,
     ignored_unknown_sizes,
+    innermost,
     is_alias_of,
     is_batched,
     is_forward_mode,
@@ -52,6 +53,7 @@ from fullgrad._dispatch.torch_private import (
     transforms_are_hidden,
     unpack_dual,
     without_modes,
+    writable,
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 

@@ -342,6 +342,18 @@ _optional("Tensor._is_zerotensor", None, _ADOPT)
 is_alias_of = _optional("_C._is_alias_of", None, _ADOPT)
 
 
+def innermost(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms."""
+    while is_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def writable(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, or a copy of a symbolic zero, which refuses in-place operations."""
+    return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
+
+
 def require_grad(tensor: Tensor) -> None:
     """``tensor.requires_grad_()``, also inside a transform."""
     allowed = _is_requires_grad_allowed()

@@ -16,7 +16,6 @@ from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, options_for, scope
 
 Package = str | ModuleType | type
-Packages = Package | tuple[Package, ...]
 _operators: Any = weakref.WeakKeyDictionary()
 
 
@@ -72,7 +71,7 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
 
 
 @contextmanager
-def adopting(*packages: Package, exclude: Packages = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
+def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
     A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
@@ -102,7 +101,7 @@ def adopting(*packages: Package, exclude: Packages = (), strict: bool = False, a
     """
     catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
-    with scope(_names(packages), _names(exclude), Options(strict, allow_loop)):
+    with scope(tuple(map(_name, packages)), tuple(map(_name, exclude)), Options(strict, allow_loop)):
         yield
 
 
@@ -118,34 +117,26 @@ def operator_of(cls: Any, options: Options) -> Any:
             return cls.apply(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
-        apply.__doc__ = cls.__doc__
-        apply.adopted_class = cls
+        apply.__doc__, apply.adopted_class = cls.__doc__, cls
         operators[options] = mark_for_dynamo(torch.compiler.allow_in_graph, apply)
     return apply
 
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """A call with the arguments of ``apply``."""
-    new_style = is_new_style(cls)
-    if new_style or kwargs:
-        bound = inspect.signature(cls.forward).bind(*(() if new_style else (None,)), *args, **kwargs)
-        if new_style:
+    context = () if is_new_style(cls) else (None,)
+    if kwargs or not context:
+        bound = inspect.signature(cls.forward).bind(*context, *args, **kwargs)
+        if not context:
             bound.apply_defaults()
-        args = bound.args if new_style else bound.args[1:]
+        args = bound.args[len(context) :]
     call = Call(cls, args, options)
     tensors, call.tensors = call.tensors, []
     return call.output(Adopted.apply(call, *tensors))
 
 
-def _names(packages: Any) -> tuple[str, ...]:
-    return tuple(
-        p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__ for p in packages
-    )
+def _name(p: Package) -> str:
+    return p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
 
 
-def _how(cls: type, in_transform: bool) -> Options | None:
-    options = options_for(cls)
-    return options if options is not None and (in_transform or options.strict) else None
-
-
-catcher.how, catcher.call, catcher.as_function = _how, call_adopted, operator_of
+catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, operator_of

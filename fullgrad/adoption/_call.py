@@ -1,6 +1,5 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,12 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
-from fullgrad._dispatch import is_wrapped, is_wrapper_subclass, pytree
+from fullgrad._dispatch import innermost, is_wrapped, is_wrapper_subclass, pytree
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, following
-from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, innermost, may_differ, replaced
+from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, may_differ, replaced
 
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-_FLAGS = ("needs_input_grad", "materialize_grads")
 
 
 class Call:
@@ -30,6 +28,7 @@ class Call:
 
     numbers_are_tensors, verdict = False, None
     sample = property(lambda self: self)
+    in_front = staticmethod(lambda *tensors: tensors)  # no batch is in front of what this call returns
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options) -> None:
         self.cls, self.code, self.name, self.options = cls, cls, cls.__name__, options
@@ -52,10 +51,6 @@ class Call:
             kind = type(inner).__name__
             raise Refused(f"{self.name} got a {kind} that holds a batched or differentiated tensor; pass the tensor itself.")
         return leaf
-
-    def anew(self) -> "Call":
-        """The same call, to be run again."""
-        return copy.copy(self)
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
@@ -101,7 +96,10 @@ class Call:
             return leaf
 
         constant = {id(t) for t in state.pop("non_differentiable", ())}
-        self.state = {name: value if name in _FLAGS else replaced(value, slot) for name, value in state.items()}
+        self.state = {
+            name: value if name in ("needs_input_grad", "materialize_grads") else replaced(value, slot)
+            for name, value in state.items()
+        }
         self.record = self.state, [None if isinstance(o, Tensor) else o for o in items], isinstance(output, tuple)
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
@@ -109,10 +107,6 @@ class Call:
         self.materialize = state.get("materialize_grads", True)
         self.inputs = [(t.shape, t.dtype) for t in inputs]
         return known[len(inputs) :]
-
-    def in_front(self, *tensors: Tensor) -> Maybe:
-        """The inputs as results are: no batch is in front."""
-        return tensors
 
     def output(self, tensors: Maybe) -> Any:
         """What the caller of the class gets."""

@@ -7,17 +7,16 @@ tried once for each class and its constant arguments.
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, without_modes
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, first_line, may_differ, same_draws
+from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, same_draws
 
-TRANSPOSE = "transpose"
-IDENTITY = "identity"
+TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
 _SCALES = (1e-3, 1.0, 1e2)  # of random cotangents: what clips or normalizes shows at one of them
@@ -33,7 +32,7 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
         return call.jvp(flat, tangents)
     if call.refusal:
         raise Refused(call.refusal)
-    found = verdict(call)
+    found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
     if found == TRANSPOSE:
         push = torch.func.vjp(_pull(call, flat, tangents, zeros), *[zeros[i]() for i in call.free])[1]
         pushed = dict(zip(call.free, push(tuple(t for t in tangents if t is not None)), strict=True))
@@ -43,35 +42,31 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
     raise Refused(f"{call.name} has no forward mode: {found or _UNKNOWN}, and it declares no jvp.")
 
 
-def verdict(call: Any) -> str | None:
-    """`TRANSPOSE`, `IDENTITY` for a class that only acts on the gradient, or what is wrong; None if it is not known."""
-    return call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
-
-
-def find_verdict(call: Any, tensors: Maybe, outs: Maybe) -> None:
-    """Try the backward of a call in forward mode: with the tensors at hand, or in traced code with random ones."""
-    if call.has_jvp or call.refusal or not call.in_forward_mode or transforms_active() or verdict(call):
+def find_verdict(call: Any, tensors: Maybe, outs: Maybe | None = None) -> None:
+    """Try the backward of a call in forward mode: in traced code with random numbers, before its forward runs, which is run on
+    them, too; otherwise with the tensors at hand, after its forward.
+    """
+    if call.has_jvp or call.refusal or not call.in_forward_mode or transforms_active():
         return
     verdicts, key = _verdicts.setdefault(call.cls, {}), _key(call)
+    traced = is_tracing() or not all(map(has_data, tensors))
+    if key in verdicts or traced is not (outs is None):
+        return
     if len(verdicts) >= _MOST:
         del verdicts[next(iter(verdicts))]
-    traced = is_tracing() or not all(map(has_data, tensors))
     with without_modes() if traced else contextlib.nullcontext(), same_draws(tensors), torch.no_grad():
         try:
-            if traced:
-                call, tensors = call.anew(), [_random_like(t) for t in tensors]
-                outs = call.forward(*tensors)
-            verdicts[key] = _try(call, tensors, outs)
+            tensors = [_random_like(t) for t in tensors] if traced else tensors
+            verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
             if not traced:  # otherwise it does not take random numbers, which tells nothing
-                verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({first_line(error)})"
+                reason = str(error).partition("\n")[0]
+                verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({reason})"
 
 
-def materialized(call: Any, cotangents: Maybe, zeros: Sequence[Any]) -> Maybe:
+def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:
     """Zeros for missing cotangents, unless the class has declined them."""
-    if not call.materialize:
-        return cotangents
-    return [zero() if g is None and zero else g for g, zero in zip(cotangents, zeros, strict=False)]
+    return [z() if g is None and z and call.materialize else g for g, z in zip(cotangents, zeros, strict=False)]
 
 
 def _pull(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:

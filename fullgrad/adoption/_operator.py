@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad import _dispatch
 from fullgrad._dispatch import active_transforms, ignored_unknown_sizes, is_tracing, records_in_place, transforms_are_hidden
 from fullgrad._function import Function
 from fullgrad.adoption import _tensors
@@ -35,6 +36,7 @@ class Adopted(Function):
     @staticmethod
     def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         before, strict = _tensors.versions(tensors), call.options.strict
+        find_verdict(call, tensors)
         leaves = [t if t is None else t.detach().requires_grad_(strict and may_differ(t)) for t in tensors]
         try:
             with torch.enable_grad() if strict else contextlib.nullcontext():
@@ -46,7 +48,7 @@ class Adopted(Function):
         if _tensors.versions(tensors) != before:
             raise Refused(IN_PLACE.format(call.name))
         call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
-        outs = tuple(_tensors.separate(call.name, o, tensors) for o in outs)
+        outs = tuple(o if o is None else _tensors.separate(call.name, o, tensors) for o in outs)
         find_verdict(call, tensors, outs)
         return outs
 
@@ -63,7 +65,7 @@ class Adopted(Function):
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        given = materialized(ctx.call, [_tensors.writable(g) for g in cotangents[: ctx.call.count]], ctx.zeros)
+        given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
         with ignored_unknown_sizes():
             return None, *_recordable(ctx.call.backward)(_guarded(ctx), given)
 
@@ -74,7 +76,7 @@ class Adopted(Function):
         # In a composite operator of torch.library no transform can be entered.
         push = functools.partial(Adopted.apply, Plain(push, call)) if transforms_are_hidden() else _recordable(push)
         with following(call.options), ignored_unknown_sizes():
-            result = push(*flat, *map(_tensors.writable, tangents))
+            result = push(*flat, *map(_dispatch.writable, tangents))
         return *result, *[None] * (ctx.results - len(result))
 
     @staticmethod
@@ -113,33 +115,25 @@ class Batched:
         """What is known of the call of one sample."""
         return getattr(self.sample, name)
 
-    def anew(self) -> "Batched":
-        """The same call, to be run again."""
-        return Batched(self.inner.anew(), self.in_dims, self.info, self.level)
-
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
-        """All results."""
+        """All results. One warning for each class says why it is slow."""
         if self.code not in _looped:
             try:
                 return self.vmap(self.inner.forward, self.in_dims, tensors)
             except Exception as error:
-                self._check_loop(error)
+                if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
+                    raise  # a loop does not mend it
+                reason = "cannot be batched{}: " + str(error).partition("\n")[0]
+                if not self.options.allow_loop:
+                    raise Refused(f"{self.name} {reason.format(', and allow_loop=False forbids a loop')}") from error
+            if self.cls not in _warned:
+                _warned.add(self.cls)
+                warnings.warn(f"{self.name} runs sample by sample under vmap, as it {reason.format('')}", stacklevel=2)
         outs = self._loop(tensors)
         _looped.add(self.code)
         return outs
-
-    def _check_loop(self, error: Exception) -> None:
-        """Raise what a loop does not mend, or if the user does not want that; warn once for each class, why it is slow."""
-        if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
-            raise error
-        reason = f"cannot be batched{{}}: {_tensors.first_line(error)}"
-        if not self.options.allow_loop:
-            raise Refused(f"{self.name} {reason.format(', and allow_loop=False forbids a loop')}") from error
-        if self.cls not in _warned:
-            _warned.add(self.cls)
-            warnings.warn(f"{self.name} runs sample by sample under vmap, as it {reason.format('')}", stacklevel=2)
 
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples

@@ -38,15 +38,15 @@ class _State:
 state = _State()
 
 
-def options_for(cls: type) -> Options | None:
-    """How a class is adopted here, by the innermost scope that has it; None if it is not."""
+def options_for(cls: type, in_transform: bool) -> Options | None:
+    """How a class is adopted here, by the innermost scope that has it; None if it is not. Plain code is for strict ones alone."""
 
     def inside(names: tuple[str, ...]) -> bool:
         return any(f"{cls.__module__}.{cls.__qualname__}.".startswith(f"{name}.") for name in names)
 
     for packages, exclude, options in [_open[s] for s in reversed(_entered.get()) if s in _open]:
         if (not packages or inside(packages)) and not inside(exclude):
-            return None if inside(_OURS) else options
+            return options if (in_transform or options.strict) and not inside(_OURS) else None
     return None
 
 

@@ -26,41 +26,22 @@ class NumberSlot(Slot):
     """Stands for a number, kept as a tensor."""
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]
-
-
 def may_differ(tensor: Tensor | None) -> bool:
     """Whether it may have a gradient."""
     return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
 
 
-def innermost(tensor: Tensor) -> Tensor:
-    """The tensor below all transforms."""
-    while is_wrapped(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor
-
-
-def writable(tensor: Tensor | None) -> Tensor | None:
-    """A class may change a gradient in place; autograd's symbolic zeros refuse that."""
-    return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
-
-
-def separate(name: str, out: Tensor | None, tensors: Maybe) -> Tensor | None:
-    """A result of a forward below all transforms: no memory in common with the inputs, and no view.
+def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
+    """A result of a forward below all transforms: no memory in common with the inputs, no view, no graph.
 
     One that belongs to a transform comes from a tensor that is no argument: constant in a differentiated one, as in eager
     autograd, and lost in a batched one.
     """
-    while out is not None and is_wrapped(out):
+    while is_wrapped(out):
         if is_batched(out):
             raise Refused(NO_ARGUMENT.format(name))
         out = get_unwrapped(out)
-    return (
-        out if out is None else clone_if_view(out.clone() if any(t is not None and is_alias_of(out, t) for t in tensors) else out)
-    )
+    return clone_if_view(out.clone() if any(t is not None and is_alias_of(out, t) for t in tensors) else out).detach()
 
 
 def versions(tensors: Maybe) -> list[int]:

@@ -9,11 +9,11 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
-from fullgrad._dispatch import innermost, is_wrapped, is_wrapper_subclass, pytree
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, following
 from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, may_differ, replaced
 
+_FLAGS = ("needs_input_grad", "materialize_grads")
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
@@ -42,12 +42,12 @@ class Call:
         self.args = [replaced(a, self._slot) for a in args]
 
     def _slot(self, leaf: Any) -> Any:
-        inner = innermost(leaf) if isinstance(leaf, Tensor) else leaf
+        inner = _dispatch.innermost(leaf) if isinstance(leaf, Tensor) else leaf
         # Transforms do not see through a tensor that is a subclass in Python, and need not if it is a constant.
-        if isinstance(leaf, Tensor) and (not is_wrapper_subclass(inner) or type(inner).__name__ == "DTensor"):
+        if isinstance(leaf, Tensor) and (not _dispatch.is_wrapper_subclass(inner) or type(inner).__name__ == "DTensor"):
             self.tensors.append(leaf)
             return Slot(len(self.tensors) - 1)
-        if any(map(is_wrapped, hidden_tensors(leaf))) or getattr(leaf, "requires_grad", False):
+        if any(map(_dispatch.is_wrapped, hidden_tensors(leaf))) or getattr(leaf, "requires_grad", False):
             kind = type(inner).__name__
             raise Refused(f"{self.name} got a {kind} that holds a batched or differentiated tensor; pass the tensor itself.")
         return leaf
@@ -74,7 +74,8 @@ class Call:
             raise Refused(IN_PLACE.format(self.name))
         items = output if isinstance(output, tuple) else (output,)
         outs = [o for o in items if isinstance(o, Tensor)]
-        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves([o for o in items if not isinstance(o, Tensor)])):
+        others = [o for o in items if not isinstance(o, Tensor)]
+        if any(isinstance(leaf, Tensor) for leaf in _dispatch.pytree.tree_leaves(others)):
             raise Refused(f"{self.name}.forward returns tensors in a container, where autograd does not see them.")
         known = [*inputs, *outs]
         slots = {id(t): Slot(i) for i, t in reversed([*enumerate(known)])}
@@ -85,25 +86,22 @@ class Call:
             if self.numbers_are_tensors and type(leaf) in _EXACT:
                 known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
                 return NumberSlot(len(known) - 1)
-            if isinstance(leaf, Tensor) and not is_wrapper_subclass(leaf):
+            if isinstance(leaf, Tensor) and not _dispatch.is_wrapper_subclass(leaf):
                 if leaf.grad_fn is not None and not self.options.strict:
                     raise Refused(f"{self.name}.forward keeps a graph of its own in ctx, which transforms cannot see.")
                 known.append(leaf)
                 return slots.setdefault(id(leaf), Slot(len(known) - 1))
-            if not isinstance(leaf, Tensor) and any(id(t) in slots or is_wrapped(t) for t in hidden_tensors(leaf)):
+            if not isinstance(leaf, Tensor) and any(id(t) in slots or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf)):
                 kind = f"a tensor inside a {type(leaf).__name__}"
                 raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
             return leaf
 
         constant = {id(t) for t in state.pop("non_differentiable", ())}
-        self.state = {
-            name: value if name in ("needs_input_grad", "materialize_grads") else replaced(value, slot)
-            for name, value in state.items()
-        }
+        self.state = {name: value if name in _FLAGS else replaced(value, slot) for name, value in state.items()}
         self.record = self.state, [None if isinstance(o, Tensor) else o for o in items], isinstance(output, tuple)
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
-        self.used = {leaf for leaf in pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
+        self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
         self.materialize = state.get("materialize_grads", True)
         self.inputs = [(t.shape, t.dtype) for t in inputs]
         return known[len(inputs) :]

@@ -42,7 +42,7 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
     raise Refused(f"{call.name} has no forward mode: {found or _UNKNOWN}, and it declares no jvp.")
 
 
-def find_verdict(call: Any, tensors: Maybe, outs: Maybe | None = None) -> None:
+def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
     """Try the backward of a call in forward mode: in traced code with random numbers, before its forward runs, which is run on
     them, too; otherwise with the tensors at hand, after its forward.
     """
@@ -60,8 +60,7 @@ def find_verdict(call: Any, tensors: Maybe, outs: Maybe | None = None) -> None:
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
             if not traced:  # otherwise it does not take random numbers, which tells nothing
-                reason = str(error).partition("\n")[0]
-                verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({reason})"
+                verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
 
 
 def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:
@@ -92,7 +91,7 @@ def _random_like(tensor: Tensor) -> Tensor:
     return draw(shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def _try(call: Any, tensors: Maybe, outs: Maybe) -> str:
+def _try(call: Any, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     tangents = [torch.randn_like(t) if may_differ(t) else None for t in tensors]
     pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])

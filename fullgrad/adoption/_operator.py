@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fullgrad import _dispatch
-from fullgrad._dispatch import active_transforms, ignored_unknown_sizes, is_tracing, records_in_place, transforms_are_hidden
 from fullgrad._function import Function
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
@@ -66,7 +65,7 @@ class Adopted(Function):
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
-        with ignored_unknown_sizes():
+        with _dispatch.ignored_unknown_sizes():
             return None, *_recordable(ctx.call.backward)(_guarded(ctx), given)
 
     @staticmethod
@@ -74,14 +73,14 @@ class Adopted(Function):
         call, flat = ctx.call, _guarded(ctx)
         push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
         # In a composite operator of torch.library no transform can be entered.
-        push = functools.partial(Adopted.apply, Plain(push, call)) if transforms_are_hidden() else _recordable(push)
-        with following(call.options), ignored_unknown_sizes():
+        push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
+        with following(call.options), _dispatch.ignored_unknown_sizes():
             result = push(*flat, *map(_dispatch.writable, tangents))
         return *result, *[None] * (ctx.results - len(result))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor | None) -> tuple[Any, Any]:
-        outs = Adopted.apply(Batched(call, in_dims[1:], info, len(active_transforms()) + 1), *tensors)
+        outs = Adopted.apply(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
         return outs, tuple(None if o is None else 0 for o in outs)
 
 
@@ -89,7 +88,7 @@ def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
     """For a tracer that records in-place operations they become others: `torch.func.linearize` would repeat them at every call
     on what it takes for constants.
     """
-    return torch.func.functionalize(function) if records_in_place() else function
+    return torch.func.functionalize(function) if _dispatch.records_in_place() else function
 
 
 def _guarded(ctx: Any) -> list[Tensor | None]:
@@ -125,19 +124,19 @@ class Batched:
             except Exception as error:
                 if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
                     raise  # a loop does not mend it
-                reason = "cannot be batched{}: " + str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0]
                 if not self.options.allow_loop:
-                    raise Refused(f"{self.name} {reason.format(', and allow_loop=False forbids a loop')}") from error
+                    raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
             if self.cls not in _warned:
                 _warned.add(self.cls)
-                warnings.warn(f"{self.name} runs sample by sample under vmap, as it {reason.format('')}", stacklevel=2)
+                warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
         outs = self._loop(tensors)
         _looped.add(self.code)
         return outs
 
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
-        randomness = "different" if is_tracing() else self.info.randomness
+        randomness = "different" if _dispatch.is_tracing() else self.info.randomness
         before = _tensors.random_state(tensors) if randomness == "error" else None
         samples, records = [], []
         for b in range(self.info.batch_size):
@@ -159,15 +158,14 @@ class Batched:
         """
         returned: list[bool] = []
 
-        def tensors_alone(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+        def no_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
             result = function(*args)
             returned[:] = [r is not None for r in result]
             return tuple(r for r in result if r is not None)
 
         dims = (0, *[None if a is None else d for a, d in zip(args, in_dims, strict=True)])
-        run = torch.vmap(tensors_alone, dims, 0, self.info.randomness)
-        run = functools.partial(run, torch.empty(self.info.batch_size), *args)
-        for _ in range(self.level - 1 - len(active_transforms())):
+        run = functools.partial(torch.vmap(no_nones, dims, 0, self.info.randomness), torch.empty(self.info.batch_size), *args)
+        for _ in range(self.level - 1 - len(_dispatch.active_transforms())):
             run = functools.partial(self._stand_in, run)
         outs = iter(run())
         return [next(outs) if r else None for r in returned]
@@ -244,6 +242,6 @@ def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal
         try:
             return function(*args)
         except Exception as error:
-            if isinstance(error, Refused) or not active_transforms():
+            if isinstance(error, Refused) or not _dispatch.active_transforms():
                 raise
     return Adopted.apply(Plain(function, call, refusal), *args)

@@ -17,7 +17,7 @@ import torch
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.state import forward_mode_is_on
-from fullgrad._dispatch.torch_private import function_module, transforms_active
+from fullgrad._dispatch.torch_private import forward_ad, function_module, transforms_active
 
 
 class Catcher:
@@ -30,19 +30,16 @@ class Catcher:
 
 
 catcher = Catcher()
-_in_plain_code = False  # whether calls are caught where no transform is active, too
+# What the other code finds in torch's module; `in_plain_code` is whether calls are caught where no transform is active, too.
+_names: Any = types.SimpleNamespace(in_plain_code=False)
+function_module._fullgrad = _names
 _Function: Any = torch.autograd.Function
 _IS_PYTHON = isinstance(_Function.__dict__["apply"], classmethod)  # up to torch 2.14
 
 
 def _how(cls: type) -> Any:
     active = transforms_active() or forward_mode_is_on()
-    return catcher.how(cls, active) if active or _in_plain_code else None
-
-
-def _caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    how = _how(cls)
-    return _not_caught(cls, args, kwargs or {}) if how is None else catcher.call(cls, args, kwargs or {}, how)
+    return catcher.how(cls, active) if active or _names.in_plain_code else None
 
 
 def _copy(function: Any) -> Any:
@@ -53,8 +50,9 @@ def _copy(function: Any) -> Any:
 if _IS_PYTHON:
     _torch_apply = _copy(_Function.apply.__func__)
 
-    def _not_caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _torch_apply(cls, *args, **kwargs)
+    def _caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        how = _how(cls)
+        return _torch_apply(cls, *args, **kwargs) if how is None else catcher.call(cls, args, kwargs, how)
 
     def _new_apply() -> Any:
         __class__ = _Function
@@ -63,11 +61,14 @@ if _IS_PYTHON:
             _ = __class__  # torch's code has this variable, so must this
             if torch.compiler.is_dynamo_compiling():
                 return cls.apply(*args, **kwargs)
-            return _fullgrad_caught(cls, args, kwargs)  # pyright: ignore # noqa: F821
+            # What `_how` asks, too: plain code is in a hurry.
+            if _fullgrad.active() or _fullgrad.forward_ad._current_level >= 0 or _fullgrad.in_plain_code:  # pyright: ignore # noqa: F821
+                return _fullgrad.caught(cls, args, kwargs)  # pyright: ignore # noqa: F821
+            return _fullgrad.torch_apply(cls, *args, **kwargs)  # pyright: ignore # noqa: F821
 
         return apply
 
-    function_module._fullgrad_caught = _caught
+    _names.caught, _names.torch_apply, _names.active, _names.forward_ad = _caught, _torch_apply, transforms_active, forward_ad
     _exchanged = [(_Function.apply.__func__, _new_apply())]
 else:
     _base: Any = function_module._SingleLevelFunction
@@ -88,7 +89,7 @@ else:
             return _setup_context.__func__ if cls is _base or _how(cls) is None else _bind
 
     def _bind(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _in_plain_code):
+        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _names.in_plain_code):
             return _torch_bind(forward, args, kwargs)
         if not transforms_active():
             torch_private.enter_level()
@@ -99,21 +100,21 @@ else:
         if _way.has_level:
             torch_private.leave_level()
             _way.has_level = False
-        return _caught(cls, args, kwargs)
-
-    def _not_caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        how = _how(cls)
+        if how is not None:
+            return catcher.call(cls, args, kwargs or {}, how)
         if transforms_active():
             return _torch_call(cls, *_torch_bind(cls.forward, args, kwargs))
         _way.is_free = True
         try:
-            return cls.apply(*args, **kwargs)
+            return cls.apply(*args, **(kwargs or {}))
         finally:
             _way.is_free = False
 
-    function_module._fullgrad_bind, function_module._fullgrad_dispatch = _bind, _dispatch
+    _names.bind, _names.dispatch = _bind, _dispatch
     _exchanged = [
-        (function_module._bind_default_args, lambda f, args, kwargs: _fullgrad_bind(f, args, kwargs)),  # pyright: ignore # noqa: F821
-        (function_module._call_custom_function_call, lambda c, args, kwargs: _fullgrad_dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
+        (function_module._bind_default_args, lambda f, args, kwargs: _fullgrad.bind(f, args, kwargs)),  # pyright: ignore # noqa: F821
+        (function_module._call_custom_function_call, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
     ]
 
 _codes = [(function, function.__code__, other.__code__) for function, other in _exchanged]
@@ -121,8 +122,7 @@ _codes = [(function, function.__code__, other.__code__) for function, other in _
 
 def intercept(on: bool, in_plain_code: bool) -> None:
     """Catch calls, or no longer."""
-    global _in_plain_code
-    _in_plain_code = in_plain_code
+    _names.in_plain_code = in_plain_code
     for function, original, other in _codes:
         if (function.__code__ is original) is on:
             function.__code__ = other if on else original

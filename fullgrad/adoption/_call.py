@@ -60,7 +60,7 @@ class Call:
         for t in inputs:
             if may_differ(t) and not t.requires_grad:
                 _dispatch.require_grad(t)  # a class that looks at it shall save what its backward wants
-        args, ctx = filled(self.args, inputs), FunctionCtx()
+        args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = tuple(isinstance(a, Slot) and may_differ(tensors[a]) for a in self.args)  # pyright: ignore
         with following(self.options), _dispatch.ignored_unknown_sizes():
             output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)

@@ -4,12 +4,15 @@
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
 * `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
   graphs, `trees` maps structures.
+* `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
 * `torch_private` has the private names.
 """
 
 from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
+from fullgrad._dispatch.graph_calls import catch_in_graphs
+from fullgrad._dispatch.interception import catcher, intercept
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
@@ -32,10 +35,9 @@ from fullgrad._dispatch.torch_private import (
     MISSING,
     FakeTensorMode,
     TorchDispatchMode,
-    dynamo_names,
-    function_module,
     get_unwrapped,
     ignored_unknown_sizes,
+    innermost,
     is_alias_of,
     is_batched,
     is_forward_mode,
@@ -51,6 +53,7 @@ from fullgrad._dispatch.torch_private import (
     transforms_are_hidden,
     unpack_dual,
     without_modes,
+    writable,
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 

@@ -314,6 +314,16 @@ _ADOPT = "fullgrad.adopt is not available"
 # attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
 function_module: Any = torch.autograd.function
 
+# A level that the C code of torch 2.15's `apply` sees, and that is left before anything runs: see `interception`.
+_enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
+leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
+
+
+def enter_level() -> None:
+    """A ``vmap`` of nothing, until `leave_level`."""
+    _enter_vmap(1, "error")
+
+
 # A class may save what it needs only where an input requires a gradient; inside a transform torch refuses the attribute.
 _is_requires_grad_allowed = _optional("_C._functorch.get_inplace_requires_grad_allowed", None, _ADOPT)
 _allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowed", None, _ADOPT)
@@ -330,6 +340,18 @@ without_modes = _optional("utils._python_dispatch._disable_current_modes", None,
 # Autograd's symbolic zeros, which refuse in-place operations; and whether two tensors share memory.
 _optional("Tensor._is_zerotensor", None, _ADOPT)
 is_alias_of = _optional("_C._is_alias_of", None, _ADOPT)
+
+
+def innermost(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms."""
+    while is_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def writable(tensor: Tensor | None) -> Tensor | None:
+    """The tensor, or a copy of a symbolic zero, which refuses in-place operations."""
+    return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
 
 
 def require_grad(tensor: Tensor) -> None:

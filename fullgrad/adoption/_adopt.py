@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fullgrad._dispatch import active_transforms, forward_mode_is_on, transforms_active
-from fullgrad.adoption import _dynamo
-from fullgrad.adoption._call import is_new_style
-from fullgrad.adoption._interception import handler
-from fullgrad.adoption._operator import adopted
+from fullgrad._dispatch import catch_in_graphs, catcher, forward_mode_is_on, mark_for_dynamo, transforms_active
+from fullgrad.adoption import _scope
+from fullgrad.adoption._call import Call, is_new_style
+from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, options_for, scope
 
+Package = str | ModuleType | type
 _operators: Any = weakref.WeakKeyDictionary()
 
 
@@ -71,12 +71,7 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
 
 
 @contextmanager
-def adopting(
-    *packages: str | ModuleType,
-    exclude: str | ModuleType | tuple[str | ModuleType, ...] = (),
-    strict: bool = False,
-    allow_loop: bool = True,
-) -> Iterator[None]:
+def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
     A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
@@ -104,9 +99,9 @@ def adopting(
         >>> gradients
         tensor([2., 2., 2.])
     """
-    _dynamo.install()
+    catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
-    with scope(_names(packages), _names(exclude), Options(strict, allow_loop)):
+    with scope(tuple(map(_name, packages)), tuple(map(_name, exclude)), Options(strict, allow_loop)):
         yield
 
 
@@ -122,27 +117,26 @@ def operator_of(cls: Any, options: Options) -> Any:
             return cls.apply(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
-        apply.__doc__ = cls.__doc__
-        apply.adopted_class = cls
-        operators[options] = _dynamo.as_node(apply)
+        apply.__doc__, apply.adopted_class = cls.__doc__, cls
+        operators[options] = mark_for_dynamo(torch.compiler.allow_in_graph, apply)
     return apply
 
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """A call with the arguments of ``apply``."""
-    new_style = is_new_style(cls)
-    if new_style or kwargs:
-        bound = inspect.signature(cls.forward).bind(*(() if new_style else (None,)), *args, **kwargs)
-        if new_style:
+    context = () if is_new_style(cls) else (None,)
+    if kwargs or not context:
+        bound = inspect.signature(cls.forward).bind(*context, *args, **kwargs)
+        if not context:
             bound.apply_defaults()
-        args = bound.args if new_style else bound.args[1:]
-    return adopted(cls, args, options, forward_mode_is_on() or "Jvp" in active_transforms())
+        args = bound.args[len(context) :]
+    call = Call(cls, args, options)
+    tensors, call.tensors = call.tensors, []
+    return call.output(Adopted.apply(call, *tensors))
 
 
-def _names(packages: Any) -> tuple[str, ...]:
-    return tuple(
-        p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__ for p in packages
-    )
+def _name(p: Package) -> str:
+    return p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
 
 
-handler.options_for, handler.call, _dynamo.operator_of = options_for, call_adopted, operator_of
+catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, operator_of

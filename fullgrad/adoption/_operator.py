@@ -1,155 +1,247 @@
-"""The operators that an adopted call is made of."""
+"""The operator that every adopted call is made of, and the two calls that are no class's own: a batch, and a plain function."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import active_transforms, ignored_unknown_sizes, is_tracing, records_in_place, transforms_are_hidden
+from fullgrad import _dispatch
 from fullgrad._function import Function
-from fullgrad.adoption._batched import Batched
-from fullgrad.adoption._below import Below, Maybe, WithoutNone, check_escape
-from fullgrad.adoption._call import IN_PLACE, Call, Slot
-from fullgrad.adoption._linearity import IDENTITY, TRANSPOSE, find_verdict, materialized, transposed, verdict
+from fullgrad.adoption import _tensors
+from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import following
-from fullgrad.adoption._tensors import Like, is_differentiable, separate, unwrapped_constant, writable
+from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
+
+IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow."
+_CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
+derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
+_ESCAPED = ("may have escaped", "functorch/Interpreter")  # what torch says of a tensor whose transform is not active
+_looped: Any = weakref.WeakSet()  # what is known not to run inside vmap
+_warned: Any = weakref.WeakSet()
 
 
 class Adopted(Function):
-    """The outputs of a call, and what else its context keeps: constants, as they are to eager double backward."""
+    """The results of a call: its outputs, and what else it keeps, which is constant, as it is to eager double backward.
+
+    A call is a `Call` of a class, a `Batched` or a `Plain`. Its ``forward`` runs once, below all transforms. Its ``backward`` and
+    ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results.
+    """
 
     @staticmethod
-    def forward(call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        before = _versions(tensors)
+    def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        before, strict = _tensors.versions(tensors), call.options.strict
+        find_verdict(call, tensors)
+        leaves = [t if t is None else t.detach().requires_grad_(strict and may_differ(t)) for t in tensors]
         try:
-            outs = (torch.func.functionalize(call.forward) if records_in_place() else call.forward)(*tensors)
+            with torch.enable_grad() if strict else contextlib.nullcontext():
+                outs = _recordable(call.forward)(*leaves)
         except RuntimeError as error:
-            check_escape(call, error)
+            if any(sign in str(error) for sign in _ESCAPED):
+                raise Refused(NO_ARGUMENT.format(call.name)) from error
             raise
-        if _versions(tensors) != before:
-            raise NotImplementedError(IN_PLACE.format(call.name))
-        outs = separate([unwrapped_constant(call.name, o) for o in outs], tensors)
-        find_verdict(call, tensors, None if call.levelwise else outs)
+        if _tensors.versions(tensors) != before:
+            raise Refused(IN_PLACE.format(call.name))
+        call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
+        outs = tuple(o if o is None else _tensors.separate(call.name, o, tensors) for o in outs)
+        find_verdict(call, tensors, outs)
         return outs
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         call, *tensors = inputs
-        ctx.call, ctx.outputs = call, len(output)
-        if call.levelwise:
-            own, plain = call.context(tensors), call.output(output)
-            call.cls.setup_context(own, tuple(call.arguments(tensors)), plain)
-            outs, rest = call.note(own, tensors, plain)
-            output = *outs, *rest
-        layout = call.layout
-        ctx.like = [Like.of(o) for o in output[: layout.count]]
+        ctx.call, ctx.results = call, len(output)
+        ctx.zeros = [o if o is None else functools.partial(torch.zeros, o.shape, dtype=o.dtype, device=o.device) for o in output]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[o for i, o in enumerate(output) if i >= layout.count or i in layout.constant])
-        kept = [t if i in layout.used else None for i, t in enumerate([*tensors, *output])]
+        ctx.mark_non_differentiable(*[o for i, o in enumerate(output) if o is not None and i not in call.free])
+        kept = [t if i in call.used else None for i, t in enumerate([*tensors, *output])]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        given = materialized(ctx.call, [writable(g) for g in cotangents[: ctx.call.layout.count]], ctx.like)
-        with ignored_unknown_sizes():
-            return None, *_recorded(ctx.call.backward, _guarded(ctx), given)
+        given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
+        with _dispatch.ignored_unknown_sizes():
+            return None, *_recordable(ctx.call.backward)(_guarded(ctx), given)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, pushed = ctx.call, [writable(t) for t in tangents]
-        with following(call.options), ignored_unknown_sizes():
-            result = _recorded(lambda flat, tangents: _tangents(call, flat, tangents, ctx.like), _guarded(ctx), pushed)
-        return *result, *[None] * (ctx.outputs - len(result))
+        call, flat = ctx.call, _guarded(ctx)
+        push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
+        # In a composite operator of torch.library no transform can be entered.
+        push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
+        with following(call.options), _dispatch.ignored_unknown_sizes():
+            result = push(*flat, *map(_dispatch.writable, tangents))
+        return *result, *[None] * (ctx.results - len(result))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor) -> tuple[Any, Any]:
-        if not call.levelwise or isinstance(call, Batched):
-            level = len(active_transforms()) + 1
-            outs = Adopted.apply(Batched(call, in_dims[1:], info.batch_size, info.randomness, level), *tensors)
-            return outs, (0,) * len(outs)
-        find_verdict(call, tuple(t if d is None else t.select(d, 0) for t, d in zip(tensors, in_dims[1:], strict=True)))
-        dims = tuple(in_dims[1 + a] if isinstance(a, Slot) else None for a in call.args)
-        with following(call.options):
-            output, out_dims = call.cls.vmap(info, dims, *call.arguments(tensors))
-        outs, _ = call.note(call.context(tensors), tensors, output)
-        own = isinstance(out_dims, (tuple, list))
-        return tuple(outs), tuple(out_dims[i] for i in call.layout.positions) if own else (out_dims,) * len(outs)
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor | None) -> tuple[Any, Any]:
+        outs = Adopted.apply(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
+        return outs, tuple(None if o is None else 0 for o in outs)
 
 
-class Intermediate(Function):
-    """In strict mode: a saved intermediate, whose derivative with respect to the inputs is lost. To ask for it is an error."""
-
-    @staticmethod
-    def forward(name: str, saved: Tensor, *inputs: Tensor) -> Tensor:
-        return saved.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name = inputs[0]
-
-    @staticmethod
-    def vjp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            f"{ctx.name}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second "
-            "derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."
-        )
-
-    jvp = vjp  # pyright: ignore
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], name: str, saved: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
-        return Intermediate.apply(name, saved, *inputs), in_dims[1]
+def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a tracer that records in-place operations they become others: `torch.func.linearize` would repeat them at every call
+    on what it takes for constants.
+    """
+    return torch.func.functionalize(function) if _dispatch.records_in_place() else function
 
 
-def adopted(cls: Any, args: tuple[Any, ...], options: Any, forward_mode: bool) -> Any:
-    """A call of the class with positional arguments."""
-    call = Call(cls, args, options, forward_mode)
-    tensors, call.tensors = call.tensors, []
-    return call.output(Adopted.apply(call, *tensors))
-
-
-# --- Rules ----------------------------------------------------------------------------------------------------------------
-
-
-def _guarded(ctx: Any) -> list[Any]:
-    """The saved tensors; in strict mode, those that depend on an input may not be differentiated."""
-    flat, layout = list(ctx.saved_tensors), ctx.call.layout
-    if layout.hidden:
-        inputs = [t for t in flat[: len(layout.inputs)] if t is not None and is_differentiable(t)]
-        for i in layout.hidden & layout.used:
-            flat[i] = Intermediate.apply(ctx.call.name, flat[i], *inputs)
+def _guarded(ctx: Any) -> list[Tensor | None]:
+    """The saved tensors; in strict mode, those whose derivative with respect to the inputs is lost may not be differentiated."""
+    flat, call = list(ctx.saved_tensors), ctx.call
+    inputs = [t for t in flat[: len(flat) - ctx.results] if may_differ(t)]
+    for i in call.used.intersection(call.lost):
+        (flat[i],) = Adopted.apply(Plain(lambda saved, *_: [saved], call, _CONSTANT.format(call.name)), flat[i], *inputs)
     return flat
 
 
-def _recorded(rule: Callable[..., Any], flat: Maybe, more: Maybe) -> Any:
-    """``rule(flat, more)``. For a tracer that records in-place operations they become others: `torch.func.linearize` would
-    repeat them at every call on what it takes for constants.
+class Batched:
+    """A call under ``vmap``, as one call with the whole batch: whatever it returns has the batch in front.
+
+    The code runs inside ``torch.vmap``, or where it cannot, since it looks at numbers, once for each sample.
     """
-    if not records_in_place():
-        return rule(flat, more)
-    n = len(flat)
-    body = WithoutNone(lambda *all: rule(all[:n], all[n:]), [*flat, *more])
-    return body.restore(torch.func.functionalize(body)(*body.tensors))
 
+    def __init__(self, inner: Any, in_dims: Sequence[int | None], info: Any, level: int) -> None:
+        self.inner, self.in_dims, self.info, self.level = inner, in_dims, info, level
+        self.sample = inner.sample  # the call of one sample, below all batches
 
-def _tangents(call: Any, flat: Maybe, tangents: Maybe, like: list[Like]) -> list[Tensor | None]:
-    if call.has_jvp:
-        return call.jvp(flat, tangents)
-    face = verdict(call)
-    if face == TRANSPOSE and transforms_are_hidden():  # in a composite operator of torch.library no transform can be entered
+    def __getattr__(self, name: str) -> Any:
+        """What is known of the call of one sample."""
+        return getattr(self.sample, name)
+
+    # --- Forward ----------------------------------------------------------------------------------------------------------
+
+    def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
+        """All results. One warning for each class says why it is slow."""
+        if self.code not in _looped:
+            try:
+                return self.vmap(self.inner.forward, self.in_dims, tensors)
+            except Exception as error:
+                if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
+                    raise  # a loop does not mend it
+                reason = str(error).partition("\n")[0]
+                if not self.options.allow_loop:
+                    raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
+            if self.cls not in _warned:
+                _warned.add(self.cls)
+                warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
+        outs = self._loop(tensors)
+        _looped.add(self.code)
+        return outs
+
+    def _loop(self, tensors: Maybe) -> list[Tensor | None]:
+        self.sample.numbers_are_tensors = True  # they may differ between samples
+        randomness = "different" if _dispatch.is_tracing() else self.info.randomness
+        before = _tensors.random_state(tensors) if randomness == "error" else None
+        samples, records = [], []
+        for b in range(self.info.batch_size):
+            again = randomness == "same" and b < self.info.batch_size - 1
+            given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
+            with _tensors.same_draws(tensors) if again else contextlib.nullcontext():
+                samples.append(self.inner.forward(*given))
+            records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
+        if before is not None and not torch.equal(before, _tensors.random_state(tensors)):
+            raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
+        if any(record != records[0] for record in records):
+            raise Refused(f"{self.name}.forward returns or keeps something else for each sample of a batch.")
+        return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
+
+    def vmap(self, function: Callable[..., Any], in_dims: Sequence[int | None], args: Maybe) -> list[Tensor | None]:
+        """``torch.vmap`` at the level of the user's own, so that a batched tensor that the class closes over means what it did.
+
+        For the transforms below it levels stand in, in which nothing is batched.
+        """
+        returned: list[bool] = []
+
+        def no_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+            result = function(*args)
+            returned[:] = [r is not None for r in result]
+            return tuple(r for r in result if r is not None)
+
+        dims = (0, *[None if a is None else d for a, d in zip(args, in_dims, strict=True)])
+        run = functools.partial(torch.vmap(no_nones, dims, 0, self.info.randomness), torch.empty(self.info.batch_size), *args)
+        for _ in range(self.level - 1 - len(_dispatch.active_transforms())):
+            run = functools.partial(self._stand_in, run)
+        outs = iter(run())
+        return [next(outs) if r else None for r in returned]
+
+    def _stand_in(self, run: Callable[[], Any]) -> list[Tensor]:
+        outs = torch.vmap(lambda _: run(), randomness="same")(torch.empty(1))
+        if any(len(o) != 1 for o in outs):
+            raise Refused(NO_ARGUMENT.format(self.name))
+        return [o[0] for o in outs]
+
+    # --- Derivatives ------------------------------------------------------------------------------------------------------
+
+    def in_front(self, *tensors: Tensor) -> Maybe:
+        """The inputs as results are, with the batch in front."""
+        return self.vmap(self.inner.in_front, self.in_dims, tensors)
+
+    def backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
+        """A gradient or None for each input: of what all samples share, the sum."""
+        grads = self._over(self.inner.backward, flat, cotangents, [0] * len(cotangents))
+        return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
+
+    def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
+        """A tangent or None for each output."""
+        return self._over(self.inner.jvp, flat, tangents, self.in_dims)
+
+    def _over(self, rule: Callable[..., Any], flat: Maybe, more: Maybe, dims: Sequence[int | None]) -> list[Tensor | None]:
         n = len(flat)
-        body = WithoutNone(lambda *all: transposed(call, all[:n], all[n:], like), [*flat, *tangents])
-        return body.restore(Below.apply(body, *body.tensors))
-    if face == TRANSPOSE:
-        return transposed(call, flat, tangents, like)
-    if face == IDENTITY:
-        return [next(t for t in tangents if t is not None).clone()]
-    reason = face or "its backward could not be tried with random numbers; call it once in eager forward mode before"
-    raise NotImplementedError(f"{call.name} has no forward mode: {reason}, and it declares no jvp.")
+        all_dims = [*self.in_dims, *[0] * (n - len(self.in_dims)), *dims]
+        return self.vmap(lambda *all: rule(all[:n], all[n:]), all_dims, (*flat, *more))
 
 
-def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
-    """How often each was changed in place. Inference mode does not count."""
-    return [] if is_tracing() else [t._version for t in tensors if not t.is_inference()]
+class Plain:
+    """A function of tensors and Nones as a call: below all transforms it may look at numbers.
+
+    Its derivative is that of the function, or is refused, with a reason.
+    """
+
+    has_jvp, in_forward_mode, materialize, lost, verdict = False, False, True, (), TRANSPOSE
+
+    def __init__(self, function: Callable[..., Sequence[Tensor | None]], owner: Any, refusal: str = "") -> None:
+        self.function, self.refusal, self.code, self.sample = function, refusal, self, self
+        self.cls, self.name, self.options = owner.cls, owner.name, owner.options
+
+    def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
+        """The function's value."""
+        with torch.no_grad() if self.refusal else contextlib.nullcontext():
+            outs = self.function(*tensors)
+        self.count, self.used = len(outs), set(range(len(tensors)))
+        self.record = self.free = [i for i, o in enumerate(outs) if may_differ(o)]
+        return outs
+
+    def backward(self, flat: Maybe, cotangents: Maybe) -> Sequence[Tensor | None]:
+        """A gradient or None for each input."""
+        if self.refusal:
+            raise Refused(self.refusal)
+        n, where = len(self.used), [i for i in self.used if may_differ(flat[i])]
+
+        def pull(*all: Any) -> Sequence[Tensor | None]:
+            def of_some(*some: Tensor) -> Any:
+                given = dict(zip(where, some, strict=True))
+                outs = self.function(*[given.get(i, t) for i, t in enumerate(all[:n])])
+                return tuple(outs[i] for i in self.free)
+
+            grads = torch.func.vjp(of_some, *[all[i] for i in where])[1](tuple(all[n + i] for i in self.free))
+            given = dict(zip(where, grads, strict=True))
+            return [given.get(i) for i in range(n)]
+
+        return Adopted.apply(Plain(pull, self), *flat[:n], *cotangents)
+
+
+def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal: str = "") -> Sequence[Tensor | None]:
+    """``function(*args)`` where it is called, or below all transforms if it cannot run inside or must not be differentiated."""
+    if not refusal:
+        try:
+            return function(*args)
+        except Exception as error:
+            if isinstance(error, Refused) or not _dispatch.active_transforms():
+                raise
+    return Adopted.apply(Plain(function, call, refusal), *args)

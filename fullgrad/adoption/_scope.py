@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fullgrad.adoption import _interception
+from fullgrad._dispatch import intercept
 
 
 class Options(NamedTuple):
@@ -16,41 +16,14 @@ class Options(NamedTuple):
     allow_loop: bool = True
 
 
-class Scope:
-    """An open context: the names of what it adopts, everything if there are none, and of what it leaves alone."""
-
-    def __init__(self, packages: tuple[str, ...], exclude: tuple[str, ...], options: Options) -> None:
-        self.packages, self.exclude, self.options, self.is_open = packages, exclude, options, True
-
-    def has(self, cls: type) -> bool:
-        """Whether it adopts a class."""
-        return self.is_open and (not self.packages or _inside(cls, self.packages)) and not _inside(cls, self.exclude)
-
-    def key(self) -> tuple[Any, ...]:
-        """What decides."""
-        return self.packages, self.exclude, self.options
-
-
 # Never adopted: torch's own Functions (checkpoint, FSDP, DDP, compiled code) are made for the level that they run at.
 _OURS = ("torch", "fullgrad")
 
-# A context variable, so that threads and asynchronous tasks have their own. The scopes are told apart by identity and not by
-# their order: those of generators close in any.
-_scopes: contextvars.ContextVar[tuple[Scope, ...]] = contextvars.ContextVar("fullgrad.adopting", default=())
-_lock, _open = threading.Lock(), 0
-
-
-def _inside(cls: type, names: tuple[str, ...]) -> bool:
-    path = f"{cls.__module__}.{cls.__qualname__}."
-    return any(path.startswith(f"{name}.") for name in names)
-
-
-def options_for(cls: type) -> Options | None:
-    """How a class is adopted here, by the innermost scope that has it; None if it is not."""
-    for scope in reversed(_scopes.get()):
-        if scope.has(cls):
-            return None if _inside(cls, _OURS) else scope.options
-    return None
+# What the open scopes adopt, everything if there are no names, what they leave alone, and how.
+_open: dict[object, tuple[tuple[str, ...], tuple[str, ...], Options]] = {}
+_lock = threading.Lock()
+# A context variable, so that threads and asynchronous tasks have their own scopes; those of generators close in any order.
+_entered: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("fullgrad.adopting", default=())
 
 
 class _State:
@@ -59,36 +32,40 @@ class _State:
     @property
     def key(self) -> str:
         """A text that differs where other classes are adopted."""
-        return repr([scope.key() for scope in _scopes.get() if scope.is_open])
+        return repr([_open[s] for s in _entered.get() if s in _open])
 
 
 state = _State()
 
 
+def options_for(cls: type, in_transform: bool) -> Options | None:
+    """How a class is adopted here, by the innermost scope that has it; None if it is not. Plain code is for strict ones alone."""
+
+    def inside(names: tuple[str, ...]) -> bool:
+        return any(f"{cls.__module__}.{cls.__qualname__}.".startswith(f"{name}.") for name in names)
+
+    for packages, exclude, options in [_open[s] for s in reversed(_entered.get()) if s in _open]:
+        if (not packages or inside(packages)) and not inside(exclude):
+            return options if (in_transform or options.strict) and not inside(_OURS) else None
+    return None
+
+
 @contextmanager
 def scope(packages: tuple[str, ...], exclude: tuple[str, ...], options: Options) -> Iterator[None]:
     """The part of the program in which classes are adopted."""
-    entered = Scope(packages, exclude, options)
-    _scopes.set((*_scopes.get(), entered))
-    _count(1, options)
+    entered = object()
+    _entered.set((*[s for s in _entered.get() if s in _open], entered))
+    with _lock:
+        _open[entered] = packages, exclude, options
+        intercept(True, any(options.strict for *_, options in _open.values()))
     try:
         yield
     finally:
-        entered.is_open = False
-        _scopes.set(tuple(s for s in _scopes.get() if s.is_open))
-        _count(-1, options)
+        with _lock:
+            del _open[entered]
+            intercept(bool(_open), any(options.strict for *_, options in _open.values()))
 
 
 def following(options: Options) -> Any:
     """The scope in which the rules of an adopted class run: the classes that they call are adopted, too."""
     return scope((), (), options)
-
-
-def _count(change: int, options: Options) -> None:
-    """Note that a scope opens or closes, anywhere in the process; the first and the last one exchange torch's code."""
-    global _open
-    with _lock:
-        _open += change
-        _interception.strict_scopes += change * options.strict
-        if _open == (change == 1):
-            _interception.intercept(_open == 1)

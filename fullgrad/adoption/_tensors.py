@@ -1,102 +1,88 @@
-"""Questions about tensors, and what the outputs of an adopted class have to be."""
+"""Questions about tensors and structures of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import clone_if_view, get_unwrapped, is_alias_of, is_batched, is_wrapped
+from fullgrad._dispatch import clone_if_view, get_unwrapped, is_alias_of, is_batched, is_tracing, is_wrapped, pytree
+
+Maybe = Sequence[Tensor | None]
+NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
 
-class Like(NamedTuple):
-    """What zeros are made from."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Like":
-        """Of a tensor."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def zeros(self) -> Tensor:
-        """Zeros."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+class Refused(NotImplementedError):
+    """What cannot be right, and what running sample by sample would not mend."""
 
 
-def is_differentiable(tensor_or_dtype: Any) -> bool:
-    """Whether a tensor, or one of a dtype, may have a gradient."""
-    dtype = getattr(tensor_or_dtype, "dtype", tensor_or_dtype)
-    return dtype.is_floating_point or dtype.is_complex
+class Slot(int):
+    """Stands for a tensor of a call: its place among the inputs, the outputs and what else a context keeps, in this order."""
 
 
-def innermost(tensor: Tensor) -> Tensor:
-    """The tensor below all transforms."""
-    while is_wrapped(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor
+class NumberSlot(Slot):
+    """Stands for a number, kept as a tensor."""
 
 
-def unwrapped_constant(name: str, tensor: Tensor) -> Tensor:
-    """A result of ``forward`` below all transforms.
+def may_differ(tensor: Tensor | None) -> bool:
+    """Whether it may have a gradient."""
+    return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
+    """A result of a forward below all transforms: no memory in common with the inputs, no view, no graph.
 
     One that belongs to a transform comes from a tensor that is no argument: constant in a differentiated one, as in eager
     autograd, and lost in a batched one.
     """
-    while is_wrapped(tensor):
-        if is_batched(tensor):
-            raise NotImplementedError(NO_ARGUMENT.format(name))
-        tensor = get_unwrapped(tensor)
-    return tensor
+    while is_wrapped(out):
+        if is_batched(out):
+            raise Refused(NO_ARGUMENT.format(name))
+        out = get_unwrapped(out)
+    return clone_if_view(out.clone() if any(t is not None and is_alias_of(out, t) for t in tensors) else out).detach()
 
 
-NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
+def versions(tensors: Maybe) -> list[int]:
+    """How often each was changed in place. Inference mode does not count."""
+    return [] if is_tracing() else [t._version for t in tensors if t is not None and not t.is_inference()]
 
 
-def separate(outs: Iterable[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Results that share no memory with the inputs, are no views and have no graph."""
-    copies = [clone_if_view(o.clone() if any(is_alias_of(o, t) for t in tensors) else o) for o in outs]
-    return tuple(o.detach() if o.requires_grad else o for o in copies)
+def replaced(tree: Any, replace: Callable[[Any], Any]) -> Any:
+    """A structure with other leaves; the very same object where all stay, since a class may write to it."""
+    leaves, structure = pytree.tree_flatten(tree)
+    others = [replace(leaf) for leaf in leaves]
+    return tree if all(a is b for a, b in zip(others, leaves, strict=True)) else pytree.tree_unflatten(others, structure)
 
 
-def writable(tensor: Tensor | None) -> Tensor | None:
-    """A class may change a gradient in place; autograd's symbolic zeros refuse that."""
-    return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
+def filled(tree: Any, tensors: Maybe) -> Any:
+    """A structure with tensors for slots."""
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, Slot):
+            return leaf
+        return tensors[leaf].item() if isinstance(leaf, NumberSlot) else tensors[leaf]  # pyright: ignore
+
+    return replaced(tree, fill)
 
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, type)
-
-
-def hidden_tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """The tensors in the attributes and closures of an object, which no tree of containers shows."""
+def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """The tensors that an object refers to: in its attributes, closures and containers, not in modules and types."""
     if isinstance(value, Tensor):
         yield value
-    elif depth and not isinstance(value, _PLAIN):
-        if isinstance(value, dict):
-            inside: Iterable[Any] = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            inside = list(value)
-        else:
-            cells = [c for c in getattr(value, "__closure__", None) or () if _is_filled(c)]
-            slots = [s for c in type(value).__mro__ for s in _as_tuple(c.__dict__.get("__slots__", ()))]
-            inside = [
-                *getattr(value, "__dict__", {}).values(),
-                *[c.cell_contents for c in cells],
-                *[getattr(value, s) for s in slots if hasattr(value, s)],
-            ]
-        for item in inside:
-            yield from hidden_tensors(item, depth - 1)
+    elif depth and not isinstance(value, (type, ModuleType)):
+        for item in gc.get_referents(value):
+            if not (isinstance(item, dict) and "__spec__" in item):  # the globals of a function
+                yield from hidden_tensors(item, depth - 1)
 
 
-def _as_tuple(names: Any) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def same_draws(tensors: Maybe) -> Any:
+    """A context after which random numbers go on as if nothing had been drawn."""
+    return torch.random.fork_rng({t.device for t in tensors if t is not None and t.is_cuda})
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def random_state(tensors: Maybe) -> Tensor:
+    """That of the CPU, and of the devices of the tensors."""
+    devices = {t.device for t in tensors if t is not None and t.is_cuda}
+    return torch.cat([torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)])

@@ -107,6 +107,7 @@ def _spikingjelly() -> Iterator[Published]:
     yield Published(quantize + "MultiLevelSpikeCountATGF", (X, 4, -1.0, 5.0))
     yield Published(quantize + "KBitQuantizeATGF", (UNIT, 3))
     yield Published("spikingjelly._ops.surrogate:_SurrogateSpike", (X, 2.0, 0))
+    yield Published("spikingjelly.activation_based.layer.online_learning:ReplaceforGrad", (X, X.sin()))
 
 
 def _snntorch() -> Iterator[Published]:
@@ -211,8 +212,14 @@ def _round_mantissa(g: Tensor) -> Tensor:
 
 def _shok() -> Iterator[Published]:
     yield Published("shok.utils.functions.pass_round:PassRound")
-    yield Published("shok.utils.functions.scale_grad:ScaleGrad", cotangent_map=lambda g, x: g / g.abs().max())
+    yield Published("shok.utils.functions.scale_grad:ScaleGrad", cotangent_map=lambda g, x: _over_largest(g))
     yield Published("shok.utils.functions.soft_round:SoftRound")
+
+
+def _over_largest(g: Tensor) -> Tensor:
+    """Divided by its largest element, and zeros as they are."""
+    largest = g.abs().max()
+    return g / torch.where(largest > 0, largest, 1)
 
 
 _FAMILIES: tuple[Callable[[], Iterator[Published]], ...] = (
@@ -246,6 +253,7 @@ LEFT_OUT = {
     "_ColwiseBackwardAllReduce": _DEVICE,
     "_GradientToken": "part of spikingjelly's own checkpointing",
     "GeneralisedRoundSteFn": "abstract",
+    "STE": "abstract",
     "VectorQuantizerFunction": _DEVICE,
     "QuantiseForward": "made inside of FPFormat.quantise_fwd, which is here",
     "QuantiseBackward": "made inside of FPFormat.quantise_bwd, which is here",

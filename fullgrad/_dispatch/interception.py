@@ -1,0 +1,130 @@
+"""How the calls of other packages' classes are caught: while somebody wants them, the code behind ``Function.apply`` is another.
+
+Packages keep ``SomeFunction.apply`` in variables, so no attribute can be replaced. The functions that run then are torch's, and
+their code can. Otherwise nothing is changed, and nothing costs anything.
+
+Up to torch 2.14 ``apply`` itself is such a function. Since 2.15 it is C code, which calls two: one that binds the arguments of a
+class with a ``setup_context``, and inside transforms one that dispatches the call. Meanwhile each class that is caught has
+a ``setup_context``, and what is caught outside of transforms enters a level between the two.
+"""
+
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.state import forward_mode_is_on
+from fullgrad._dispatch.torch_private import forward_ad, function_module, transforms_active
+
+
+class Catcher:
+    """What is asked of a call, by whoever catches some; `fullgrad.adoption` puts its own functions here."""
+
+    # Whether, and as what, a call of a class is caught, where a transform or forward mode is active or where none is.
+    how: Callable[[type, bool], Any]
+    call: Callable[[type, tuple[Any, ...], dict[str, Any], Any], Any]
+    as_function: Callable[[type, Any], Any]  # for graphs
+
+
+catcher = Catcher()
+# What the other code finds in torch's module; `in_plain_code` is whether calls are caught where no transform is active, too.
+_names: Any = types.SimpleNamespace(in_plain_code=False)
+function_module._fullgrad = _names
+_Function: Any = torch.autograd.Function
+_IS_PYTHON = isinstance(_Function.__dict__["apply"], classmethod)  # up to torch 2.14
+
+
+def _how(cls: type) -> Any:
+    active = transforms_active() or forward_mode_is_on()
+    return catcher.how(cls, active) if active or _names.in_plain_code else None
+
+
+def _copy(function: Any) -> Any:
+    """A function with the code that a function has now."""
+    return types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+
+
+if _IS_PYTHON:
+    _torch_apply = _copy(_Function.apply.__func__)
+
+    def _caught(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        how = _how(cls)
+        return _torch_apply(cls, *args, **kwargs) if how is None else catcher.call(cls, args, kwargs, how)
+
+    def _new_apply() -> Any:
+        __class__ = _Function
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            _ = __class__  # torch's code has this variable, so must this
+            if torch.compiler.is_dynamo_compiling():
+                return cls.apply(*args, **kwargs)
+            # What `_how` asks, too: plain code is in a hurry.
+            if _fullgrad.active() or _fullgrad.forward_ad._current_level >= 0 or _fullgrad.in_plain_code:  # pyright: ignore # noqa: F821
+                return _fullgrad.caught(cls, args, kwargs)  # pyright: ignore # noqa: F821
+            return _fullgrad.torch_apply(cls, *args, **kwargs)  # pyright: ignore # noqa: F821
+
+        return apply
+
+    _names.caught, _names.torch_apply, _names.active, _names.forward_ad = _caught, _torch_apply, transforms_active, forward_ad
+    _exchanged = [(_Function.apply.__func__, _new_apply())]
+else:
+    _base: Any = function_module._SingleLevelFunction
+    _setup_context = _base.__dict__["setup_context"]
+    _torch_bind, _torch_call = _copy(function_module._bind_default_args), _copy(function_module._call_custom_function_call)
+
+    class _Way(threading.local):
+        """The way of a call through C code: whether it has entered a level, and whether it shall not be caught."""
+
+        has_level = is_free = False
+
+    _way = _Way()
+
+    class _SetupContext:
+        """In place of the method that a class of the old style inherits."""
+
+        def __get__(self, instance: Any, cls: Any) -> Any:
+            return _setup_context.__func__ if cls is _base or _how(cls) is None else _bind
+
+    def _bind(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _names.in_plain_code):
+            return _torch_bind(forward, args, kwargs)
+        if not transforms_active():
+            torch_private.enter_level()
+            _way.has_level = True
+        return args, kwargs or {}
+
+    def _dispatch(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if _way.has_level:
+            torch_private.leave_level()
+            _way.has_level = False
+        how = _how(cls)
+        if how is not None:
+            return catcher.call(cls, args, kwargs or {}, how)
+        if transforms_active():
+            return _torch_call(cls, *_torch_bind(cls.forward, args, kwargs))
+        _way.is_free = True
+        try:
+            return cls.apply(*args, **(kwargs or {}))
+        finally:
+            _way.is_free = False
+
+    _names.bind, _names.dispatch = _bind, _dispatch
+    _exchanged = [
+        (function_module._bind_default_args, lambda f, args, kwargs: _fullgrad.bind(f, args, kwargs)),  # pyright: ignore # noqa: F821
+        (function_module._call_custom_function_call, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
+    ]
+
+_codes = [(function, function.__code__, other.__code__) for function, other in _exchanged]
+
+
+def intercept(on: bool, in_plain_code: bool) -> None:
+    """Catch calls, or no longer."""
+    _names.in_plain_code = in_plain_code
+    for function, original, other in _codes:
+        if (function.__code__ is original) is on:
+            function.__code__ = other if on else original
+            if not _IS_PYTHON:
+                _base.setup_context = _SetupContext() if on else _setup_context

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
 from fullgrad._half_precision import HALF, chunked_in_float32
@@ -16,7 +17,14 @@ from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
-from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, reciprocal_number, to_compute
+from fullgrad.quantizers._arithmetic import (
+    constant,
+    divided,
+    first_and_last,
+    in_dtype,
+    reciprocal_number,
+    to_compute,
+)
 from fullgrad.rounding._modes import round_to_integer
 
 
@@ -224,14 +232,23 @@ def _value(
     round_zero_point: bool,
     noise: Tensor | None,
 ) -> Tensor:
-    """The value in the dtype of the computation."""
-    if not (scale.__class__ is float and zero_point.__class__ is int and noise is None):
-        x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
+    """The value in the dtype of the computation.
+
+    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into 0.0.
+    """
+    if scale.__class__ is float and zero_point.__class__ is int and round_zero_point and noise is None:
+        low, high = quant_min - zero_point, quant_max - zero_point
+        if x.is_cpu and rounding == "half_even" and can_reuse_buffers():
+            factor = reciprocal_number(scale, x.dtype) if reciprocal else scale
+            y = (torch.mul if reciprocal else torch.div)(x, constant(factor, x.dtype))
+            return torch.add(constant(0.0, x.dtype), y.round_().clamp_(low, high), alpha=scale, out=y)
+        r = torch.clamp(round_to_integer(_scaled(x, scale, reciprocal), rounding), low, high)
+        return torch.add(r.new_zeros(()), r, alpha=scale)
+    x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
     z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
     r = _rounded(_scaled(x, scale, reciprocal), z, rounding, round_zero_point, noise, fresh=True)
     r = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-    if not (z.__class__ is int and z == 0):
-        r = torch.sub(r, z, out=out_buffer(r))
+    r = torch.sub(r, z, out=out_buffer(r))
     return torch.mul(r, scale, out=out_buffer(r))
 
 

@@ -87,6 +87,14 @@ def integer(name: str, argument: str, value: Any) -> int:
     return operator.index(value)
 
 
+def check_levels(name: str, value: Any) -> int:
+    """How many levels there are: two at least."""
+    value = integer(name, "levels", value)
+    if value < 2:
+        raise ValueError(f"{name}: `levels` must be at least 2, got {value}.")
+    return value
+
+
 def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> tuple[int, int]:
     """Two integers in order that the dtype of the arithmetic has, with all between them."""
     if not (quant_min.__class__ is quant_max.__class__ is int):
@@ -100,6 +108,19 @@ def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -
     return quant_min, quant_max
 
 
+def checked_window(name: str, value: Any, argument: str = "window") -> Any:
+    """A number that is not negative, or a real tensor, as a constant; None for none."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        _checks.real_tensor(name, argument, value)
+        return value.detach()
+    _checks.real_number(name, argument, value)
+    if not value >= 0:
+        raise ValueError(f"{name}: `{argument}` must not be negative, got {value}.")
+    return float(value)
+
+
 def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any]) -> tuple[torch.Size | None, list[Any]]:
     """The shape of ``x`` in which all parameters broadcast to it, None for its own, and the parameters for that shape.
 
@@ -109,10 +130,10 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
     values = list(parameters.values())
     if not any(isinstance(p, Tensor) and p.ndim for p in values):
         if dim is not None:
-            _check_dim(name, dim, x.ndim)
+            check_dim(name, dim, x.ndim)
         return None, values
     if dim is not None:
-        d = _check_dim(name, dim, x.ndim)
+        d = check_dim(name, dim, x.ndim)
         return None, [_along(name, key, p, x, d) if isinstance(p, Tensor) and p.ndim else p for key, p in parameters.items()]
     blocked = False
     for key, p in parameters.items():
@@ -132,7 +153,8 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
     return torch.Size(split), [_per_block(p, x.shape, counts) if isinstance(p, Tensor) else p for p in values]
 
 
-def _check_dim(name: str, dim: Any, ndim: int) -> int:
+def check_dim(name: str, dim: Any, ndim: int) -> int:
+    """A dimension of a tensor, counted from the front."""
     if dim.__class__ is not int:
         dim = integer(name, "dim", dim)
     count = max(ndim, 1)

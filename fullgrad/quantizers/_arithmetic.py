@@ -55,7 +55,12 @@ def in_dtype(dtype: torch.dtype) -> Callable[[float], float]:
     return float if dtype == torch.float64 else float32
 
 
-_BITS = {torch.float64: ("<q", "<d", 0), torch.float32: ("<i", "<f", 0), torch.bfloat16: ("<i", "<f", 16), torch.float16: ("<h", "<e", 0)}
+_BITS = {
+    torch.float64: ("<q", "<d", 0),
+    torch.float32: ("<i", "<f", 0),
+    torch.bfloat16: ("<i", "<f", 16),
+    torch.float16: ("<h", "<e", 0),
+}
 _LARGEST = {torch.float64: 0x7FEFFFFFFFFFFFFF, torch.float32: 0x7F7FFFFF, torch.bfloat16: 0x7F7F, torch.float16: 0x7BFF}
 
 

@@ -29,10 +29,13 @@ _LAYOUTS = {
 }
 
 
-def exponent(x: Tensor) -> Tensor:
-    """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others."""
+def exponent(x: Tensor, digits: int | None = None) -> Tensor:
+    """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
+    ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
+    """
     layout = _LAYOUTS[x.dtype]
-    field = x.view(layout.integer) & layout.exponent_mask
+    bits = x.view(layout.integer)
+    field = (bits if digits is None else bits + (1 << (layout.mantissa_bits - digits - 1))) & layout.exponent_mask
     return (field >> layout.mantissa_bits) - layout.bias
 
 

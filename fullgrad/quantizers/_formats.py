@@ -153,7 +153,9 @@ def format_of(name: str, argument: str, value: Any, dtype: torch.dtype) -> Float
             raise ValueError(f"{name}: `{argument}` must be a FloatFormat or one of {', '.join(NAMED)}, got {value!r}.")
         value = NAMED[value]
     elif not isinstance(value, FloatFormat):
-        raise TypeError(f"{name}: `{argument}` must be a FloatFormat, a name or a dtype, got a value of type {type(value).__name__}.")
+        raise TypeError(
+            f"{name}: `{argument}` must be a FloatFormat, a name or a dtype, got a value of type {type(value).__name__}."
+        )
     if not _fits(value, dtype):
         raise ValueError(f"{name}: the numbers of `{argument}` must be numbers of the dtype {dtype} of x, got {value}.")
     return value

@@ -20,7 +20,9 @@ def in_compute_dtype(value):
 
     def plain(x: Tensor, *rest: Any) -> Tensor:
         wide = x.float() if x.dtype.itemsize == 2 else x
-        return value(wide, *[t.to(wide.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]).to(x.dtype)
+        return value(wide, *[t.to(wide.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]).to(
+            x.dtype
+        )
 
     return plain
 
@@ -109,7 +111,12 @@ def _fakes() -> Iterator[Case]:
         yield _fake(f"quantizers.fake_quantize by numbers, {inside}", (X, 0.5, 1), inside, exhaustive=True, reciprocal=False)
         yield _fake(f"quantizers.fake_quantize by tensors, {inside}", (X, SCALE, 0.3), inside, exhaustive=True, round_z=False)
         yield _fake(
-            f"quantizers.fake_quantize by channel, {inside}", (X, SCALE[:, 0], 1), inside, dim=0, exhaustive=True, reciprocal=False
+            f"quantizers.fake_quantize by channel, {inside}",
+            (X, SCALE[:, 0], 1),
+            inside,
+            dim=0,
+            exhaustive=True,
+            reciprocal=False,
         )
 
 

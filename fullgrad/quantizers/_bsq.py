@@ -15,8 +15,8 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     .. math::
         u = s\, x / \lVert x \rVert, \qquad y = \frac{s}{\sqrt d} \operatorname{sgn}(u), \qquad D_x = \partial u / \partial x
 
-    for the last dimension, of size *d*: the true derivative of the projection to the sphere, with a straight-through sign, which is -1
-    at 0. Half precision is computed in float32. Saved: what a norm and a quotient save.
+    for the last dimension, of size *d*: the true derivative of the projection to the sphere, with a straight-through sign, which
+    is -1 at 0. Half precision is computed in float32. Saved: what a norm and a quotient save.
 
     Args:
         x: Of shape (…, d); floating, or integer (which gives the default dtype).

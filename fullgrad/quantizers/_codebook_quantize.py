@@ -23,11 +23,11 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
         v = x / s, \quad k = \operatorname{argmin}_j |v - c_j|, \quad y = c_k s, \qquad
         D_x = m, \quad D_s = c_k - m v, \quad D_{c_j} = s\,[\,j = k\,]
 
-    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end in the middle of two levels, computed
-    in the dtype of the arithmetic; a tie goes to the lower one. With :math:`q' = m / s` wherever a derivative is
-    differentiated again, the second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial c_k = 1`. NaN gives NaN,
-    infinities the ends. Half precision is computed in float32 and rounded once. Saved: ``x``, ``codebook`` and a tensor ``scale``;
-    nothing where the derivative is 1.
+    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end in the middle of two levels,
+    computed in the dtype of the arithmetic; a tie goes to the lower one. With :math:`q' = m / s` wherever a derivative is
+    differentiated again, the second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial c_k = 1`. NaN gives
+    NaN, infinities the ends. Half precision is computed in float32 and rounded once. Saved: ``x``, ``codebook`` and a tensor
+    ``scale``; nothing where the derivative is 1.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

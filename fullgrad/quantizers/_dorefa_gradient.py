@@ -27,8 +27,8 @@ def dorefa_gradient(
         \frac{g}{2 m} + \frac12 + \frac{u - 1/2}{n},\, 0,\, 1\Bigr)\Bigr) - \frac12\Bigr), \qquad \mathrm{jvp}(t) = t
 
     for :math:`m = \max |g|` over ``dim``, :math:`n = 2^b - 1` and noise *u* in [0, 1). A gradient of zeros stays. The map is not
-    linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates it with a straight-through rounding. The
-    noise is drawn with the value, and under ``vmap`` obeys ``randomness``. Saved: the noise.
+    linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates it with a straight-through rounding.
+    The noise is drawn with the value, and under ``vmap`` obeys ``randomness``. Saved: the noise.
 
     Args:
         x: Any shape; floating, or integer (without a gradient).

@@ -17,8 +17,8 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
         t = \tanh w, \quad y = 2\, q_b\Bigl(\frac{t}{2 \max |t|} + \frac12\Bigr) - 1, \qquad
         b = 1: \quad y = \operatorname{sgn}(w) \operatorname{mean} |w|, \quad D_w = 1
 
-    for :func:`fullgrad.k_bit_quantize` :math:`q_b`, whose derivative is 1; the others are the true ones. Under ``vmap`` each sample
-    has its own maximum and mean. Half precision is computed in float32. Saved: what these operations save.
+    for :func:`fullgrad.k_bit_quantize` :math:`q_b`, whose derivative is 1; the others are the true ones. Under ``vmap`` each
+    sample has its own maximum and mean. Half precision is computed in float32. Saved: what these operations save.
 
     Args:
         w: Any shape, not empty; floating, or integer (which gives the default dtype).

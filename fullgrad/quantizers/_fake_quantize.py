@@ -59,8 +59,8 @@ def fake_quantize(
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those of
-            ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
+        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those
+            of ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
             Elements of a tensor are not checked.
         zero_point: The code of 0, likewise; a number is an integer in the range, unless ``round_zero_point`` is False.
         quant_min: The smallest code, an integer.
@@ -94,7 +94,8 @@ def fake_quantize(
         >>> torch.autograd.grad(y, scale, torch.tensor([0.0, 0.0, 1.0, 1.0]))
         (tensor(7.4000),)
 
-    Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`, Esser et
+    Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`, Esser
+    et
         al., https://arxiv.org/abs/1902.08153.
     """
     x = _arguments.floating_input("fake_quantize", "x", x)
@@ -234,7 +235,8 @@ def _value(
 ) -> Tensor:
     """The value in the dtype of the computation.
 
-    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into 0.0.
+    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into
+    0.0.
     """
     if scale.__class__ is float and zero_point.__class__ is int and round_zero_point and noise is None:
         low, high = quant_min - zero_point, quant_max - zero_point

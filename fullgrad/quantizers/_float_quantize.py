@@ -33,10 +33,10 @@ def float_quantize(
     .. math::
         v = x / s, \quad q = \operatorname{round}(v), \quad y = q s, \qquad D_x = m, \quad D_s = q - m v
 
-    for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest normal
-    number. What is beyond the largest number becomes that, infinities too; or infinite, or NaN where the format has no infinity,
-    with ``saturate=False``. NaN stays, also where the format has none. Zeros keep their sign, if the format has -0. Higher
-    derivatives are 0.
+    for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest
+    normal number. What is beyond the largest number becomes that, infinities too; or infinite, or NaN where the format has no
+    infinity, with ``saturate=False``. NaN stays, also where the format has none. Zeros keep their sign, if the format has -0.
+    Higher derivatives are 0.
 
     Half precision is computed in float32, and rounded once. The gradient has the dtype of ``x``, and is never rounded to the
     format, as that of a cast is. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for
@@ -49,8 +49,8 @@ def float_quantize(
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
             None for 1.
         saturate: Whether what is beyond the largest number becomes that.
-        inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x / scale``
-            is; ``"all"``, everywhere.
+        inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x /
+            scale`` is; ``"all"``, everywhere.
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
         generator: Draws the noise, where that is not given.

@@ -26,8 +26,8 @@ class FloatFormat:
         exponent_bits: From 1 to 11.
         mantissa_bits: *M*, from 0 to 52, without the leading bit.
         bias: Of the exponent, an integer; None for :math:`2^{e - 1} - 1`.
-        kind: What the codes with the largest exponent are: ``"ieee"``, infinities and NaN; ``"fn"``, numbers, the last of them NaN;
-            ``"fnuz"``, numbers, where the code of -0 is NaN, so that there is no -0; ``"finite"``, numbers.
+        kind: What the codes with the largest exponent are: ``"ieee"``, infinities and NaN; ``"fn"``, numbers, the last of them
+            NaN; ``"fnuz"``, numbers, where the code of -0 is NaN, so that there is no -0; ``"finite"``, numbers.
         subnormals: Whether there are numbers below the smallest normal one, besides 0.
 
     Raises:

@@ -23,9 +23,10 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         y = \operatorname{round}\bigl(h \tanh(x + \operatorname{atanh}(o / h)) - o\bigr) / \lfloor L / 2 \rfloor, \qquad
         h = \tfrac12 (L - 1)(1 + \epsilon), \quad o = \tfrac12 [\,L \text{ even}\,]
 
-    for the number of levels *L* of each channel, with the derivative of the bounded numbers: the rounding is straight-through. With
-    ``symmetric``, :math:`y = \frac{2}{L - 1} \lfloor \frac{L - 1}{2} (\tanh x + 1) + \frac12 \rfloor - 1`. With ``bound="clamp"``, a
-    clamp to [-1, 1] stands for tanh, and there is no atanh. Half precision is computed in float32. Saved: what tanh or the clamp saves.
+    for the number of levels *L* of each channel, with the derivative of the bounded numbers: the rounding is straight-through.
+    With ``symmetric``, :math:`y = \frac{2}{L - 1} \lfloor \frac{L - 1}{2} (\tanh x + 1) + \frac12 \rfloor - 1`. With
+    ``bound="clamp"``, a clamp to [-1, 1] stands for tanh, and there is no atanh. Half precision is computed in float32. Saved:
+    what tanh or the clamp saves.
 
     Args:
         x: Of shape (…, channels); floating, or integer (which gives the default dtype).

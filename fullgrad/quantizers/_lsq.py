@@ -26,9 +26,9 @@ def lsq(
         y = s \operatorname{clamp}(\operatorname{round}((x - b) / s),\, l,\, h) + b, \qquad D_x = m, \quad
         D_s = f\,(q - m v), \quad D_b = f\,(1 - m), \qquad f = \frac{1}{\sqrt{N \max(h, 1)}}
 
-    for the mask *m* of :math:`l \le v \le h`, :math:`v = (x - b) / s`, and *N* elements of ``x``, those of a sample under ``vmap``. It
-    is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is multiplied by *f*. A usual start is
-    ``2 * x.abs().mean() / math.sqrt(quant_max)``. Saved: what that saves.
+    for the mask *m* of :math:`l \le v \le h`, :math:`v = (x - b) / s`, and *N* elements of ``x``, those of a sample under
+    ``vmap``. It is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is multiplied by *f*.
+    A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Saved: what that saves.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

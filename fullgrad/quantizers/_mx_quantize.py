@@ -51,12 +51,13 @@ def mx_quantize(
     * ``"even"``: :math:`\lfloor \log_2 A' \rfloor - E`, for *A* with half a unit of an *M*-bit mantissa added;
     * ``"rceil"``: :math:`\lceil \log_2 (A / \mathit{max}) \rceil`.
 
-    Elements beyond the largest become that. Integers are :math:`\operatorname{clamp}(\operatorname{round}(64 v), -128, 127) / 64`. A
-    NaN makes its block NaN; an infinity leaves itself and zeros. Higher derivatives are 0. Nothing is saved.
+    Elements beyond the largest become that. Integers are :math:`\operatorname{clamp}(\operatorname{round}(64 v), -128, 127) /
+    64`. A NaN makes its block NaN; an infinity leaves itself and zeros. Higher derivatives are 0. Nothing is saved.
 
     Args:
         x: At least one dimension; floating, or integer (which gives the default dtype).
-        element: ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"float6_e2m3fn"``, ``"float6_e3m2fn"``, ``"float4_e2m1fn"`` or ``"int8"``.
+        element: ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"float6_e2m3fn"``, ``"float6_e3m2fn"``, ``"float4_e2m1fn"`` or
+            ``"int8"``.
         block_size: How many elements along ``dim`` are a block; it divides that dimension.
         dim: The dimension of the blocks.
         scale_rounding: How the scale is found, as above.

@@ -31,17 +31,17 @@ def power_of_two(
         y = \operatorname{sgn}(x)\, 2^k, \qquad k = \operatorname{clamp}(\operatorname{round}(\log_2 |x|),\; l,\; h), \qquad
         D = y / x
 
-    The derivative is that of :math:`2^{\operatorname{round}(\log_2 x)}` with a straight-through rounding, 0 where *k* was clamped and
-    at 0; with ``gradient="identity"`` it is 1. With :math:`y' = D` wherever a derivative is differentiated again, higher
-    derivatives are 0. Zeros of both signs stay, and NaN. An infinity stays without a largest exponent. Half precision is computed
-    in float32 and rounded once. Saved: ``x``; nothing for ``gradient="identity"``.
+    The derivative is that of :math:`2^{\operatorname{round}(\log_2 x)}` with a straight-through rounding, 0 where *k* was
+    clamped and at 0; with ``gradient="identity"`` it is 1. With :math:`y' = D` wherever a derivative is differentiated again,
+    higher derivatives are 0. Zeros of both signs stay, and NaN. An infinity stays without a largest exponent. Half precision is
+    computed in float32 and rounded once. Saved: ``x``; nothing for ``gradient="identity"``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_exponent: The smallest exponent, an integer; None for any.
         max_exponent: The largest, likewise.
-        rounding: Of the logarithm: ``"nearest"``, ``"floor"`` or ``"ceil"``; or ``"linear"``, the nearest power itself, halves up, as
-            a cast to ``float8_e8m0fnu`` does.
+        rounding: Of the logarithm: ``"nearest"``, ``"floor"`` or ``"ceil"``; or ``"linear"``, the nearest power itself, halves
+            up, as a cast to ``float8_e8m0fnu`` does.
         gradient: ``"log"`` or ``"identity"``.
 
     Returns:

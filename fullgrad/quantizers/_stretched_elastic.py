@@ -26,10 +26,10 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
         v = x / s, \quad y = \frac{s}{n} \bigl(\operatorname{round}(n \operatorname{clamp}(v, -0.99, 0.99) - h) + h\bigr), \qquad
         D_x = m, \quad D_s = f\,(y / s - m v), \qquad m = [\,|v| \le 0.99\,]
 
-    for :math:`n = levels / 2`, :math:`h = 1/2` for an even number of levels, else 0, and
-    :math:`f = 1 / \sqrt{N \max(n - 1, 1)}` with *N* elements of ``x``, those of a sample under ``vmap``. Beyond the ends :math:`D_s`
-    is the last level, also for three levels, for which ParetoQ has 1. Higher derivatives are 0. Half precision is computed in
-    float32 and rounded once. Saved: ``x``, and a tensor ``scale``.
+    for :math:`n = levels / 2`, :math:`h = 1/2` for an even number of levels, else 0, and :math:`f = 1 / \sqrt{N \max(n - 1, 1)}`
+    with *N* elements of ``x``, those of a sample under ``vmap``. Beyond the ends :math:`D_s` is the last level, also for three
+    levels, for which ParetoQ has 1. Higher derivatives are 0. Half precision is computed in float32 and rounded once. Saved:
+    ``x``, and a tensor ``scale``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -32,8 +32,9 @@ def ternarize(
     Where there is one scale, its derivative is the sum of the two. With ``scale_gradient``, :math:`D_x` is multiplied by
     :math:`s_p` above the threshold and by :math:`s_n` below its negative, and :math:`D_{s_p}` and :math:`D_{s_n}` have the
     derivatives that make the second derivatives symmetric. The threshold and the window have no gradient: the value does not
-    change with them. Higher derivatives are 0. NaN stays. Half precision is computed in float32 and rounded once. Saved: ``x``, and
-    parameters that are tensors, as far as gradients need them; nothing without a window, ``scale_gradient`` and a tensor as scale.
+    change with them. Higher derivatives are 0. NaN stays. Half precision is computed in float32 and rounded once. Saved: ``x``,
+    and parameters that are tensors, as far as gradients need them; nothing without a window, ``scale_gradient`` and a tensor as
+    scale.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -61,7 +62,8 @@ def ternarize(
         >>> torch.autograd.grad(y.sum(), scale)
         (tensor(1.),)
 
-    Source: Li et al., https://arxiv.org/abs/1605.04711; Zhu et al., https://arxiv.org/abs/1612.01064; ``larq.quantizers.SteTern``.
+    Source: Li et al., https://arxiv.org/abs/1605.04711; Zhu et al., https://arxiv.org/abs/1612.01064;
+        ``larq.quantizers.SteTern``.
     """
     x = _arguments.floating_input("ternarize", "x", x)
     threshold = _arguments.checked_window("ternarize", threshold, "threshold")

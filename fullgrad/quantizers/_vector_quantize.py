@@ -24,11 +24,11 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
         i = \operatorname{argmin}_j \lVert x - c_j \rVert, \qquad y = c_i, \qquad D_x = 1 \quad\text{or}\quad
         D_x = r\,(I - 2 w w^\top + 2 q e^\top)
 
-    for the directions *e* of *x*, *q* of :math:`c_i` and *w* of :math:`e + q`, and :math:`r = \lVert c_i \rVert / \lVert x \rVert`,
-    with norms of at least 1e-6: the rotation and scaling that maps *x* to :math:`c_i`. That derivative is a function of *x*, so it
-    has derivatives of its own, with :math:`c_i` constant; in the published code it has none. The codebook gets no gradient: it learns
-    by a loss of its own, of ``codebook[indices]``. Half precision is computed in float32. Saved: nothing; for the rotation ``x``,
-    ``codebook`` and ``indices``.
+    for the directions *e* of *x*, *q* of :math:`c_i` and *w* of :math:`e + q`, and :math:`r = \lVert c_i \rVert / \lVert x
+    \rVert`, with norms of at least 1e-6: the rotation and scaling that maps *x* to :math:`c_i`. That derivative is a function of
+    *x*, so it has derivatives of its own, with :math:`c_i` constant; in the published code it has none. The codebook gets no
+    gradient: it learns by a loss of its own, of ``codebook[indices]``. Half precision is computed in float32. Saved: nothing;
+    for the rotation ``x``, ``codebook`` and ``indices``.
 
     Args:
         x: Of shape (…, d); floating, or integer (which gives the default dtype).

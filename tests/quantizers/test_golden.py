@@ -81,7 +81,9 @@ def test_gradients(case):
     for g, entry in zip(found, case["grad"].values(), strict=True):
         expected = tensor(entry)
         largest = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
-        torch.testing.assert_close(g, expected, rtol=case["grad_tol"], atol=case["grad_tol"] * max(largest, 1e-30), equal_nan=True)
+        torch.testing.assert_close(
+            g, expected, rtol=case["grad_tol"], atol=case["grad_tol"] * max(largest, 1e-30), equal_nan=True
+        )
 
 
 def test_every_operator_has_a_golden_case():

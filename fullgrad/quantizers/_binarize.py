@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -90,14 +89,14 @@ class Binarize(Elementwise):
 
 
 class BinarizeEverywhere(Elementwise):
-    """The operator of :func:`binarize` without a window and without a tensor as scale: nothing is read, and nothing saved."""
+    """The operator of :func:`binarize` without a window, for a scale without a gradient: nothing is read, and nothing saved."""
 
-    reads = {0: ()}
+    reads = {0: (), 1: (), 2: ()}
     forward = staticmethod(Binarize.forward)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return v if i == 0 else None
 
 
 def _value(x: Tensor, scale: Any, window: Any, at_zero: float) -> Tensor:

@@ -43,5 +43,9 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"bsq: `x` must have a last dimension that is not empty, got shape {tuple(x.shape)}.")
     (wide,) = to_opmath(x)
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=1e-12)
-    return BinarizeEverywhere.apply(wide / norm * scale, scale / x.shape[-1] ** 0.5, None, -1.0).to(x.dtype)
+    # The direction does not change with the size, of which the square would over- or underflow.
+    largest = wide.detach().abs().amax(-1, keepdim=True)
+    v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
+    squares = (v * v).sum(-1, keepdim=True)
+    u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
+    return BinarizeEverywhere.apply(u, scale / x.shape[-1] ** 0.5, None, -1.0).to(x.dtype)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import in_legacy_vmap
 from fullgrad._function import out_buffer
 from fullgrad._neighbors import neighbor
 from fullgrad.quantizers._formats import Spec
@@ -33,6 +34,8 @@ def exponent(x: Tensor, digits: int | None = None) -> Tensor:
     """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
     ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
     """
+    if in_legacy_vmap():  # which cannot look at bits; there zeros and infinities have others
+        return torch.frexp(x).exponent - 1
     layout = _LAYOUTS[x.dtype]
     bits = x.view(layout.integer)
     field = (bits if digits is None else bits + (1 << (layout.mantissa_bits - digits - 1))) & layout.exponent_mask
@@ -48,7 +51,12 @@ def has_fraction(x: Tensor) -> Tensor:
 def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
     """2^k for integers k that are exponents of normal numbers."""
     layout = _LAYOUTS[dtype]
-    return ((k + layout.bias) << layout.mantissa_bits).view(dtype)
+    if in_legacy_vmap():
+        size, y = k.abs(), torch.ones_like(k, dtype=dtype)
+        for i in range(10):  # exact, as torch.exp2 is not
+            y = torch.where((size >> i) & 1 == 1, y * 2.0**2**i, y)
+        return torch.where(k < 0, 1 / y, y)
+    return ((k.to(layout.integer) + layout.bias) << layout.mantissa_bits).view(dtype)
 
 
 def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
@@ -61,7 +69,8 @@ def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise:
     """The numbers of a format next to ``v``, in float32 or float64; NaN stays."""
     saturate = saturate or spec.kind == "finite" or rounding == "trunc"
     layout = _LAYOUTS[v.dtype]
-    if rounding == "half_even" and spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias:
+    in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
+    if rounding == "half_even" and in_reach and not in_legacy_vmap():
         q = _round_by_addition(v, spec, saturate)
     else:
         q = _round_by_steps(v, spec, rounding, noise)

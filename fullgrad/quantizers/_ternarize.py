@@ -75,9 +75,10 @@ def ternarize(
     learns = isinstance(scale, Tensor) or isinstance(negative_scale, Tensor)
     operator = Ternarize if learns or scale_gradient or window is not None else TernarizeEverywhere
     split, parameters = _arguments.in_blocks("ternarize", x, None, parameters)
+    options = bool(scale_gradient), negative_scale is not None
     if split is None:
-        return operator.apply(x, *parameters, bool(scale_gradient))
-    return operator.apply(x.reshape(split), *parameters, bool(scale_gradient)).reshape(x.shape)
+        return operator.apply(x, *parameters, *options)
+    return operator.apply(x.reshape(split), *parameters, *options).reshape(x.shape)
 
 
 class Ternarize(Elementwise):
@@ -93,11 +94,12 @@ class Ternarize(Elementwise):
         negative_scale: Parameter | None,
         window: Parameter | None,
         scale_gradient: bool,
+        has_negative_scale: bool,
     ) -> Tensor:
         wide = x.float() if x.dtype in HALF else x
         wide, t, p, n = to_compute(expanded(wide, threshold, scale, negative_scale, window), threshold, scale, negative_scale)
-        n = p if n is None else n
-        # Times 0 for NaN. Zeros are positive.
+        n = n if has_negative_scale else p
+        # Zeros are positive, and NaN stays.
         y = torch.where(wide > t, p, torch.where(wide < -t, -n, torch.where(wide.isnan(), wide, 0.0)))
         return y.to(x.dtype)
 
@@ -107,12 +109,12 @@ class Ternarize(Elementwise):
             return None
         dtype = v.dtype
         x, v, t, p, n, w = to_compute(x, v, threshold, scale, negative_scale, window)
-        (scale_gradient,) = rest
+        scale_gradient, has_negative_scale = rest
         if i == 0:
             if scale_gradient:
-                v = torch.where(x > t, v * p, torch.where(x < -t, v * (p if n is None else n), v))
+                v = torch.where(x > t, v * p, torch.where(x < -t, v * (n if has_negative_scale else p), v))
             return pass_in_window(v, x, w).to(dtype)
-        above, below = 1.0, 1.0 if n is None else 0.0
+        above, below = 1.0, 0.0 if has_negative_scale else 1.0
         if i == 3:
             above, below = 0.0, 1.0
         return v * TernaryCode.apply(x, t, w, above, below, scale_gradient)
@@ -121,7 +123,7 @@ class Ternarize(Elementwise):
 class TernarizeEverywhere(Elementwise):
     """The operator of :func:`ternarize` where nothing is read for its derivative."""
 
-    reads = {0: (), 1: ()}
+    reads = dict.fromkeys(range(5), ())
     forward = staticmethod(Ternarize.forward)
 
     @staticmethod

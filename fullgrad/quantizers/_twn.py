@@ -48,4 +48,4 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     threshold = 0.7 * size.mean(dims, keepdim=True)
     beyond = (size > threshold).to(size.dtype)
     scale = (size * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp(min=1)
-    return TernarizeEverywhere.apply(wide, threshold, scale, None, None, False).to(w.dtype)
+    return TernarizeEverywhere.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

@@ -18,6 +18,7 @@ from fullgrad.quantizers import _stretched_elastic as _elastic_file
 from fullgrad.quantizers import _ternarize as _ternarize_file
 from fullgrad.quantizers import _vector_quantize as _vector_file
 from fullgrad.quantizers._formats import NAMED
+from fullgrad.rounding import Round
 from fullgrad.testing._subject import by_cotangent_map
 
 X = numbers(4, 3)
@@ -186,14 +187,14 @@ def _float(name: str, inputs: tuple[Any, ...], inside: str, format: FloatFormat 
 
 def _mx_plain(x: Tensor) -> Tensor:
     """Of blocks of two, with e2m1 as element and the scale of the specification."""
-    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
+    blocks = x.unflatten(-1, (x.shape[-1] // 2, 2))
     largest = blocks.abs().amax(-1, keepdim=True)
     exponent = (torch.frexp(largest).exponent - 1 - 2).clamp(-127, 127)
     exponent = torch.where(largest == 0, -127, exponent)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     y = _nearest(blocks / scale, E2M1) * scale
     y = torch.where(largest.isinf(), torch.where(blocks.isinf(), blocks, torch.copysign(torch.zeros_like(blocks), blocks)), y)
-    return torch.where(largest.isnan(), largest, y).reshape(x.shape)
+    return torch.empty_like(x).copy_(torch.where(largest.isnan(), largest, y).flatten(-2))
 
 
 def _padded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -227,8 +228,9 @@ def _floats() -> Iterator[Case]:
         operator=lambda x: quantizers.float_quantize_bwd(x, "float8_e4m3fn"),
         inputs=(X,),
         surrogate=by_cotangent_map(_rounded_gradient),
-        value=lambda x: x.clone(),
+        value=lambda x: x,
         linear=False,
+        smooth_forwards={_float_quantize.FloatQuantizeEverywhere: lambda x, *_: x.clone()},
     )
     yield Case(
         name="quantizers.mx_quantize",
@@ -337,6 +339,8 @@ def _ternarize(name: str, inputs: tuple[Any, ...], window: float | None, scale_g
 
 def _levels(v: Tensor, c: Tensor) -> Tensor:
     """The nearest numbers of a codebook, the lower of two, with their derivative."""
+    if c.numel() == 0:
+        raise ValueError("no level")
     size = c.sort().values
     k = ((size[1:] + size[:-1]) / 2 < v.unsqueeze(-1)).sum(-1)
     return torch.where(v.isnan(), v.detach(), size[k])
@@ -395,7 +399,7 @@ def _vector(gradient: str, **options: Any) -> Case:
     return Case(
         name=f"quantizers.vector_quantize, {gradient}",
         covers=("quantizers.vector_quantize",),
-        operator=lambda x: quantizers.vector_quantize(_vectors(x), ROWS, gradient=gradient),
+        operator=lambda x: quantizers.vector_quantize(_vectors(x), ROWS.to(x.device), gradient=gradient),
         inputs=(X,),
         surrogate=(lambda x: straight_through(_nearest_rows(_vectors(x.detach())), _vectors(x))) if through else None,
         value=lambda x: _nearest_rows(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),
@@ -478,7 +482,7 @@ def _tqt(x: Tensor, t: Tensor) -> Tensor:
 
 
 def _elastic(x: Tensor, s: Tensor) -> Tensor:
-    s, v = _backward_scaled(s, 1 / math.sqrt(x.numel())), 0.0
+    s = _backward_scaled(s, 1 / math.sqrt(x.numel()))
     v = x / s
     q = (torch.round(torch.clamp(v, -0.99, 0.99) * 2 - 0.5) + 0.5) / 2
     return torch.where(v.abs() <= 0.99, straight_through(q.detach(), v), q.detach()) * s
@@ -506,7 +510,7 @@ def _dorefa_weight(w: Tensor) -> Tensor:
 
 def _dorefa_gradient(g: Tensor, x: Tensor) -> Tensor:
     m = g.abs().amax()
-    z = torch.clamp(g / (2 * m) + 0.5 + (0.4 - 0.5) / 7, 0, 1)
+    z = torch.clamp(g / (2 * m) + 0.5 + (0.5 - 0.5) / 7, 0, 1)
     return 2 * m * (rounded_through(7 * z) / 7 - 0.5)
 
 
@@ -529,7 +533,7 @@ def _fsq(x: Tensor) -> Tensor:
 
 
 def _bsq(x: Tensor) -> Tensor:
-    u = x / x.norm(dim=-1, keepdim=True)
+    u = x / (x * x).sum(-1, keepdim=True).sqrt()
     return straight_through(torch.where(u > 0, 1.0, -1.0) / math.sqrt(3), u)
 
 
@@ -582,11 +586,12 @@ def _presets() -> Iterator[Case]:
     )
     yield _preset(
         "dorefa_gradient",
-        lambda x: quantizers.dorefa_gradient(x, 3, noise=x.new_full(x.shape, 0.4, dtype=torch.float32)),
+        lambda x: quantizers.dorefa_gradient(x, 3, noise=x.new_full(x.shape, 0.5, dtype=torch.float32)),
         (X,),
         by_cotangent_map(_dorefa_gradient),
         linear=False,
         long=False,
+        smooth_forwards={Round: lambda x: x.clone()},
     )
     yield _preset("twn", lambda w: quantizers.twn(w, -1), (X,), _twn)
     yield _preset("xnor", lambda w: quantizers.xnor(w, -1), (X,), _xnor)

@@ -82,7 +82,7 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind but a truth value, as a plain int."""
     if value.__class__ is int:
         return value
-    if isinstance(value, bool) or isinstance(value, Tensor) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
     return operator.index(value)
 

@@ -43,7 +43,7 @@ def reciprocal_number(scale: float, dtype: torch.dtype) -> float:
 
 
 def float32(value: float) -> float:
-    """A number rounded to float32. A sum, product or quotient of two float32 numbers in double precision, so rounded, is theirs."""
+    """A number rounded to float32: that of a sum, product or quotient of two float32 numbers in double precision is theirs."""
     try:
         return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:

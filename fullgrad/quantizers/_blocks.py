@@ -26,5 +26,7 @@ def blocks_of(x: Tensor, block_size: int, dim: int) -> tuple[Tensor, int]:
 
 
 def behind_batch(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int]:
-    """The ``vmap`` rule of an operator whose ``dim`` counts from the back, with every tensor of the shape of the first or of none."""
+    """The ``vmap`` rule of an operator whose ``dim`` counts from the back, whose other tensors have its
+    shape, or sizes of 1.
+    """
     return operator.apply(*aligned(in_dims, args)), 0

@@ -122,7 +122,7 @@ class FloatQuantize(Elementwise):
 
 
 class FloatQuantizeEverywhere(Elementwise):
-    """The operator of :func:`float_quantize` for ``inside="all"`` without a tensor as scale: nothing is read, and nothing saved."""
+    """The operator of :func:`float_quantize` for ``inside="all"`` without a tensor as scale, which saves nothing."""
 
     reads = {0: (), 6: ()}
     forward = staticmethod(FloatQuantize.forward)

@@ -27,7 +27,8 @@ class Quantizer(nn.Module):
         >>> from torch import nn
         >>> from fullgrad import quantizers
         >>> layer = nn.Linear(8, 4)
-        >>> quantizer = quantizers.Quantizer(quantizers.lsq, scale=nn.Parameter(torch.full((4, 1), 0.1)), quant_min=-8, quant_max=7)
+        >>> scale = nn.Parameter(torch.full((4, 1), 0.1))
+        >>> quantizer = quantizers.Quantizer(quantizers.lsq, scale=scale, quant_min=-8, quant_max=7)
         >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", quantizer)
         >>> layer(torch.randn(2, 8)).sum().backward()
         >>> quantizer.scale.grad.shape

@@ -61,7 +61,8 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
         )
     if x.ndim == 0 or x.shape[-1] != codebook.shape[-1]:
         raise ValueError(
-            f"vector_quantize: the last dimension of `x` must be that of the codebook, {codebook.shape[-1]}, got shape {tuple(x.shape)}."
+            f"vector_quantize: the last dimension of `x` must be that of the codebook, {codebook.shape[-1]}, "
+            f"got shape {tuple(x.shape)}."
         )
     _checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
     return VectorQuantize.apply(x, codebook.detach(), gradient)

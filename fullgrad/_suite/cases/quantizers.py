@@ -380,7 +380,7 @@ def _codebook(name: str, inputs: tuple[Any, ...], inside: str, **options: Any) -
     )
 
 
-ROWS = numbers(5, 3, scale=1.0, seed=7)
+ROWS = ((0.8, -0.3, 0.4), (-1.1, 0.6, -0.2), (1.7, -1.3, 0.6), (-0.4, 1.2, 0.1), (0.1, 0.2, -0.9))
 
 
 def _vectors(x: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ def _vectors(x: Tensor) -> Tensor:
 
 
 def _nearest_rows(vectors: Tensor) -> Tensor:
-    rows = ROWS.to(vectors.dtype)
+    rows = torch.tensor(ROWS, dtype=vectors.dtype, device=vectors.device)
     k = ((rows * rows).sum(-1) - 2 * (vectors @ rows.mT)).argmin(-1)
     return torch.where(vectors.isnan().any(-1, keepdim=True), torch.nan, rows[k])
 
@@ -399,7 +399,9 @@ def _vector(gradient: str, **options: Any) -> Case:
     return Case(
         name=f"quantizers.vector_quantize, {gradient}",
         covers=("quantizers.vector_quantize",),
-        operator=lambda x: quantizers.vector_quantize(_vectors(x), ROWS.to(x.device), gradient=gradient),
+        operator=lambda x: quantizers.vector_quantize(
+            _vectors(x), torch.tensor(ROWS, dtype=torch.float64, device=x.device), gradient=gradient
+        ),
         inputs=(X,),
         surrogate=(lambda x: straight_through(_nearest_rows(_vectors(x.detach())), _vectors(x))) if through else None,
         value=lambda x: _nearest_rows(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),

@@ -56,8 +56,18 @@ def test_operator_class_has_the_signature_of_its_forward(name):
 
 
 ESTIMATORS = ("replace_grad", "st", "grad_replace", "straight_through")
+VECTORS = ("quantizers.vector_quantize, identity", "quantizers.vector_quantize, rotation")
 # pass_round is called through its class, the next through a lambda that computes with its input; the rest takes floats only.
-UNCHECKED = ("pass_round", "clamp_backward", "clip_grad by a tensor", "mask_grad", "ScaleTracker", "track_scales", *ESTIMATORS)
+UNCHECKED = (
+    "pass_round",
+    "clamp_backward",
+    "clip_grad by a tensor",
+    "mask_grad",
+    "ScaleTracker",
+    "track_scales",
+    *ESTIMATORS,
+    *VECTORS,
+)
 
 
 def params(cases):

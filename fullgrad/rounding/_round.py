@@ -77,7 +77,6 @@ class RoundByMode(StraightThrough):
     """The operator of :func:`round` with a mode that torch has not."""
 
     @staticmethod
-    @pure
     def forward(x: Tensor, mode: str) -> Tensor:
         return round_to_integer(x, mode) if x.is_floating_point() else x.trunc()
 

@@ -53,12 +53,15 @@ def _with_noise(x):
 
 def _away_with_noise(x):
     t = torch.trunc(x)
+    if not x.is_floating_point():
+        return t
     return torch.where((x - t).abs() > x.new_full((), 0.4, dtype=torch.float32), t + torch.copysign(torch.ones_like(x), x), t)
 
 
 def _learned(hard):
     def value(x, v):
-        wide, h = (x.float(), _learned_h(v.float())) if x.dtype.itemsize == 2 else (x, _learned_h(v))
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        h = _learned_h(v.to(wide.dtype))
         return (torch.floor(wide) + ((h > 0.5) if hard else h)).to(x.dtype)
 
     return Case(

@@ -8,10 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._buffers import mul_into
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked_in_float32
+from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
 from fullgrad._kernels import between
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
@@ -157,9 +158,9 @@ class FakeQuantize(Elementwise):
         round_zero_point: bool,
         noise: Tensor | None,
     ) -> Tensor:
-        if x.dtype not in HALF:
-            return _value(x, scale, zero_point, quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
         args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
+        if x.dtype not in HALF:
+            return in_pieces(_value, x, scale, zero_point, *args)
         pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
         return _value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
 
@@ -171,7 +172,7 @@ class FakeQuantize(Elementwise):
             return _pass_in_range(v, x, scale, zero_point, *options)
         x, v, scale, zero_point = to_compute(x, v, scale, zero_point)
         if i == 1:
-            return v * FakeQuantizeResidual.apply(x, scale, zero_point, *options)
+            return mul_into(v, FakeQuantizeResidual.apply(x, scale, zero_point, *options))
         return torch.where(_is_in_range(x, scale, zero_point, *options), 0, -v * scale)
 
 
@@ -204,16 +205,8 @@ class FakeQuantizeResidual(Elementwise):
         round_zero_point: bool,
         noise: Tensor | None,
     ) -> Tensor:
-        x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
-        v = _scaled(x, scale, reciprocal)
-        z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-        r = _rounded(v, z, rounding, round_zero_point, noise, fresh=False)
-        if inside != "all":
-            inner = r if inside == "rounded" else v + z
-            v = pass_inside(v, inner, float(quant_min), float(quant_max))
-        q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-        q = torch.sub(q, z, out=out_buffer(q))
-        return torch.sub(q, v, out=out_buffer(q))
+        args = (quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
+        return in_pieces(_residual, *to_compute(x, scale, zero_point), *args)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
@@ -252,6 +245,30 @@ def _value(
     r = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
     r = torch.sub(r, z, out=out_buffer(r))
     return torch.mul(r, scale, out=out_buffer(r))
+
+
+def _residual(
+    x: Tensor,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    inside: str,
+    rounding: str,
+    reciprocal: bool,
+    round_zero_point: bool,
+    noise: Tensor | None,
+) -> Tensor:
+    """:math:`D_s` in the dtype of the computation."""
+    v = _scaled(expanded(x, scale, zero_point, noise), scale, reciprocal)
+    z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    r = _rounded(v, z, rounding, round_zero_point, noise, fresh=False)
+    if inside != "all":
+        inner = r if inside == "rounded" else v + z
+        v = pass_inside(v, inner, float(quant_min), float(quant_max))
+    q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
+    q = torch.sub(q, z, out=out_buffer(q))
+    return torch.sub(q, v, out=out_buffer(q))
 
 
 def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:
@@ -314,12 +331,12 @@ def _pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min:
         args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
         return pass_inside(g, x, *_first_and_last(x.dtype, *args))
     low, high, args = float(quant_min), float(quant_max), (quant_min, quant_max, *options)
-    if g.dtype not in HALF:
-        return pass_inside(g, _in_range_of(x, scale, zero_point, *args), low, high)
 
     def formula(g: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Tensor | None) -> tuple[Tensor]:
         return (pass_inside(g, _in_range_of(x, scale, zero_point, *args[:-1], noise), low, high),)
 
+    if g.dtype not in HALF:
+        return in_pieces(lambda g, *rest: formula(g, *rest)[0], g, x, scale, zero_point, noise)
     pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, zero_point, noise)
     return formula(g.float(), x, scale, zero_point, noise)[0].to(g.dtype) if pieces is None else pieces[0]
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fullgrad._buffers import mul_into
 from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked_in_float32
+from fullgrad._function import out_buffer
+from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers import _arguments
@@ -106,7 +108,7 @@ class FloatQuantize(Elementwise):
     ) -> Tensor:
         spec = spec_of(format)
         if x.dtype not in HALF:
-            return _value(x, scale, spec, saturate, rounding, noise)
+            return in_pieces(_value, x, scale, spec, saturate, rounding, noise)
         args = (spec, saturate, rounding, noise)
         pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, *args)
         return _value(x.float(), scale, *args).to(x.dtype) if pieces is None else pieces[0]
@@ -117,7 +119,7 @@ class FloatQuantize(Elementwise):
             return _pass_in_range(v, x, scale, *options)
         if i == 1:
             x, v, scale = to_compute(x, v, scale)
-            return v * FloatQuantizeResidual.apply(x, scale, *options)
+            return mul_into(v, FloatQuantizeResidual.apply(x, scale, *options))
         return None
 
 
@@ -141,10 +143,7 @@ class FloatQuantizeResidual(Elementwise):
     def forward(
         x: Tensor, scale: Parameter, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
     ) -> Tensor:
-        x, scale = to_compute(expanded(x, scale, noise), scale)
-        v = divided(x, scale)
-        q = round_to_format(v, spec_of(format), saturate, rounding, noise)
-        return q - _pass_quotient(v, v, format, inside, rounding, noise)
+        return in_pieces(_residual, *to_compute(x, scale), format, saturate, inside, rounding, noise)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
@@ -155,7 +154,14 @@ def _value(x: Tensor, scale: Any, spec: Spec, saturate: bool, rounding: str, noi
     """The value in the dtype of the computation."""
     x, scale = to_compute(expanded(x, scale, noise), scale)
     q = round_to_format(x if scale is None else divided(x, scale), spec, saturate, rounding, noise)
-    return q if scale is None else torch.mul(q, scale)
+    return q if scale is None else torch.mul(q, scale, out=out_buffer(q))
+
+
+def _residual(x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None) -> Tensor:
+    """:math:`D_s` in the dtype of the computation."""
+    v = divided(expanded(x, scale, noise), scale)
+    q = round_to_format(v, spec_of(format), saturate, rounding, noise)
+    return torch.sub(q, _pass_quotient(v, v, format, inside, rounding, noise), out=out_buffer(q))
 
 
 def _pass_in_range(
@@ -173,7 +179,7 @@ def _pass_in_range(
         return (_pass_quotient(g, v, format, inside, rounding, noise),)
 
     if g.dtype not in HALF:
-        return formula(g, x, scale, noise)[0]
+        return in_pieces(lambda *a: formula(*a)[0], g, x, scale, noise)
     pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, noise)
     return formula(g.float(), x, scale, noise)[0].to(g.dtype) if pieces is None else pieces[0]
 

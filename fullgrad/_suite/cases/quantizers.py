@@ -512,7 +512,7 @@ def _dorefa_weight(w: Tensor) -> Tensor:
 
 def _dorefa_gradient(g: Tensor, x: Tensor) -> Tensor:
     m = g.abs().amax()
-    z = torch.clamp(g / (2 * m) + 0.5 + (0.5 - 0.5) / 7, 0, 1)
+    z = torch.clamp(g / (2 * torch.where(m == 0, 1, m)) + 0.5 + (0.5 - 0.5) / 7, 0, 1)
     return 2 * m * (rounded_through(7 * z) / 7 - 0.5)
 
 

@@ -218,7 +218,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 part = term(i, t, *inputs) if i in reads else _refuse(cls, names, i)
                 total = part if total is None else total if part is None else total + part
         if total is None:
-            return None
+            return next(t for t in tangents if t is not None).new_zeros(shape, dtype=dtype)
         total = total if total.dtype == dtype else total.to(dtype)
         return total if total.shape == shape else total.expand(shape)
 

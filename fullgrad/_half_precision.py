@@ -46,12 +46,12 @@ def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) 
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
     if not all(a.__class__ in _PLAIN and can_broadcast(a.shape, shape) for a in tensors.values()):
         return None
-    tensors = {i: _with_ndim(a, len(shape)) for i, a in tensors.items()}
+    tensors = {i: with_ndim(a, len(shape)) for i, a in tensors.items()}
     wide, buffers = list(args), {}
     found: list[Any] = [None] * len(outputs)
-    for index in _pieces(shape):
+    for index in pieces_of(shape):
         for i, a in tensors.items():
-            wide[i] = buffers[i] = _in_float32(a[_part(index, a)], buffers.get(i))
+            wide[i] = buffers[i] = _in_float32(a[part_of(index, a)], buffers.get(i))
         for j, value in enumerate(formula(*wide)):
             output = outputs[j]
             if value is None or output is None:
@@ -59,13 +59,36 @@ def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) 
             whole = output[0] == shape
             if found[j] is None:
                 found[j] = torch.empty_like(first, dtype=output[1]) if whole else torch.zeros(output[0], dtype=torch.float32)
-            target = found[j] if whole else _with_ndim(found[j], len(shape))
-            target = target[_part(index, target)]
+            target = found[j] if whole else with_ndim(found[j], len(shape))
+            target = target[part_of(index, target)]
             if whole:
                 target.copy_(value)
             else:
                 target.add_(value.sum_to_size(target.shape))
     return found
+
+
+def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
+    """An elementwise formula of several steps, which gives a tensor of the shape and dtype of the first argument: piece by piece
+    where that is large, so that the steps are in the cache.
+    """
+    first = args[0]
+    size = 2**17 * torch.get_num_threads()
+    if first.numel() < 2 * size or not first.is_cpu or not can_reuse_buffers():
+        return formula(*args)
+    tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    if not all(args[i].__class__ in _PLAIN and can_broadcast(args[i].shape, first.shape) for i in tensors):
+        return formula(*args)
+    wide, some, out = (
+        [with_ndim(a, first.ndim) if isinstance(a, Tensor) else a for a in args],
+        list(args),
+        torch.empty_like(first),
+    )
+    for index in pieces_of(first.shape, size):
+        for i in tensors:
+            some[i] = wide[i][part_of(index, wide[i])]
+        out[part_of(index, out)].copy_(formula(*some))
+    return out
 
 
 def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:
@@ -75,23 +98,23 @@ def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:
     return piece.float() if buffer is None or buffer.shape != piece.shape else buffer.copy_(piece)
 
 
-def _pieces(shape: torch.Size) -> Iterator[Index]:
+def pieces_of(shape: torch.Size, size: int = PIECE) -> Iterator[Index]:
     """Positions in the leading dimensions and a slice of the next, of pieces of about equal size."""
     row, dim = shape.numel(), -1
-    while row > PIECE:
+    while row > size:
         dim += 1
         row //= shape[dim]
-    count = -(-shape[dim] * row // PIECE)
+    count = -(-shape[dim] * row // size)
     length = -(-shape[dim] // count)
     for leading in itertools.product(*map(range, shape[:dim])):
         for start in range(0, shape[dim], length):
             yield (*leading, slice(start, start + length))
 
 
-def _part(index: Index, tensor: Tensor) -> Index:
+def part_of(index: Index, tensor: Tensor) -> Index:
     """The index into a tensor that broadcasts: its dimensions of size 1 are whole."""
     return tuple([i if n > 1 else 0 if isinstance(i, int) else slice(None) for i, n in zip(index, tensor.shape, strict=False)])
 
 
-def _with_ndim(tensor: Tensor, ndim: int) -> Tensor:
+def with_ndim(tensor: Tensor, ndim: int) -> Tensor:
     return tensor.view((1,) * (ndim - tensor.ndim) + tensor.shape) if tensor.ndim < ndim else tensor

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import forward_mode_is_on
+from fullgrad._dispatch import can_reuse_buffers, forward_mode_is_on
 from fullgrad._neighbors import DTYPES, flushes_denormals, neighbor
 
-_HARDTANH = torch.ops.aten.hardtanh_backward.default
-_THRESHOLD = torch.ops.aten.threshold_backward.default
+_HARDTANH = torch.ops.aten.hardtanh_backward
+_THRESHOLD = torch.ops.aten.threshold_backward
 _SOFTPLUS = torch.ops.aten.softplus_backward.default
 
 
@@ -37,8 +37,24 @@ def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
         x = x.detach()
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
+    size = _PIECE * torch.get_num_threads()
+    if sign > 0 and x.numel() >= 2 * size and can_reuse_buffers() and _is_plain(x) and _is_plain(g) and g.dtype == x.dtype:
+        out, buffer = torch.empty_like(x), x.new_empty(size)
+        for some_g, some_x, some_out in zip(*[t.view(-1).split(size) for t in (g, x, out)], strict=True):
+            finite = torch.nan_to_num(some_x, nan, math.inf, -math.inf, out=buffer[: len(some_x)])
+            kernel.overloadpacket.grad_input(some_g, finite, *bounds, grad_input=some_out)
+        return out
     x = torch.nan_to_num(x if sign > 0 else -x, nan, math.inf, -math.inf)
     return kernel(g, x, *bounds)
+
+
+# Elements of a large tensor that a thread takes at a time, which stay in the cache.
+_PIECE = 2**17
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor is a part of memory on the CPU as a whole, of torch's own class."""
+    return x.is_cpu and x.is_contiguous() and x.__class__ in (Tensor, torch.nn.Parameter)
 
 
 def where_positive(g: Tensor, m: Tensor) -> Tensor:
@@ -47,7 +63,7 @@ def where_positive(g: Tensor, m: Tensor) -> Tensor:
     The backward of a threshold at 0. Unlike a product it is right where ``g`` is infinite. Four million elements of float32
     on one thread take 6 ms with a mask instead of 19, and 2 ms with numbers instead of 22.
     """
-    return _THRESHOLD(g, m, 0)
+    return _THRESHOLD.default(g, m, 0)
 
 
 def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
@@ -69,9 +85,9 @@ def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[
     low = None if low is None or low == -math.inf else float(low)
     high = None if high is None or high == math.inf else float(high)
     if low is not None and high is not None and low == low and high == high:
-        return _HARDTANH, (neighbor(low, dtype, False), neighbor(high, dtype, True)), 1, math.inf
+        return _HARDTANH.default, (neighbor(low, dtype, False), neighbor(high, dtype, True)), 1, math.inf
     if low is not None and high is None and low == low:
-        return _THRESHOLD, (neighbor(low, dtype, False),), 1, -math.inf
+        return _THRESHOLD.default, (neighbor(low, dtype, False),), 1, -math.inf
     if high is not None and low is None and high == high:
-        return _THRESHOLD, (-neighbor(high, dtype, True),), -1, -math.inf
+        return _THRESHOLD.default, (-neighbor(high, dtype, True),), -1, -math.inf
     return None, (), 1, 0.0

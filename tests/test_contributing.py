@@ -27,7 +27,7 @@ GUARDS = (
 
 def test_each_section_has_three_touches():
     """A new file, an edit of the family's ``__init__``, an edit of its cases."""
-    assert "truncate" in SECTIONS
+    assert "round_even" in SECTIONS
     for blocks in SECTIONS.values():
         assert [edit for edit, _, _ in blocks] == ["", "in ", "in "]
 
@@ -88,7 +88,7 @@ def test_three_touches_are_all(name, tmp_path):
 @pytest.mark.long
 def test_two_touches_are_too_few(tmp_path):
     """Without its case an operator is missed."""
-    folder = touched("truncate", tmp_path, touches=2)
+    folder = touched("round_even", tmp_path, touches=2)
     done = pytest_in(folder, GUARDS[0])
     assert done.returncode == 1
-    assert "truncate" in done.stdout
+    assert "round_even" in done.stdout

@@ -24,6 +24,7 @@ OUTPUT = {
     "clamp_range": "learned is ahead of fixed",
     "digits": "equal a loop over its samples",
     "forward_mode": "slopes equal the gradient",
+    "quantization": r"mixed bits: loss .* below uniform(.|\n)*torch\.export: equal outputs(.|\n)*ONNX: (equal|not installed)",
     "ranking": "straight-through",
     "scales": "equal a loop over 8 samples",
     "spiking": r"loop over 8 samples(.|\n)*snntorch: (the spikes|not installed)(.|\n)*sinabs: (the spikes|not installed)",

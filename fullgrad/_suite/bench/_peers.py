@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 # Of a case its package, and where the operator is; called with the inputs of the case.
 _PEERS = {
     **{
@@ -43,6 +45,12 @@ _SURROGATES = {
 }
 
 
+# torch's own operators that do the same, with the range of the case.
+_TORCH: dict[str, Callable[..., Any]] = {
+    "quantizers.fake_quantize by numbers, rounded": lambda x, s, z: torch.fake_quantize_per_tensor_affine(x, s, z, -3, 4),
+}
+
+
 def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
     """The package and its operator; None where there is none or it is not installed."""
     if case in _SURROGATES:
@@ -51,6 +59,8 @@ def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
             return None
         surrogate = made()
         return "spikingjelly", lambda v, *defaults: surrogate(v)
+    if case in _TORCH:
+        return "torch", _TORCH[case]
     if case not in _PEERS:
         return None
     package, path = _PEERS[case]

@@ -10,6 +10,7 @@ X = numbers(4, 3)
 UNIT = numbers(4, 3, scale=0.7, seed=1)
 STEP = numbers(3, seed=2).abs() + 0.3
 SCALE, OFFSET = numbers(3, seed=3), numbers(4, 1, seed=4)
+LEARNED = numbers(4, 3, scale=1.0, seed=5)
 
 
 def _plain_k_bit(x, k):
@@ -30,6 +31,49 @@ def _soft_round_surrogate(x):
     zero = r == 0
     smooth = torch.where(zero, torch.zeros_like(x), x * x / (2 * torch.where(zero, 1.0, r)))
     return straight_through(r, smooth)
+
+
+def _learned_h(v, hard=False, zeta=1.1, gamma=-0.1, temperature=1.0):
+    return torch.clamp(torch.sigmoid(v / temperature) * (zeta - gamma) + gamma, 0, 1)
+
+
+def _half_away(x):
+    """Without a fraction: adding a half with the sign of x is exact in float64 for numbers of a narrower dtype."""
+    if x.dtype == torch.float64:
+        nearest = torch.round(x)
+        tie = (x - torch.trunc(x)).abs() == 0.5
+        return torch.where(tie, torch.trunc(x) + torch.copysign(torch.ones_like(x), x), nearest)
+    return torch.copysign(torch.floor(x.double().abs() + 0.5), x.double()).to(x.dtype)
+
+
+def _with_noise(x):
+    """The same noise for every element, whatever the shape."""
+    return fullgrad.stochastic_round(x, noise=x.new_full(x.shape, 0.4, dtype=torch.float32))
+
+
+def _away_with_noise(x):
+    t = torch.trunc(x)
+    if not x.is_floating_point():
+        return t
+    return torch.where((x - t).abs() > x.new_full((), 0.4, dtype=torch.float32), t + torch.copysign(torch.ones_like(x), x), t)
+
+
+def _learned(hard):
+    def value(x, v):
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        h = _learned_h(v.to(wide.dtype))
+        return (torch.floor(wide) + ((h > 0.5) if hard else h)).to(x.dtype)
+
+    return Case(
+        name=f"learned_round{', hard' * hard}",
+        covers=("learned_round", "LearnedRound"),
+        operator=lambda x, v: fullgrad.learned_round(x, v, hard=hard),
+        inputs=(X, LEARNED),
+        surrogate=lambda x, v: straight_through(value(x.detach(), v.detach()), x + _learned_h(v)),
+        value=value,
+        smooth_forwards={fullgrad.LearnedRound: lambda x, v, *options: x + _learned_h(v, *options)},
+        exhaustive=hard,
+    )
 
 
 CASES = [
@@ -70,6 +114,36 @@ CASES = [
         value=torch.floor,
         smooth_forwards={fullgrad.Floor: lambda x: x.clone()},
     ),
+    Case(
+        name="trunc",
+        covers=("trunc", "Trunc"),
+        operator=fullgrad.trunc,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(torch.trunc(x), x),
+        value=torch.trunc,
+        smooth_forwards={fullgrad.Trunc: lambda x: x.clone()},
+    ),
+    Case(
+        name="round with a mode",
+        covers=("round", "RoundByMode"),
+        operator=lambda x: fullgrad.round(x, "half_away"),
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_half_away(x), x),
+        value=_half_away,
+        smooth_forwards={fullgrad.RoundByMode: lambda x, mode: x.clone()},
+    ),
+    Case(
+        name="stochastic_round",
+        covers=("stochastic_round", "StochasticRound"),
+        operator=_with_noise,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_away_with_noise(x), x),
+        value=_away_with_noise,
+        smooth_forwards={fullgrad.StochasticRound: lambda x, noise: x.expand(noise.shape).clone()},
+        elementwise=False,
+    ),
+    _learned(hard=False),
+    _learned(hard=True),
     Case(
         name="soft_round",
         covers=("soft_round", "SoftRound"),

@@ -1,0 +1,269 @@
+"""
+Few bits: integers, ternary weights, fp8 and fp4
+================================================
+
+One small network on images of digits, trained in full precision, then quantized in six ways and trained on: weights and
+activations, with scales that learn. Then the curvature of the loss, *through the quantizers*, says which layer needs its bits:
+Hessian-vector products of a quantized network are what no other package can compute.
+
+Install with ``pip install -c constraints.txt -e ".[demo]"`` and run ``python examples/quantization.py quantization.png``; it
+takes less than a minute, and ends with an error if a promise of this page does not hold.
+"""
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
+
+from fullgrad import quantizers
+
+torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
+torch.manual_seed(0)
+console = Console(width=100)
+pixels, labels = map(torch.tensor, load_digits(return_X_y=True))
+order = torch.randperm(len(labels))
+images, labels = (pixels.float() / 16)[order], labels[order]
+train_x, train_y, test_x, test_y = images[:1200], labels[:1200], images[1200:], labels[1200:]
+
+
+# %%
+# The network
+# -----------
+#
+# Four layers, with a place for a quantizer before each: its input is what a multiplier would be given.
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10)])
+        self.inputs = nn.ModuleList([nn.Identity() for _ in self.layers])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, (quantize, layer) in enumerate(zip(self.inputs, self.layers, strict=True)):
+            x = layer(quantize(x if i == 0 else x.relu()))
+        return x
+
+
+def train(network: nn.Module, steps: int, rate: float, tick: Callable[[], None]) -> None:
+    optimizer = torch.optim.Adam(network.parameters(), rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        chosen = torch.randint(len(train_y), (256,))
+        optimizer.zero_grad()
+        cross_entropy(network(train_x[chosen]), train_y[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+        tick()
+
+
+def accuracy(network: nn.Module) -> float:
+    with torch.no_grad():
+        return (network(test_x).argmax(-1) == test_y).float().mean().item()
+
+
+# %%
+# Six ways to quantize
+# --------------------
+#
+# A way is a function of a tensor that returns a quantizer for it. The scales of LSQ are parameters of the network, one per row of
+# a weight and one per activation; the ternary weights and the blocks of MX find theirs themselves.
+
+
+def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
+    def make(x: Tensor, is_weight: bool) -> nn.Module:
+        low, high = quantizers.quant_range(bits, signed=is_weight)
+        size = x.detach().abs().mean(1, keepdim=True) if is_weight else x.detach().abs().mean()
+        scale = nn.Parameter(2 * size / math.sqrt(max(high, 1)))
+        return quantizers.Quantizer(quantizers.lsq, scale=scale, quant_min=low, quant_max=high)
+
+    return make
+
+
+def ternary(x: Tensor, is_weight: bool) -> nn.Module:
+    return quantizers.Quantizer(quantizers.twn, dim=1) if is_weight else lsq(4)(x, is_weight)
+
+
+def fp8(x: Tensor, is_weight: bool) -> nn.Module:
+    scale = nn.Parameter(x.detach().abs().max() / 448)
+    return quantizers.Quantizer(quantizers.float_quantize, format="float8_e4m3fn", scale=scale, inside="exact")
+
+
+def mx_fp4(x: Tensor, is_weight: bool) -> nn.Module:
+    return quantizers.Quantizer(quantizers.mx_quantize, element="float4_e2m1fn", block_size=16)
+
+
+WAYS = {
+    "fp8 (e4m3)": (8, fp8),
+    "MX-fp4": (4, mx_fp4),
+    "LSQ, 4 bits": (4, lsq(4)),
+    "LSQ, 3 bits": (3, lsq(3)),
+    "LSQ, 2 bits": (2, lsq(2)),
+    "ternary weights": (math.log2(3), ternary),
+}
+
+
+def quantized(network: Network, ways: list[Callable[[Tensor, bool], nn.Module]]) -> Network:
+    """A copy whose weights are parametrized and whose inputs pass through quantizers."""
+    made, x = copy.deepcopy(network), train_x
+    for i, (layer, way) in enumerate(zip(made.layers, ways, strict=True)):
+        made.inputs[i] = way(x, False)
+        x = layer(x).relu().detach()
+        parametrize.register_parametrization(layer, "weight", way(layer.weight, True))
+    return made
+
+
+STEPS = 300
+network, results = Network(), {}
+with Progress(console=console, transient=not console.is_terminal) as progress:
+    task = progress.add_task("full precision", total=STEPS * (len(WAYS) + 1))
+    train(network, STEPS, 1e-2, lambda: progress.advance(task))
+    full = accuracy(network)
+    for name, (_, way) in WAYS.items():
+        progress.update(task, description=name)
+        results[name] = quantized(network, [way] * 4)
+        before = accuracy(results[name])
+        train(results[name], STEPS, 3e-3, lambda: progress.advance(task))
+        results[name].before = before
+
+table = Table("", "bits of a weight", "accuracy before training", "after")
+table.add_row("full precision", "32", "", f"{full:.1%}")
+for name, made in results.items():
+    table.add_row(name, f"{WAYS[name][0]:.1f}", f"{made.before:.1%}", f"{accuracy(made):.1%}")
+console.print(table)
+assert accuracy(results["LSQ, 3 bits"]) > full - 0.05
+
+
+# %%
+# Which rows need their bits?
+# ---------------------------
+#
+# The loss grows by about half the curvature times the square of the rounding error. The curvature of each row of a weight is the
+# trace of its Hessian block, estimated by products with random signs: forward over reverse, through the quantizers of weights and
+# inputs. Each row gets the bits for which growth plus a price per bit is least, at the price that makes all as large as three
+# bits for every weight.
+
+BITS = (2, 3, 4, 5, 6)
+
+
+def curvatures(made: Network, samples: int = 30) -> list[Tensor]:
+    """The mean diagonal of the Hessian for each row of each layer's weight."""
+    weights = {f"layers.{i}.parametrizations.weight.original": layer.weight.detach() for i, layer in enumerate(network.layers)}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(functional_call(made, weights, (train_x[:400],)), train_y[:400])
+
+    found = []
+    for name, w in weights.items():
+        total = torch.zeros(len(w))
+        for _ in range(samples):
+            signs = torch.randint(0, 2, w.shape) * 2.0 - 1.0
+            block = lambda v, name=name: grad(loss)({**weights, name: v})[name]  # noqa: E731
+            total += (signs * jvp(block, (w,), (signs,))[1]).mean(1)
+        found.append((total / samples).clamp(min=0))
+    return found
+
+
+def in_bits(w: Tensor, bits: int) -> Tensor:
+    """A weight quantized by rows, with the scale of the smallest error of forty for each."""
+    low, high = quantizers.quant_range(bits)
+    largest = w.abs().amax(1, keepdim=True) / high
+    candidates = [quantizers.fake_quantize(w, largest * f, 0, low, high) for f in torch.linspace(0.3, 1.2, 40)]
+    best = torch.stack([(q - w).square().sum(1) for q in candidates]).argmin(0)
+    return torch.stack(candidates)[best, torch.arange(len(w))]
+
+
+weights = [layer.weight.detach() for layer in network.layers]
+choices = [torch.stack([in_bits(w, b) for b in BITS]) for w in weights]
+curvature = curvatures(quantized(network, [fp8] * 4))
+growth = [c / 2 * (q - w).square().sum(2) for c, q, w in zip(curvature, choices, weights, strict=True)]
+
+
+def allocation(price: float) -> list[Tensor]:
+    """For each row of each layer the index of its bits."""
+    cost = [price * torch.tensor(BITS).unsqueeze(1) * w.shape[1] for w in weights]
+    return [(g + c).argmin(0) for g, c in zip(growth, cost, strict=True)]
+
+
+def size_of(chosen: list[Tensor]) -> int:
+    return sum(int(torch.tensor(BITS)[i].sum()) * w.shape[1] for i, w in zip(chosen, weights, strict=True))
+
+
+def loss_of(chosen: list[Tensor]) -> float:
+    """On the test images, with weights quantized and nothing trained."""
+    made = copy.deepcopy(network)
+    for layer, of_layer, i in zip(made.layers, choices, chosen, strict=True):
+        layer.weight = nn.Parameter(of_layer[i, torch.arange(len(i))])
+    with torch.no_grad():
+        return cross_entropy(made(test_x), test_y).item()
+
+
+uniform = [torch.full((len(w),), BITS.index(3)) for w in weights]
+cheap, dear = 1e-12, 1.0
+for _ in range(60):
+    price = math.sqrt(cheap * dear)
+    cheap, dear = (price, dear) if size_of(allocation(price)) > size_of(uniform) else (cheap, price)
+mixed = allocation(dear)
+print("mean curvature by layer:", ", ".join(f"{c.mean():.1e}" for c in curvature))
+print("mean bits by layer:", ", ".join(f"{torch.tensor(BITS)[i].float().mean():.1f}" for i in mixed))
+print(
+    f"mixed bits: loss {loss_of(mixed):.3f} in {size_of(mixed)} bits, below uniform: {loss_of(uniform):.3f} in {size_of(uniform)}"
+)
+assert size_of(mixed) <= size_of(uniform)
+assert loss_of(mixed) < loss_of(uniform)
+
+
+# %%
+# Export
+# ------
+#
+# The value of a quantizer is plain torch code, so the trained network exports; without a gradient, which an exported graph would
+# replace by that of the rounding.
+
+final = results["LSQ, 4 bits"].eval()
+with torch.no_grad():
+    program = torch.export.export(final, (test_x[:8],))
+    assert torch.equal(program.module()(test_x[:8]), final(test_x[:8]))
+print("torch.export: equal outputs")
+if find_spec("onnxscript") and find_spec("onnxruntime"):
+    import onnxruntime
+
+    with torch.no_grad():
+        torch.onnx.export(final, (test_x[:8],), "quantized.onnx", dynamo=True)
+    session = onnxruntime.InferenceSession("quantized.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: test_x[:8].numpy()})
+    torch.testing.assert_close(torch.tensor(found), final(test_x[:8]).detach(), rtol=1e-4, atol=1e-4)
+    print("ONNX: equal outputs")
+else:
+    print("ONNX: not installed, skipped")
+
+
+# %%
+# Pictures
+# --------
+
+figure, (left, *histograms) = plt.subplots(1, 4, figsize=(12, 3), constrained_layout=True)
+bits = [WAYS[name][0] for name in results]
+left.scatter(bits, [accuracy(m) for m in results.values()])
+for (name, made), b in zip(results.items(), bits, strict=True):
+    left.annotate(name, (b, accuracy(made)), textcoords="offset points", xytext=(4, 4), fontsize=7)
+left.axhline(full, color="gray", linestyle=":", label="full precision")
+left.set(xlabel="bits of a weight", ylabel="test accuracy", title="Accuracy against bits")
+left.legend(fontsize=7)
+for axes, name in zip(histograms, ("fp8 (e4m3)", "LSQ, 3 bits", "ternary weights"), strict=True):
+    axes.hist(results[name].layers[1].weight.detach().flatten().numpy(), bins=120)
+    axes.set(title=f"{name}: weights", yticks=[])
+if len(sys.argv) > 1:
+    plt.savefig(sys.argv[1])

@@ -1,0 +1,204 @@
+"""Arguments of the family: their checks, and parameters that hold one number per block."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._half_precision import HALF
+from fullgrad._noise import noise_for
+from fullgrad.rounding._modes import DETERMINISTIC, ROUNDINGS
+
+# What may learn.
+Parameter = Tensor | float
+Inside = Literal["rounded", "exact", "all"]
+
+INSIDE = ("rounded", "exact", "all")
+FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+# The numbers beyond which a scale is positive in float32 and in float64, beyond which its reciprocal is finite too, and below
+# which it is finite: half a unit around the smallest and the largest numbers.
+_SCALES = {
+    torch.float32: (2.0**-150, 2.0**-128 + 2.0**-150, 2.0**128 - 2.0**103),
+    torch.float64: (0.0, 2.0**-1024, math.inf),
+}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of another are computed: half precision in float32."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def floating_input(name: str, argument: str, x: Any) -> Tensor:
+    """A real tensor, integers in the default dtype."""
+    if isinstance(x, Tensor) and x.dtype in FLOATING:
+        return x
+    _checks.real_tensor(name, argument, x)
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, reciprocal: bool = False) -> None:
+    """A real tensor, whose elements are not looked at, or a number that is positive and finite in the dtype of the arithmetic,
+    and so is its reciprocal where that is used.
+    """
+    if isinstance(value, Tensor):
+        _checks.real_tensor(name, argument, value)
+        return
+    if value.__class__ is not float:
+        _checks.real_number_or_tensor(name, argument, value)
+    positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
+    if not (invertible if reciprocal else positive) < value < finite:
+        word = ", and so must its reciprocal" if reciprocal else ""
+        raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
+
+
+def check_inside(name: str, inside: Any) -> None:
+    """Where the gradient passes."""
+    _checks.choice(name, "inside", inside, INSIDE)
+
+
+def rounding_noise(
+    name: str,
+    x: Tensor,
+    rounding: Any,
+    noise: Tensor | None,
+    generator: Generator | None,
+    roundings: Sequence[str] = ROUNDINGS,
+) -> Tensor | None:
+    """The noise of a stochastic rounding, and None for one of the others."""
+    if rounding == "stochastic" and "stochastic" in roundings:
+        return noise_for(name, x, noise, generator).detach()
+    _checks.choice(name, "rounding", rounding, roundings)
+    if noise is not None or generator is not None:
+        raise ValueError(f"{name}: `noise` and `generator` are for `rounding='stochastic'` alone, got {rounding!r}.")
+    return None
+
+
+def integer(name: str, argument: str, value: Any) -> int:
+    """An integer of any kind but a truth value, as a plain int."""
+    if value.__class__ is int:
+        return value
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
+    return operator.index(value)
+
+
+def check_levels(name: str, value: Any) -> int:
+    """How many levels there are: two at least."""
+    value = integer(name, "levels", value)
+    if value < 2:
+        raise ValueError(f"{name}: `levels` must be at least 2, got {value}.")
+    return value
+
+
+def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Two integers in order that the dtype of the arithmetic has, with all between them."""
+    if not (quant_min.__class__ is quant_max.__class__ is int):
+        quant_min, quant_max = integer(name, "quant_min", quant_min), integer(name, "quant_max", quant_max)
+    most = 2**53 if dtype == torch.float64 else 2**24
+    if not -most <= quant_min < quant_max <= most:
+        raise ValueError(
+            f"{name}: `quant_min` must be less than `quant_max`, and both within {most} in {compute_dtype(dtype)}, "
+            f"got {quant_min} and {quant_max}."
+        )
+    return quant_min, quant_max
+
+
+def checked_window(name: str, value: Any, argument: str = "window") -> Any:
+    """A number that is not negative, or a real tensor, as a constant; None for none."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        _checks.real_tensor(name, argument, value)
+        return value.detach()
+    _checks.real_number(name, argument, value)
+    if not value >= 0:
+        raise ValueError(f"{name}: `{argument}` must not be negative, got {value}.")
+    return float(value)
+
+
+def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any]) -> tuple[torch.Size | None, list[Any]]:
+    """The shape of ``x`` in which all parameters broadcast to it, None for its own, and the parameters for that shape.
+
+    A parameter is a number, or broadcasts to ``x``, or has as many dimensions with sizes that divide those of ``x``: then it has
+    one number per block. With ``dim`` it has one number for each index of that dimension.
+    """
+    values = list(parameters.values())
+    if not any(isinstance(p, Tensor) and p.ndim for p in values):
+        if dim is not None:
+            check_dim(name, dim, x.ndim)
+        return None, values
+    if dim is not None:
+        d = check_dim(name, dim, x.ndim)
+        return None, [_along(name, key, p, x, d) if isinstance(p, Tensor) and p.ndim else p for key, p in parameters.items()]
+    blocked = False
+    for key, p in parameters.items():
+        if isinstance(p, Tensor) and not _checks.can_broadcast(p.shape, x.shape):
+            if p.ndim != x.ndim or not all(k > 0 and n % k == 0 for n, k in zip(x.shape, p.shape, strict=True)):
+                raise ValueError(
+                    f"{name}: `{key}` must broadcast to the shape {tuple(x.shape)} of x, or have as many dimensions with sizes "
+                    f"that divide those of x, got shape {tuple(p.shape)}."
+                )
+            blocked = True
+    if not blocked:
+        return None, values
+    counts = _counts(x.shape, [p.shape for p in values if isinstance(p, Tensor)])
+    split: list[int] = []
+    for n, count in zip(x.shape, counts, strict=True):
+        split += [n] if count is None else [count, n // count]
+    return torch.Size(split), [_per_block(p, x.shape, counts) if isinstance(p, Tensor) else p for p in values]
+
+
+def check_dim(name: str, dim: Any, ndim: int) -> int:
+    """A dimension of a tensor, counted from the front."""
+    if dim.__class__ is not int:
+        dim = integer(name, "dim", dim)
+    count = max(ndim, 1)
+    if not -count <= dim < count:
+        raise IndexError(f"{name}: `dim` must be from {-count} to {count - 1} for {ndim} dimensions, got {dim}.")
+    return dim % count
+
+
+def _along(name: str, key: str, p: Tensor, x: Tensor, d: int) -> Tensor:
+    size = x.shape[d] if x.ndim else 1
+    if p.ndim != 1 or p.shape[0] != size:
+        raise ValueError(f"{name}: `{key}` must have one number for each of the {size} along `dim`, got shape {tuple(p.shape)}.")
+    return p.view(*[size if i == d else 1 for i in range(x.ndim)])
+
+
+def _counts(shape: torch.Size, others: Sequence[torch.Size]) -> list[int | None]:
+    """Into how many blocks each dimension is split; None for one of which no parameter has blocks."""
+    counts: list[int | None] = []
+    for i, n in enumerate(shape):
+        sizes = [other[i - len(shape)] for other in others if len(other) >= len(shape) - i]
+        some = [k for k in sizes if k not in (1, n)]
+        # Blocks of several sizes have common parts. One number per element is a number per part.
+        counts.append(math.lcm(*some) if some and n not in sizes else n if some else None)
+    return counts
+
+
+def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Tensor:
+    """A parameter of one number per block, per element or for all, for ``x`` in the split shape."""
+    p = p.view((1,) * (len(shape) - p.ndim) + p.shape)
+    for d, count in enumerate(counts):
+        if count is not None and p.shape[d] not in (1, count):
+            p = p.repeat_interleave(count // p.shape[d], d)
+    split: list[int] = []
+    for k, count in zip(p.shape, counts, strict=True):
+        split += [k] if count is None else [k, 1]
+    return p.view(split)
+
+
+def expanded(x: Tensor, *parameters: Any) -> Tensor:
+    """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
+    if not any(isinstance(p, Tensor) for p in parameters):
+        return x
+    shape = torch.broadcast_shapes(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
+    return x if x.shape == shape else x.expand(shape)
+
+
+__all__ = ["DETERMINISTIC", "FLOATING", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]

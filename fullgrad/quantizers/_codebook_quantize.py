@@ -1,0 +1,242 @@
+"""`codebook_quantize`: to any numbers, which may learn."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import aligned
+from fullgrad._function import Function
+from fullgrad.clamping._clamp import pass_inside
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._arguments import Parameter
+from fullgrad.quantizers._arithmetic import divided, to_compute
+
+INSIDE = ("exact", "all")
+
+
+def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = None, *, inside: str = "all") -> Tensor:
+    r"""Round to the nearest number of a codebook, times a scale; both learn.
+
+    .. math::
+        v = x / s, \quad k = \operatorname{argmin}_j |v - c_j|, \quad y = c_k s, \qquad
+        D_x = m, \quad D_s = c_k - m v, \quad D_{c_j} = s\,[\,j = k\,]
+
+    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end in the middle of two levels,
+    computed in the dtype of the arithmetic; a tie goes to the lower one. With :math:`q' = m / s` wherever a derivative is
+    differentiated again, the second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial c_k = 1`. NaN gives
+    NaN, infinities the ends. Half precision is computed in float32 and rounded once. Saved: ``x``, ``codebook`` and a tensor
+    ``scale``; nothing where the derivative is 1.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        codebook: At least one number, in one dimension and in any order, such as :func:`levels` or
+            :meth:`FloatFormat.numbers`.
+        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
+            None for 1.
+        inside: Where the gradient passes: ``"all"``, everywhere; ``"exact"``, where ``x / scale`` is between the smallest and the
+            largest level.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: ``x``, ``codebook`` or ``scale`` is not real.
+        ValueError: ``codebook`` is empty or has other dimensions, ``scale`` is a number that is not positive and finite or has
+            another shape, or there is no such ``inside``.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> x, codebook = torch.tensor([-2.0, 0.1, 0.4, 0.5]), torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
+        >>> y = quantizers.codebook_quantize(x, codebook)
+        >>> y.detach()
+        tensor([-1.,  0.,  0.,  0.])
+        >>> torch.autograd.grad(y.sum(), codebook)
+        (tensor([1., 3., 0.]),)
+
+    Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Yamamoto, https://arxiv.org/abs/2103.07156.
+    """
+    x = _arguments.floating_input("codebook_quantize", "x", x)
+    _checks.real_tensor("codebook_quantize", "codebook", codebook)
+    if codebook.ndim != 1 or codebook.shape[0] == 0:
+        raise ValueError(
+            f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
+        )
+    if scale is not None:
+        _arguments.check_scale("codebook_quantize", "scale", scale, x.dtype)
+    _checks.choice("codebook_quantize", "inside", inside, INSIDE)
+    split, (scale,) = _arguments.in_blocks("codebook_quantize", x, None, {"scale": scale})
+    if split is None:
+        return CodebookQuantize.apply(x, scale, codebook, inside)
+    return CodebookQuantize.apply(x.reshape(split), scale, codebook, inside).reshape(x.shape)
+
+
+class _OfCodebook(Function):
+    """An operator of ``(x, scale, codebook, …)``. In batches a codebook has the leading dimensions of ``x`` in front."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        x, scale, codebook, *rest = args
+        if in_dims[2] is not None or codebook.ndim > 1:
+            codebook = (
+                codebook.expand(info.batch_size, *codebook.shape) if in_dims[2] is None else codebook.movedim(in_dims[2], 0)
+            )
+            if in_dims[0] is None:
+                x, in_dims = x.expand(info.batch_size, *x.shape), (0, *in_dims[1:])
+        x, scale = aligned(in_dims[:2], (x, scale))
+        return cls.apply(x, scale, codebook, *rest), 0
+
+
+class CodebookQuantize(_OfCodebook):
+    """The operator of :func:`codebook_quantize`."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Parameter | None, codebook: Tensor, inside: str) -> Tensor:
+        wide, s, c = to_compute(x, scale, codebook)
+        level = _levels(wide, s, c)
+        return (level if s is None else level * s).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, scale, codebook, ctx.inside = inputs
+        tensors = (x, scale if isinstance(scale, Tensor) else None, codebook)
+        ctx.number = None if isinstance(scale, Tensor) else scale
+        ctx.dtype = output.dtype
+        read = ctx.inside != "all" or any(ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(*(tensors if read else (None, None, None)))
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, codebook = ctx.saved_tensors
+        by_x, by_scale, by_codebook, _ = ctx.needs_input_grad
+        if x is None:
+            return g, None, None, None
+        x, wide, s, c = to_compute(x, g, ctx.number if scale is None else scale, codebook)
+        gradients: list[Tensor | None] = [None, None, None, None]
+        if by_x:
+            gradients[0] = _pass_in_range(wide, x, s, c, ctx.inside).to(g.dtype)
+        if by_scale:
+            gradients[1] = wide * CodebookResidual.apply(x, s, c, ctx.inside)
+        if by_codebook:
+            gradients[2] = _sum_by_level(wide if s is None else wide * s, _index_of(x, s, c), c)
+        return tuple(gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, to_x: Tensor | None, to_scale: Tensor | None, to_codebook: Tensor | None, *_: Any) -> Tensor:
+        x, scale, codebook = ctx.saved_tensors
+        x, s, c = to_compute(x, ctx.number if scale is None else scale, codebook)
+        parts: list[Tensor] = []
+        if to_x is not None:
+            parts.append(_pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside))
+        if to_scale is not None:
+            parts.append(to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside))
+        if to_codebook is not None:
+            part = _take(to_codebook.to(x.dtype), _index_of(x, s, c))
+            parts.append(part if s is None else part * s)
+        shape = x.shape if not isinstance(s, Tensor) else torch.broadcast_shapes(x.shape, s.shape)
+        return sum(parts[1:], parts[0]).expand(shape).to(ctx.dtype)
+
+
+class CodebookResidual(_OfCodebook):
+    """:math:`D_s = c_k - m v`, of which only the codebook has a derivative."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Parameter, codebook: Tensor, inside: str) -> Tensor:
+        v = divided(x, scale)
+        return _levels(x, scale, codebook) - _pass_between(v, v, codebook, inside)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, scale, codebook, _ = inputs
+        tensors = (x, scale if isinstance(scale, Tensor) else None, codebook)
+        ctx.number = None if isinstance(scale, Tensor) else scale
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, codebook = ctx.saved_tensors
+        if not ctx.needs_input_grad[2]:
+            return None, None, None, None
+        index = _index_of(x, ctx.number if scale is None else scale, codebook)
+        return None, None, _sum_by_level(g, index, codebook), None
+
+    @staticmethod
+    def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor | None, *_: Any) -> Tensor:
+        x, scale, codebook = ctx.saved_tensors
+        index = _index_of(x, ctx.number if scale is None else scale, codebook)
+        if to_codebook is None:
+            return torch.zeros(index.shape, dtype=x.dtype, device=x.device)
+        return _take(to_codebook, index)
+
+
+class CodebookIndex(_OfCodebook):
+    """Which level is nearest: integers, without a derivative."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Parameter | None, codebook: Tensor) -> Tensor:
+        return _nearest(x if scale is None else divided(x, scale), codebook)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        return None
+
+
+def _index_of(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
+    """The nearest level in a rule, where it is a constant."""
+    return CodebookIndex.apply(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)])
+
+
+def _levels(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
+    """The nearest levels, NaN for NaN."""
+    v = x if scale is None else divided(x, scale)
+    return torch.where(v.isnan(), v, _take(codebook, _nearest(v, codebook)))
+
+
+def _nearest(v: Tensor, codebook: Tensor) -> Tensor:
+    """Where in a codebook the nearest level is: how many middles are below, in the order of size."""
+    size, order = codebook.sort(stable=True)
+    middles = (size[..., 1:] + size[..., :-1]) / 2
+    leading = codebook.shape[:-1]
+    flat = v.reshape(*leading, -1).contiguous()
+    k = torch.searchsorted(middles.contiguous(), flat)
+    return order.gather(-1, k).reshape(v.shape)
+
+
+def _take(codebook: Tensor, index: Tensor) -> Tensor:
+    leading = codebook.shape[:-1]
+    return codebook.gather(-1, index.reshape(*leading, -1)).reshape(index.shape)
+
+
+def _sum_by_level(g: Tensor, index: Tensor, codebook: Tensor) -> Tensor:
+    """The transpose of `_take`."""
+    zeros = torch.zeros(codebook.shape, dtype=g.dtype, device=g.device)
+    flat = (*codebook.shape[:-1], -1)
+    return zeros.scatter_add(-1, index.reshape(flat), g.reshape(flat))
+
+
+def _pass_in_range(g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str) -> Tensor:
+    """``g`` where the gradient passes, else 0."""
+    if inside == "all":
+        return g
+    x, scale, codebook = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)]
+    return _pass_between(g, x if scale is None else divided(x, scale), codebook, inside)
+
+
+def _pass_between(g: Tensor, v: Tensor, codebook: Tensor, inside: str) -> Tensor:
+    if inside == "all":
+        return g
+    leading = codebook.shape[:-1]
+    shape = (*leading, *(1,) * (v.ndim - len(leading)))
+    return pass_inside(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))

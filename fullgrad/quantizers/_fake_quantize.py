@@ -1,0 +1,371 @@
+"""`fake_quantize`: to a grid of integers, times a scale that learns."""
+
+import functools
+import math
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._buffers import mul_into
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import out_buffer
+from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
+from fullgrad._kernels import between
+from fullgrad._neighbors import rounded
+from fullgrad.clamping._clamp import pass_inside
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
+from fullgrad.quantizers._arithmetic import (
+    constant,
+    divided,
+    first_and_last,
+    in_dtype,
+    reciprocal_number,
+    to_compute,
+)
+from fullgrad.rounding._modes import round_to_integer
+
+
+def fake_quantize(
+    x: Tensor,
+    scale: Parameter,
+    zero_point: Parameter = 0,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    *,
+    dim: int | None = None,
+    inside: Inside = "rounded",
+    rounding: str = "half_even",
+    reciprocal: bool = True,
+    round_zero_point: bool = True,
+    noise: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    r"""Quantize to integers from ``quant_min`` to ``quant_max``, and back: one function per tensor, channel, group and block.
+
+    .. math::
+        v = x / s, \quad q = \operatorname{clamp}(\operatorname{round}(v) + z,\, l,\, h), \quad y = (q - z)\, s, \qquad
+        D_x = m, \quad D_s = q - z - m v, \quad D_z = -(1 - m)\, s
+
+    for the mask *m* of ``inside``: 1 in the range, else 0. The value is that of torch's kernels, bit for bit, with NaN for NaN;
+    gradients learn the scale and the zero point. With :math:`q' = m / s` wherever a derivative is differentiated again, the
+    second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial z = -1` outside the range.
+
+    Half precision is computed in float32 and rounded once. Gradients of ``x`` are 0 outside the range even where the
+    incoming one is infinite. Saved: ``x`` and the parameters that are tensors; the noise, if there is some; nothing for
+    ``inside="all"`` with a number as scale.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those
+            of ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
+            Elements of a tensor are not checked.
+        zero_point: The code of 0, likewise; a number is an integer in the range, unless ``round_zero_point`` is False.
+        quant_min: The smallest code, an integer.
+        quant_max: The largest, an integer.
+        dim: With it, parameters that are tensors have one number for each index of this dimension, as torch's ``axis``.
+        inside: Where the gradient passes: ``"rounded"``, where the rounded code is in the range (torch); ``"exact"``, where
+            ``x / scale`` is (LSQ); ``"all"``, everywhere.
+        rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
+        reciprocal: Whether ``x`` is multiplied by ``1 / scale``, as in torch and torchao, or divided by ``scale``, as in LSQ and
+            brevitas. The two differ at ties.
+        round_zero_point: Whether the zero point is rounded and clamped first. Without, :math:`q` is that of
+            :math:`\operatorname{round}(v + z)`.
+        noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
+        generator: Draws the noise, where that is not given.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: ``x``, ``scale`` or ``zero_point`` is not real, or a bound or ``dim`` not an integer.
+        ValueError: A number or a name is out of its range, a parameter has another shape, or there is noise without use.
+        IndexError: ``x`` has no dimension ``dim``.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> from fullgrad import quantizers
+        >>> x, scale = torch.tensor([-1.0, 0.3, 0.8, 9.0]), torch.tensor(0.5, requires_grad=True)
+        >>> y = quantizers.fake_quantize(x, scale, 0, *quantizers.quant_range(4))
+        >>> y.detach()
+        tensor([-1.0000,  0.5000,  1.0000,  3.5000])
+        >>> torch.autograd.grad(y, scale, torch.tensor([0.0, 0.0, 1.0, 1.0]))
+        (tensor(7.4000),)
+
+    Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`, Esser
+    et
+        al., https://arxiv.org/abs/1902.08153.
+    """
+    x = _arguments.floating_input("fake_quantize", "x", x)
+    dtype = x.dtype
+    _arguments.check_scale("fake_quantize", "scale", scale, dtype, reciprocal)
+    quant_min, quant_max = _arguments.check_range("fake_quantize", quant_min, quant_max, dtype)
+    if not (zero_point.__class__ is int and quant_min <= zero_point <= quant_max):
+        zero_point = _checked_zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    if inside != "rounded":
+        _arguments.check_inside("fake_quantize", inside)
+    if not (rounding == "half_even" and noise is None and generator is None):
+        noise = _arguments.rounding_noise("fake_quantize", x, rounding, noise, generator)
+    number = scale.__class__ is float
+    if not (number and dim is None and zero_point.__class__ is int):
+        parameters = {"scale": scale, "zero_point": zero_point}
+        split, (scale, zero_point) = _arguments.in_blocks("fake_quantize", x, dim, parameters)
+        if split is not None:
+            args = (scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point)
+            noise = None if noise is None else noise.reshape(split)
+            return FakeQuantize.apply(x.reshape(split), *args, noise).reshape(x.shape)
+        number = not isinstance(scale, Tensor)
+        scale = float(scale) if number else scale
+    operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
+    return operator.apply(
+        x, scale, zero_point, quant_min, quant_max, inside, rounding, bool(reciprocal), bool(round_zero_point), noise
+    )
+
+
+def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
+    _checks.real_number_or_tensor("fake_quantize", "zero_point", value)
+    if isinstance(value, Tensor):
+        return value
+    if not is_rounded:
+        if not math.isfinite(value):
+            raise ValueError(f"fake_quantize: `zero_point` must be finite, got {value}.")
+        return float(value)
+    if not (quant_min <= value <= quant_max and value == int(value)):
+        raise ValueError(
+            f"fake_quantize: `zero_point` must be an integer from {quant_min} to {quant_max} where it is rounded, got {value}."
+        )
+    return int(value)
+
+
+class FakeQuantize(Elementwise):
+    """The operator of :func:`fake_quantize`."""
+
+    reads = {**dict.fromkeys((0, 1, 2), (0, 1, 2, 9)), 9: ()}
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        scale: Parameter,
+        zero_point: Parameter,
+        quant_min: int,
+        quant_max: int,
+        inside: str,
+        rounding: str,
+        reciprocal: bool,
+        round_zero_point: bool,
+        noise: Tensor | None,
+    ) -> Tensor:
+        args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
+        if x.dtype not in HALF:
+            return in_pieces(_value, x, scale, zero_point, *args)
+        pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
+        return _value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
+        if i == 9 or (i == 2 and options[2] == "all"):
+            return None
+        if i == 0:
+            return _pass_in_range(v, x, scale, zero_point, *options)
+        x, v, scale, zero_point = to_compute(x, v, scale, zero_point)
+        if i == 1:
+            return mul_into(v, FakeQuantizeResidual.apply(x, scale, zero_point, *options))
+        return torch.where(_is_in_range(x, scale, zero_point, *options), 0, -v * scale)
+
+
+class FakeQuantizeEverywhere(Elementwise):
+    """The operator of :func:`fake_quantize` for ``inside="all"`` and a number as scale: nothing is read, and nothing saved."""
+
+    reads = {0: (), 2: (), 9: ()}
+    forward = staticmethod(FakeQuantize.forward)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return v if i == 0 else None
+
+
+class FakeQuantizeResidual(Elementwise):
+    """:math:`D_s = q - z - m v`, of which only the zero point has a derivative, :math:`-(1 - m)`."""
+
+    reads = {0: (), 1: (), 2: (0, 1, 2, 9), 9: ()}
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        scale: Parameter,
+        zero_point: Parameter,
+        quant_min: int,
+        quant_max: int,
+        inside: str,
+        rounding: str,
+        reciprocal: bool,
+        round_zero_point: bool,
+        noise: Tensor | None,
+    ) -> Tensor:
+        args = (quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
+        return in_pieces(_residual, *to_compute(x, scale, zero_point), *args)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
+        if i != 2 or options[2] == "all":
+            return None
+        return torch.where(_is_in_range(*to_compute(x, scale, zero_point), *options), 0, -v)
+
+
+def _value(
+    x: Tensor,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    rounding: str,
+    reciprocal: bool,
+    round_zero_point: bool,
+    noise: Tensor | None,
+) -> Tensor:
+    """The value in the dtype of the computation.
+
+    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into
+    0.0.
+    """
+    if scale.__class__ is float and zero_point.__class__ is int and round_zero_point and noise is None:
+        low, high = quant_min - zero_point, quant_max - zero_point
+        if x.is_cpu and rounding == "half_even" and can_reuse_buffers():
+            factor = reciprocal_number(scale, x.dtype) if reciprocal else scale
+            y = (torch.mul if reciprocal else torch.div)(x, constant(factor, x.dtype))
+            return torch.add(constant(0.0, x.dtype), y.round_().clamp_(low, high), alpha=scale, out=y)
+        r = torch.clamp(round_to_integer(_scaled(x, scale, reciprocal), rounding), low, high)
+        return torch.add(r.new_zeros(()), r, alpha=scale)
+    x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
+    z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    r = _rounded(_scaled(x, scale, reciprocal), z, rounding, round_zero_point, noise, fresh=True)
+    r = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
+    r = torch.sub(r, z, out=out_buffer(r))
+    return torch.mul(r, scale, out=out_buffer(r))
+
+
+def _residual(
+    x: Tensor,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    inside: str,
+    rounding: str,
+    reciprocal: bool,
+    round_zero_point: bool,
+    noise: Tensor | None,
+) -> Tensor:
+    """:math:`D_s` in the dtype of the computation."""
+    v = _scaled(expanded(x, scale, zero_point, noise), scale, reciprocal)
+    z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    r = _rounded(v, z, rounding, round_zero_point, noise, fresh=False)
+    if inside != "all":
+        inner = r if inside == "rounded" else v + z
+        v = pass_inside(v, inner, float(quant_min), float(quant_max))
+    q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
+    q = torch.sub(q, z, out=out_buffer(q))
+    return torch.sub(q, v, out=out_buffer(q))
+
+
+def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:
+    if not reciprocal:
+        return divided(x, scale)
+    if isinstance(scale, Tensor):
+        return x * scale.reciprocal()
+    return x * reciprocal_number(scale, x.dtype)
+
+
+def _zero_point(zero_point: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
+    if is_rounded and isinstance(zero_point, Tensor):
+        return torch.clamp(torch.round(zero_point), quant_min, quant_max)
+    return zero_point
+
+
+def _rounded(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None, fresh: bool) -> Tensor:
+    """The code before it is clamped. 0 is added too, which makes -0.0 into 0.0, as in torch. ``fresh`` says that ``v`` may go."""
+    if round_zero_point:
+        r = round_to_integer(v, rounding, noise, out_buffer(v) if fresh else None)
+        return torch.add(r, z, out=out_buffer(r))
+    r = torch.add(v, z, out=out_buffer(v) if fresh else None)
+    return round_to_integer(r, rounding, noise, out_buffer(r))
+
+
+def _in_range_of(
+    x: Tensor,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    inside: str,
+    rounding: str,
+    reciprocal: bool,
+    round_zero_point: bool,
+    noise: Tensor | None,
+) -> Tensor:
+    """What is in the range where the gradient passes: the rounded code, or the exact one."""
+    x, scale, zero_point = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, zero_point)]
+    x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
+    v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    return v + z if inside == "exact" else _rounded_again(v, z, rounding, round_zero_point, noise)
+
+
+def _rounded_again(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None) -> Tensor:
+    """The code in a rule, which overwrites nothing."""
+    return round_to_integer(v, rounding, noise) + z if round_zero_point else round_to_integer(v + z, rounding, noise)
+
+
+def _is_in_range(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, *options: Any) -> Tensor:
+    return between(_in_range_of(x, scale, zero_point, quant_min, quant_max, *options), quant_min, quant_max)
+
+
+def _pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, *options: Any) -> Tensor:
+    """``g`` where the code is in the range, else 0."""
+    inside, rounding, reciprocal, round_zero_point, noise = options
+    if inside == "all":
+        return g
+    if scale.__class__ is float and not isinstance(zero_point, Tensor) and (rounding == "half_even" or inside == "exact"):
+        args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
+        return pass_inside(g, x, *_first_and_last(x.dtype, *args))
+    low, high, args = float(quant_min), float(quant_max), (quant_min, quant_max, *options)
+
+    def formula(g: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Tensor | None) -> tuple[Tensor]:
+        return (pass_inside(g, _in_range_of(x, scale, zero_point, *args[:-1], noise), low, high),)
+
+    if g.dtype not in HALF:
+        return in_pieces(lambda g, *rest: formula(g, *rest)[0], g, x, scale, zero_point, noise)
+    pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, zero_point, noise)
+    return formula(g.float(), x, scale, zero_point, noise)[0].to(g.dtype) if pieces is None else pieces[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_and_last(
+    dtype: torch.dtype,
+    scale: float,
+    zero_point: float,
+    quant_min: int,
+    quant_max: int,
+    exact: bool,
+    reciprocal: bool,
+    round_zero_point: bool,
+) -> tuple[float, float]:
+    """The first and the last number of ``dtype`` in the range, in the arithmetic of the value, which is monotone: two numbers
+    instead of four operations.
+    """
+    to, computed = in_dtype(dtype), compute_dtype(dtype)
+    inverse, scale = reciprocal_number(scale, computed), rounded(scale, computed)
+
+    def code(x: float) -> float:
+        v = to(x * inverse) if reciprocal else to(x / scale)
+        if exact or math.isinf(v):
+            return to(v + zero_point)
+        return to(round(v) + zero_point) if round_zero_point else _round(to(v + zero_point))
+
+    return first_and_last(dtype, code, quant_min, quant_max)
+
+
+def _round(v: float) -> float:
+    return v if math.isinf(v) else cast("float", round(v))

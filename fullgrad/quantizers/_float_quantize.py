@@ -1,0 +1,209 @@
+"""`float_quantize`: to the numbers of a float format, times a scale that learns."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad._buffers import mul_into
+from fullgrad._elementwise import Elementwise
+from fullgrad._function import out_buffer
+from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
+from fullgrad._neighbors import rounded
+from fullgrad.clamping._clamp import pass_inside
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
+from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, to_compute
+from fullgrad.quantizers._float_rounding import last_inside, round_to_format
+from fullgrad.quantizers._formats import FloatFormat, Spec, format_of, spec_of
+
+
+def float_quantize(
+    x: Tensor,
+    format: FloatFormat | str | torch.dtype,
+    scale: Parameter | None = None,
+    *,
+    saturate: bool = True,
+    inside: Inside = "rounded",
+    rounding: str = "half_even",
+    noise: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    r"""Round to the numbers of a float format, times a scale: fp8, fp6, fp4 and any other, in the dtype of ``x``.
+
+    .. math::
+        v = x / s, \quad q = \operatorname{round}(v), \quad y = q s, \qquad D_x = m, \quad D_s = q - m v
+
+    for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest
+    normal number. What is beyond the largest number becomes that, infinities too; or infinite, or NaN where the format has no
+    infinity, with ``saturate=False``. NaN stays, also where the format has none. Zeros keep their sign, if the format has -0.
+    Higher derivatives are 0.
+
+    Half precision is computed in float32, and rounded once. The gradient has the dtype of ``x``, and is never rounded to the
+    format, as that of a cast is. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for
+    ``inside="all"`` without a tensor as scale.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        format: A :class:`FloatFormat`; or the name of one, such as ``"float8_e4m3fn"``; or a dtype of torch. Its numbers must be
+            numbers of the dtype of ``x``.
+        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
+            None for 1.
+        saturate: Whether what is beyond the largest number becomes that.
+        inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x /
+            scale`` is; ``"all"``, everywhere.
+        rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
+        noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
+        generator: Draws the noise, where that is not given.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: ``x`` or ``scale`` is not real, or ``format`` is no format.
+        ValueError: A name is unknown, the format does not fit the dtype of ``x``, ``scale`` is a number that is not positive and
+            finite or has another shape, or there is noise without use.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> x = torch.tensor([-0.3, 17.0, 464.0, 1000.0], requires_grad=True)
+        >>> y = quantizers.float_quantize(x, "float8_e4m3fn")
+        >>> y.detach()
+        tensor([ -0.3125,  16.0000, 448.0000, 448.0000])
+        >>> torch.autograd.grad(y.sum(), x)
+        (tensor([1., 1., 1., 0.]),)
+
+    Source: Micikevicius et al., FP8 formats, https://arxiv.org/abs/2209.05433; the numbers are those of ml_dtypes and gfloat.
+    """
+    x = _arguments.floating_input("float_quantize", "x", x)
+    code = format_of("float_quantize", "format", format, x.dtype).code
+    if inside != "rounded":
+        _arguments.check_inside("float_quantize", inside)
+    if not (rounding == "half_even" and noise is None and generator is None):
+        noise = _arguments.rounding_noise("float_quantize", x, rounding, noise, generator)
+    if not isinstance(scale, Tensor):
+        if scale is not None:
+            _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
+            scale = float(scale)
+        operator = FloatQuantizeEverywhere if inside == "all" else FloatQuantize
+        return operator.apply(x, scale, code, bool(saturate), inside, rounding, noise)
+    _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
+    split, (scale,) = _arguments.in_blocks("float_quantize", x, None, {"scale": scale})
+    if split is None:
+        return FloatQuantize.apply(x, scale, code, bool(saturate), inside, rounding, noise)
+    noise = None if noise is None else noise.reshape(split)
+    return FloatQuantize.apply(x.reshape(split), scale, code, bool(saturate), inside, rounding, noise).reshape(x.shape)
+
+
+class FloatQuantize(Elementwise):
+    """The operator of :func:`float_quantize`."""
+
+    reads = {0: (0, 1, 6), 1: (0, 1, 6), 6: ()}
+
+    @staticmethod
+    def forward(
+        x: Tensor, scale: Parameter | None, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
+    ) -> Tensor:
+        spec = spec_of(format)
+        if x.dtype not in HALF:
+            return in_pieces(_value, x, scale, spec, saturate, rounding, noise)
+        args = (spec, saturate, rounding, noise)
+        pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, *args)
+        return _value(x.float(), scale, *args).to(x.dtype) if pieces is None else pieces[0]
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, *options: Any) -> Tensor | None:
+        if i == 0:
+            return _pass_in_range(v, x, scale, *options)
+        if i == 1:
+            x, v, scale = to_compute(x, v, scale)
+            return mul_into(v, FloatQuantizeResidual.apply(x, scale, *options))
+        return None
+
+
+class FloatQuantizeEverywhere(Elementwise):
+    """The operator of :func:`float_quantize` for ``inside="all"`` without a tensor as scale, which saves nothing."""
+
+    reads = {0: (), 6: ()}
+    forward = staticmethod(FloatQuantize.forward)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return v if i == 0 else None
+
+
+class FloatQuantizeResidual(Elementwise):
+    """:math:`D_s = q - m v`, which has no derivative."""
+
+    reads = {0: (), 1: (), 6: ()}
+
+    @staticmethod
+    def forward(
+        x: Tensor, scale: Parameter, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
+    ) -> Tensor:
+        return in_pieces(_residual, *to_compute(x, scale), format, saturate, inside, rounding, noise)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return None
+
+
+def _value(x: Tensor, scale: Any, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None) -> Tensor:
+    """The value in the dtype of the computation."""
+    x, scale = to_compute(expanded(x, scale, noise), scale)
+    q = round_to_format(x if scale is None else divided(x, scale), spec, saturate, rounding, noise)
+    return q if scale is None else torch.mul(q, scale, out=out_buffer(q))
+
+
+def _residual(x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None) -> Tensor:
+    """:math:`D_s` in the dtype of the computation."""
+    v = divided(expanded(x, scale, noise), scale)
+    q = round_to_format(v, spec_of(format), saturate, rounding, noise)
+    return torch.sub(q, _pass_quotient(v, v, format, inside, rounding, noise), out=out_buffer(q))
+
+
+def _pass_in_range(
+    g: Tensor, x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
+) -> Tensor:
+    """``g`` where the quotient is in the range, else 0."""
+    if inside == "all":
+        return g
+    if not isinstance(scale, Tensor) and (rounding != "stochastic" or inside == "exact"):
+        return pass_inside(g, x, *_first_and_last(format, scale, inside, rounding, x.dtype))
+
+    def formula(g: Tensor, x: Tensor, scale: Any, noise: Tensor | None) -> tuple[Tensor]:
+        x, scale = to_compute(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale)])
+        v = x if scale is None else divided(x, scale)
+        return (_pass_quotient(g, v, format, inside, rounding, noise),)
+
+    if g.dtype not in HALF:
+        return in_pieces(lambda *a: formula(*a)[0], g, x, scale, noise)
+    pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, noise)
+    return formula(g.float(), x, scale, noise)[0].to(g.dtype) if pieces is None else pieces[0]
+
+
+def _pass_quotient(g: Tensor, v: Tensor, format: str, inside: str, rounding: str, noise: Tensor | None) -> Tensor:
+    """``g`` where a quotient is in the range, else 0."""
+    if inside == "all":
+        return g
+    spec = spec_of(format)
+    if inside == "exact" or rounding != "stochastic":
+        return pass_inside(g, v, *_ends(spec, inside, rounding, v.dtype))
+    assert noise is not None
+    beyond = (v.abs() - spec.max) / spec.step  # in the last binade and the next exact, above it 1 or more
+    return torch.where(noise >= beyond, g, 0)
+
+
+def _ends(spec: Spec, inside: str, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
+    """The first and the last quotient in the range."""
+    return (-spec.max, spec.max) if inside == "exact" else last_inside(spec, rounding, dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_and_last(format: str, scale: float | None, inside: str, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
+    """The first and the last number of ``dtype`` in the range, in the arithmetic of the value, which is monotone."""
+    computed = compute_dtype(dtype)
+    to, divisor = in_dtype(dtype), 1.0 if scale is None else rounded(scale, computed)
+    return first_and_last(dtype, lambda x: to(x / divisor), *_ends(spec_of(format), inside, rounding, computed))

@@ -1,0 +1,145 @@
+"""Rounding to the numbers of a float format."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import in_legacy_vmap
+from fullgrad._function import out_buffer
+from fullgrad._neighbors import neighbor
+from fullgrad.quantizers._formats import Spec
+from fullgrad.rounding._modes import round_to_integer
+
+
+class _Layout(NamedTuple):
+    """The parts of a number in memory."""
+
+    integer: torch.dtype
+    mantissa_bits: int
+    bias: int
+    exponent_mask: int
+    mantissa_mask: int
+
+
+_LAYOUTS = {
+    torch.float32: _Layout(torch.int32, 23, 127, 0x7F800000, 0x007FFFFF),
+    torch.float64: _Layout(torch.int64, 52, 1023, 0x7FF0000000000000, 0x000FFFFFFFFFFFFF),
+}
+
+
+def exponent(x: Tensor, digits: int | None = None) -> Tensor:
+    """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
+    ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
+    """
+    if in_legacy_vmap():  # which cannot look at bits; there zeros and infinities have others
+        return torch.frexp(x).exponent - 1
+    layout = _LAYOUTS[x.dtype]
+    bits = x.view(layout.integer)
+    field = (bits if digits is None else bits + (1 << (layout.mantissa_bits - digits - 1))) & layout.exponent_mask
+    return (field >> layout.mantissa_bits) - layout.bias
+
+
+def has_fraction(x: Tensor) -> Tensor:
+    """Whether a normal number is not a power of two: 0 or 1."""
+    layout = _LAYOUTS[x.dtype]
+    return ((x.view(layout.integer) & layout.mantissa_mask) != 0).to(layout.integer)
+
+
+def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
+    """2^k for integers k that are exponents of normal numbers."""
+    layout = _LAYOUTS[dtype]
+    if in_legacy_vmap():
+        size, y = k.abs(), torch.ones_like(k, dtype=dtype)
+        for i in range(10):  # exact, as torch.exp2 is not
+            y = torch.where((size >> i) & 1 == 1, y * 2.0**2**i, y)
+        return torch.where(k < 0, 1 / y, y)
+    return ((k.to(layout.integer) + layout.bias) << layout.mantissa_bits).view(dtype)
+
+
+def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
+    """``x * 2^k`` for any k that two factors reach: one would over- or underflow."""
+    half = k >> 1
+    return x * power_of_two(half, x.dtype) * power_of_two(k - half, x.dtype)
+
+
+def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None = None) -> Tensor:
+    """The numbers of a format next to ``v``, in float32 or float64; NaN stays."""
+    saturate = saturate or spec.kind == "finite" or rounding == "trunc"
+    layout = _LAYOUTS[v.dtype]
+    in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
+    if rounding == "half_even" and in_reach and not in_legacy_vmap():
+        q = _round_by_addition(v, spec, saturate)
+    else:
+        q = _round_by_steps(v, spec, rounding, noise)
+        if saturate:
+            q = torch.clamp(q, -spec.max, spec.max)
+    if not spec.subnormals:
+        q = torch.where(v.abs() < math.ldexp(1.0, spec.min_exponent), torch.copysign(q.new_zeros(()), v), q)
+    if not saturate:
+        beyond = math.inf if spec.kind == "ieee" else math.nan
+        q = torch.where(q.abs() > spec.max, torch.copysign(q.new_full((), beyond), v), q)
+    # Without -0.0, adding 0 is what makes it 0.0.
+    return torch.add(q, 0.0, out=out_buffer(q)) if spec.kind == "fnuz" else q
+
+
+def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
+    """Half to even: the sum with 3/2 of the power of two whose last digit is the step is rounded to that by the adder.
+
+    The sum and the difference are exact but for that. The exponent of a NaN wraps, which does no harm.
+    """
+    layout = _LAYOUTS[v.dtype]
+    # Beyond the range the grid goes on for one binade, in which all is too large.
+    most = spec.max if saturate else math.ldexp(1.0, spec.max_exponent + 1)
+    y = torch.clamp(v, -most, most)
+    shift = ((layout.mantissa_bits - spec.mantissa_bits) << layout.mantissa_bits) | (1 << (layout.mantissa_bits - 1))
+    bits = y.view(layout.integer) & layout.exponent_mask
+    bits = torch.add(bits, shift, out=out_buffer(bits))
+    least = ((spec.min_exponent + layout.bias) << layout.mantissa_bits) + shift
+    bits = torch.clamp(bits, min=least, out=out_buffer(bits))
+    c = bits.view(v.dtype)
+    q = y + c
+    q = torch.sub(q, c, out=out_buffer(q))
+    return torch.copysign(q, y, out=out_buffer(q))
+
+
+def _round_by_steps(v: Tensor, spec: Spec, rounding: str, noise: Tensor | None) -> Tensor:
+    """In units of the step of the binade, by any rounding; beyond the largest number the grid goes on."""
+    k = spec.mantissa_bits - exponent(v).clamp(min=spec.min_exponent)
+    return times_power_of_two(round_to_integer(times_power_of_two(v, k), rounding, noise), -k)
+
+
+@functools.lru_cache(maxsize=1024)
+def last_inside(spec: Spec, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
+    """The first and the last number of a dtype that are rounded to a number of the format, and not beyond it."""
+    half_stays = {
+        "half_even": (_is_even(spec),) * 2,
+        "half_away": (False, False),
+        "half_zero": (True, True),
+        "half_up": (True, False),
+        "half_down": (False, True),
+        "dpu": (True, _is_even(spec)),
+    }
+    to_next = {"floor": (False, True), "ceil": (True, False), "trunc": (True, True), "away": (False, False)}
+    ends: list[float] = []
+    for side in (0, 1):
+        if rounding in to_next:
+            reach, included = (spec.step, False) if to_next[rounding][side] else (0.0, True)
+        else:
+            reach, included = spec.step / 2, half_stays[rounding][side]
+        ends.append(_at_most(spec.max + reach, included, dtype))
+    return -ends[0], ends[1]
+
+
+def _is_even(spec: Spec) -> bool:
+    return int(spec.max / spec.step) % 2 == 0
+
+
+def _at_most(bound: float, included: bool, dtype: torch.dtype) -> float:
+    """The last number of a dtype up to a bound, which is one of it or infinite in it, or before it."""
+    largest = torch.finfo(dtype).max
+    if bound > largest:
+        return largest
+    return bound if included else neighbor(bound, dtype, False)

@@ -1,0 +1,74 @@
+"""`lsq`: learned step sizes."""
+
+import math
+
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad.gradients._scale import scale_bwd
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._arguments import Parameter
+from fullgrad.quantizers._fake_quantize import fake_quantize
+
+
+def lsq(
+    x: Tensor,
+    scale: Parameter,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    *,
+    offset: Parameter | None = None,
+    grad_scale: float | None = None,
+) -> Tensor:
+    r"""Learned step size quantization: a scale whose gradient is scaled, and with ``offset`` LSQ+.
+
+    .. math::
+        y = s \operatorname{clamp}(\operatorname{round}((x - b) / s),\, l,\, h) + b, \qquad D_x = m, \quad
+        D_s = f\,(q - m v), \quad D_b = f\,(1 - m), \qquad f = \frac{1}{\sqrt{N \max(h, 1)}}
+
+    for the mask *m* of :math:`l \le v \le h`, :math:`v = (x - b) / s`, and *N* elements of ``x``, those of a sample under
+    ``vmap``. It is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is multiplied by *f*.
+    A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Saved: what that saves.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        scale: As in :func:`fake_quantize`: a number or a tensor, of one number per tensor, channel, group or block.
+        quant_min: The smallest code, an integer.
+        quant_max: The largest, an integer.
+        offset: A number or a tensor that broadcasts to ``x``, and gets its own gradient; None for 0.
+        grad_scale: *f*, a positive number; None for the above.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: An argument is not real, or a bound not an integer.
+        ValueError: A number is out of its range, or a parameter has another shape.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> x, scale = torch.tensor([-1.0, 0.3, 0.8, 9.0]), torch.tensor(0.5, requires_grad=True)
+        >>> y = quantizers.lsq(x, scale, *quantizers.quant_range(4))
+        >>> y.detach()
+        tensor([-1.0000,  0.5000,  1.0000,  3.5000])
+        >>> torch.autograd.grad(y.sum(), scale)
+        (tensor(1.4741),)
+
+    Source: Esser et al., https://arxiv.org/abs/1902.08153; Bhalgat et al., LSQ+, https://arxiv.org/abs/2004.09576.
+    """
+    x = _arguments.floating_input("lsq", "x", x)
+    quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
+    if grad_scale is None:
+        grad_scale = 1 / math.sqrt(max(x.numel(), 1) * max(quant_max, 1))
+    else:
+        _checks.positive_number("lsq", "grad_scale", grad_scale)
+    if isinstance(scale, Tensor):
+        scale = scale_bwd(scale, grad_scale)
+    if offset is None:
+        return fake_quantize(x, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False)
+    _checks.real_number_or_tensor("lsq", "offset", offset)
+    if isinstance(offset, Tensor):
+        _checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
+        offset = scale_bwd(offset, grad_scale).to(x.dtype)
+    return fake_quantize(x - offset, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False) + offset

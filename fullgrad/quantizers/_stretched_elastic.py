@@ -1,0 +1,108 @@
+"""`stretched_elastic`: a few levels on both sides of zero, none of them zero."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._elementwise import Elementwise
+from fullgrad._half_precision import HALF
+from fullgrad.clamping._clamp import pass_inside
+from fullgrad.gradients._scale import scale_bwd
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._arguments import Parameter, expanded
+from fullgrad.quantizers._arithmetic import divided, to_compute
+
+# Where x / scale is clamped.
+END = 0.99
+
+
+def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scale: float | None = None) -> Tensor:
+    r"""Stretched elastic quantization: a few levels that are balanced around zero, with a scale that learns.
+
+    .. math::
+        v = x / s, \quad y = \frac{s}{n} \bigl(\operatorname{round}(n \operatorname{clamp}(v, -0.99, 0.99) - h) + h\bigr), \qquad
+        D_x = m, \quad D_s = f\,(y / s - m v), \qquad m = [\,|v| \le 0.99\,]
+
+    for :math:`n = levels / 2`, :math:`h = 1/2` for an even number of levels, else 0, and :math:`f = 1 / \sqrt{N \max(n - 1, 1)}`
+    with *N* elements of ``x``, those of a sample under ``vmap``. Beyond the ends :math:`D_s` is the last level, also for three
+    levels, for which ParetoQ has 1. Higher derivatives are 0. Half precision is computed in float32 and rounded once. Saved:
+    ``x``, and a tensor ``scale``.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`.
+        levels: How many, an integer from 2.
+        grad_scale: *f*, a positive number; None for the above.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: ``x`` or ``scale`` is not real, or ``levels`` is not an integer.
+        ValueError: A number is out of its range, or ``scale`` has another shape.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> x = torch.tensor([-2.0, -0.1, 0.1, 0.6])
+        >>> quantizers.stretched_elastic(x, 1.0)
+        tensor([-0.7500, -0.2500,  0.2500,  0.7500])
+
+    Source: Liu et al., ParetoQ, https://arxiv.org/abs/2502.02631.
+    """
+    x = _arguments.floating_input("stretched_elastic", "x", x)
+    _arguments.check_scale("stretched_elastic", "scale", scale, x.dtype)
+    levels = _arguments.check_levels("stretched_elastic", levels)
+    if grad_scale is None:
+        grad_scale = 1 / math.sqrt(max(x.numel(), 1) * max(levels / 2 - 1, 1))
+    else:
+        _checks.positive_number("stretched_elastic", "grad_scale", grad_scale)
+    scale = scale_bwd(scale, grad_scale) if isinstance(scale, Tensor) else float(scale)
+    split, (scale,) = _arguments.in_blocks("stretched_elastic", x, None, {"scale": scale})
+    if split is None:
+        return StretchedElastic.apply(x, scale, levels)
+    return StretchedElastic.apply(x.reshape(split), scale, levels).reshape(x.shape)
+
+
+class StretchedElastic(Elementwise):
+    """The operator of :func:`stretched_elastic`."""
+
+    reads = {0: (0, 1), 1: (0, 1)}
+
+    @staticmethod
+    def forward(x: Tensor, scale: Parameter, levels: int) -> Tensor:
+        wide = x.float() if x.dtype in HALF else x
+        wide, s = to_compute(expanded(wide, scale), scale)
+        return (_code(divided(wide, s), levels) * s).to(x.dtype)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Tensor, scale: Any, levels: int) -> Tensor:
+        dtype = v.dtype
+        x, v, scale = to_compute(x, v, scale)
+        if i == 1:
+            return v * StretchedElasticResidual.apply(x, scale, levels)
+        quotient = divided(x.detach(), scale.detach() if isinstance(scale, Tensor) else scale)
+        return pass_inside(v, quotient, -END, END).to(dtype)
+
+
+class StretchedElasticResidual(Elementwise):
+    """:math:`D_s`, which has no derivative."""
+
+    reads = {0: (), 1: ()}
+
+    @staticmethod
+    def forward(x: Tensor, scale: Parameter, levels: int) -> Tensor:
+        v = divided(expanded(x, scale), scale)
+        return _code(v, levels) - pass_inside(v, v, -END, END)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return None
+
+
+def _code(v: Tensor, levels: int) -> Tensor:
+    n, h = levels / 2, 0.5 if levels % 2 == 0 else 0.0
+    return (torch.round(torch.clamp(v, -END, END) * n - h) + h) / n

@@ -1,0 +1,51 @@
+"""`twn`: ternary weights with the threshold and the scale of their own mean."""
+
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._half_precision import to_opmath
+from fullgrad.gradients._magnitude import Dim, dims_of
+from fullgrad.quantizers import _arguments
+from fullgrad.quantizers._ternarize import TernarizeEverywhere
+
+
+def twn(w: Tensor, dim: Dim = None) -> Tensor:
+    r"""Ternary weight networks: three values, for which nothing has to be chosen.
+
+    .. math::
+        t = 0.7 \operatorname{mean} |w|, \qquad s = \operatorname{mean}_{|w| > t} |w|, \qquad
+        y = s\,([\,w > t\,] - [\,w < -t\,]), \qquad D(w) = 1
+
+    The threshold and the scale are constants; means are over ``dim``, and under ``vmap`` of each sample. It is
+    :func:`ternarize`. Higher derivatives are 0. Half precision is computed in float32. Nothing is saved.
+
+    Args:
+        w: Any shape, not empty; floating, or integer (which gives the default dtype).
+        dim: The dimensions that share a threshold and a scale, an int or several; None for all.
+
+    Returns:
+        A tensor of the shape and dtype of ``w``.
+
+    Raises:
+        TypeError: ``w`` is not a real tensor, or ``dim`` is not an integer.
+        ValueError: ``w`` is empty, or ``dim`` is empty or names a dimension twice.
+        IndexError: ``w`` has no such dimension.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> quantizers.twn(torch.tensor([-1.5, -0.2, 0.3, 0.7, 0.8]))
+        tensor([-1.,  0.,  0.,  1.,  1.])
+
+    Source: Li et al., https://arxiv.org/abs/1605.04711.
+    """
+    w = _arguments.floating_input("twn", "w", w)
+    _checks.not_empty("twn", "w", w)
+    _checks.dim("twn", dim, w.ndim)
+    (wide,) = to_opmath(w)
+    size = wide.detach().abs()
+    dims = dims_of(dim, w.ndim)
+    threshold = 0.7 * size.mean(dims, keepdim=True)
+    beyond = (size > threshold).to(size.dtype)
+    scale = (size * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp(min=1)
+    return TernarizeEverywhere.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

@@ -1,0 +1,150 @@
+"""`vector_quantize`: to the nearest row of a matrix."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._autocast import matmul
+from fullgrad._dispatch import is_tracing
+from fullgrad._function import Function
+from fullgrad._half_precision import to_opmath
+from fullgrad.quantizers import _arguments
+
+GRADIENTS = ("identity", "rotation")
+# Distances that are computed at once.
+_MOST = 2**24
+
+
+def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") -> tuple[Tensor, Tensor]:
+    r"""The nearest row of a codebook for each vector, with the gradient as it is, or rotated.
+
+    .. math::
+        i = \operatorname{argmin}_j \lVert x - c_j \rVert, \qquad y = c_i, \qquad D_x = 1 \quad\text{or}\quad
+        D_x = r\,(I - 2 w w^\top + 2 q e^\top)
+
+    for the directions *e* of *x*, *q* of :math:`c_i` and *w* of :math:`e + q`, and :math:`r = \lVert c_i \rVert / \lVert x
+    \rVert`, with norms of at least 1e-6: the rotation and scaling that maps *x* to :math:`c_i`. That derivative is a function of
+    *x*, so it has derivatives of its own, with :math:`c_i` constant; in the published code it has none. The codebook gets no
+    gradient: it learns by a loss of its own, of ``codebook[indices]``. Half precision is computed in float32. Saved: nothing;
+    for the rotation ``x``, ``codebook`` and ``indices``.
+
+    Args:
+        x: Of shape (…, d); floating, or integer (which gives the default dtype).
+        codebook: Of shape (n, d), with at least one row.
+        gradient: ``"identity"`` or ``"rotation"``.
+
+    Returns:
+        ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). The first of equal rows is
+        taken. Vectors with NaN are NaN.
+
+    Raises:
+        TypeError: ``x`` or ``codebook`` is not real.
+        ValueError: The shapes do not fit, or there is no such gradient.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import quantizers
+        >>> x, codebook = torch.tensor([[0.9, 0.2], [-0.1, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> quantizers.vector_quantize(x, codebook)
+        (tensor([[1., 0.],
+                [0., 1.]]), tensor([0, 1]))
+
+    Source: van den Oord et al., https://arxiv.org/abs/1711.00937; Fifty et al., https://arxiv.org/abs/2410.06424.
+    """
+    x = _arguments.floating_input("vector_quantize", "x", x)
+    _checks.real_tensor("vector_quantize", "codebook", codebook)
+    if codebook.ndim != 2 or 0 in codebook.shape:
+        raise ValueError(
+            f"vector_quantize: `codebook` must have two dimensions and no empty one, got shape {tuple(codebook.shape)}."
+        )
+    if x.ndim == 0 or x.shape[-1] != codebook.shape[-1]:
+        raise ValueError(
+            f"vector_quantize: the last dimension of `x` must be that of the codebook, {codebook.shape[-1]}, "
+            f"got shape {tuple(x.shape)}."
+        )
+    _checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
+    return VectorQuantize.apply(x, codebook.detach(), gradient)
+
+
+class VectorQuantize(Function):
+    """The operator of :func:`vector_quantize`. In batches a codebook has the leading dimensions of ``x`` in front."""
+
+    @staticmethod
+    def forward(x: Tensor, codebook: Tensor, gradient: str) -> tuple[Tensor, Tensor]:
+        wide, c = to_opmath(x, codebook)
+        c = c.to(wide.dtype)
+        leading = c.shape[:-2]
+        rows = wide.reshape(*leading, -1, x.shape[-1])
+        parts = [rows] if is_tracing() else rows.split(max(_MOST // c.shape[-2], 1), -2)
+        index = torch.cat([_nearest(part, c) for part in parts], -1).reshape(x.shape[:-1])
+        values = torch.where(wide.isnan().any(-1, keepdim=True), torch.nan, _rows(c, index))
+        return values.to(x.dtype), index
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, codebook, gradient = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.rotates = gradient == "rotation"
+        if ctx.rotates:
+            ctx.save_for_backward(x, codebook, output[1])
+            ctx.save_for_forward(x, codebook, output[1])
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        if not ctx.rotates:
+            return g, None, None
+        (wide,) = to_opmath(g)
+        r, e, q, w = _directions(*ctx.saved_tensors)
+        return (r * (wide - 2 * w * _dot(w, wide) + 2 * e * _dot(q, wide))).to(g.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: Any) -> tuple[Tensor, None]:
+        if not ctx.rotates:
+            return t, None
+        (wide,) = to_opmath(t)
+        r, e, q, w = _directions(*ctx.saved_tensors)
+        return (r * (wide - 2 * w * _dot(w, wide) + 2 * q * _dot(e, wide))).to(t.dtype), None
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], x: Tensor, codebook: Tensor, gradient: str) -> Any:
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        if in_dims[1] is not None:
+            codebook = codebook.movedim(in_dims[1], 0)
+        elif codebook.ndim > 2:
+            codebook = codebook.expand(info.batch_size, *codebook.shape)
+        return cls.apply(x, codebook, gradient), (0, 0)
+
+
+def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
+    """The row with the smallest distance, without the norm of the vector, which is the same for all."""
+    squares = (codebook * codebook).sum(-1).unsqueeze(-2)
+    return (squares - 2 * matmul(rows, codebook.mT)).argmin(-1)
+
+
+def _rows(codebook: Tensor, index: Tensor) -> Tensor:
+    """The rows of an index. Both may be batched."""
+    leading, d = codebook.shape[:-2], codebook.shape[-1]
+    flat = index.reshape(*leading, -1, 1)
+    return codebook.gather(-2, flat.expand(*flat.shape[:-1], d)).reshape(*index.shape, d)
+
+
+def _directions(x: Tensor, codebook: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The ratio of the norms, and the directions of the vector, its row, and their sum."""
+    x, codebook = to_opmath(x, codebook)
+    row = _rows(codebook.to(x.dtype), index)
+    e, q = _unit(x), _unit(row)
+    return _norm(row) / _norm(x), e, q, _unit(e + q)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / _norm(x)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-6)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)

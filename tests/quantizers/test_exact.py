@@ -1,0 +1,296 @@
+"""Values to the last bit: against torch's kernels, tables of integers and fractions, and the same compiled as not."""
+
+import math
+from fractions import Fraction
+
+import numpy
+import pytest
+import torch
+
+import fullgrad
+from fullgrad import quantizers
+from fullgrad.quantizers import FloatFormat
+from fullgrad.quantizers._formats import NAMED
+from fullgrad.testing._subject import equal
+
+INF, NAN = math.inf, math.nan
+
+
+def around(x):
+    """Numbers with their neighbors on both sides."""
+    return torch.cat([x, torch.nextafter(x, torch.full_like(x, INF)), torch.nextafter(x, torch.full_like(x, -INF))])
+
+
+def gradient(y, x):
+    weights = torch.arange(1.0, y.numel() + 1).to(y.dtype).reshape(y.shape)
+    return torch.autograd.grad(y, x, weights, retain_graph=True)[0]
+
+
+# --- fake_quantize -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3e-3, 0.7])
+@pytest.mark.parametrize(("zero_point", "low", "high"), [(0, -128, 127), (3, 0, 15), (-8, -8, 7)])
+def test_fake_quantize_is_that_of_torch(dtype, scale, zero_point, low, high):
+    """Value, sign of zero and gradient, on random numbers, ties, their neighbors, zeros and infinities."""
+    torch.manual_seed(0)
+    ties = (torch.randint(-140, 140, (4000,)) + 0.5) * scale
+    x = around(torch.cat([torch.randn(10_000) * 100 * scale, ties, torch.tensor([0.0, -0.0])]))
+    x = torch.cat([x, torch.tensor([INF, -INF])]).to(dtype).requires_grad_()
+    ours = quantizers.fake_quantize(x, scale, zero_point, low, high)
+    theirs = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
+    equal(ours.detach(), theirs.detach())
+    equal(gradient(ours, x), gradient(theirs, x))
+    learned = quantizers.fake_quantize(x, torch.tensor(scale), torch.tensor(zero_point), low, high)
+    equal(learned.detach(), theirs.detach())
+    equal(gradient(learned, x), gradient(theirs, x))
+
+
+def test_fake_quantize_by_channel_is_that_of_torch():
+    """With whole zero points, on numbers that do not overflow there."""
+    x = torch.randn(5, 3000) * 2
+    scale, zero_point = torch.rand(5) + 0.01, torch.tensor([0, 1, -3, 7, -8], dtype=torch.int32)
+    ours = quantizers.fake_quantize(x, scale, zero_point, -8, 7, dim=0)
+    equal(ours, torch.fake_quantize_per_channel_affine(x, scale, zero_point, 0, -8, 7))
+
+
+@pytest.mark.parametrize("inside", ["rounded", "exact"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_bounds_by_bisection_are_those_of_the_arithmetic(inside, reciprocal, dtype):
+    """A number as scale passes the gradient where a tensor does, which looks at every code; at the ends and their neighbors."""
+    for scale, zero_point in ((0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0)):
+        ends = torch.tensor([-128.5, -128, 127, 127.5, -127.5, 126.5], dtype=torch.float64) - zero_point
+        x = (ends * scale).to(dtype)
+        for _ in range(4):
+            x = torch.cat([torch.nextafter(x, torch.full_like(x, 1e4)), torch.nextafter(x, torch.full_like(x, -1e4)), x])
+        x.requires_grad_()
+        options = {"inside": inside, "reciprocal": reciprocal}
+        number = quantizers.fake_quantize(x, scale, zero_point, **options)
+        tensor = quantizers.fake_quantize(x, torch.tensor(scale, dtype=torch.float64), zero_point, **options)
+        equal(number.detach(), tensor.detach())
+        equal(gradient(number, x), gradient(tensor, x))
+
+
+# --- Float formats -------------------------------------------------------------------------------------------------------
+
+
+def half_patterns(dtype):
+    """Every number of 16 bits."""
+    return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def table(e, m, bias, kind):
+    """The positive numbers of a format in order, from its codes alone."""
+    found = []
+    for code in range(2 ** (e + m)):
+        exponent, mantissa = code >> m, code & (2**m - 1)
+        top = exponent == 2**e - 1
+        if (kind == "ieee" and top) or (kind == "fn" and top and mantissa == 2**m - 1):
+            continue
+        lead = 0 if exponent == 0 else 2**m
+        found.append((lead + mantissa) * 2.0 ** (max(exponent, 1) - bias - m))
+    return numpy.array(found)
+
+
+def looked_up(x, positive, kind, saturate):
+    """The nearest number of a table, the one with an even code of two; ``x`` are float64 of numpy."""
+    size = numpy.abs(x)
+    step = positive[-1] - positive[-2]
+    grid = numpy.append(positive, positive[-1] + step)  # what would come next, for what rounds beyond the end
+    middle = (grid[1:] + grid[:-1]) / 2
+    code = numpy.searchsorted(middle, size)
+    tie = numpy.isin(size, middle)
+    code = numpy.where(tie & (code % 2 == 1), code + 1, code)
+    y = grid[code]
+    beyond = code == len(positive)
+    if saturate or kind == "finite":
+        y = numpy.where(beyond, positive[-1], y)
+    else:
+        y = numpy.where(beyond, INF if kind == "ieee" else NAN, y)
+    y = numpy.copysign(y, x)
+    y = numpy.where(numpy.isnan(x), NAN, y)
+    return y + 0.0 if kind == "fnuz" else y
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_pattern_is_rounded_as_a_table_says(dtype, name, saturate):
+    """65,536 numbers of each dtype, for each format, NaN and the sign of zero included."""
+    x, f = half_patterns(dtype), NAMED[name]
+    if (name == "bfloat16" and dtype is torch.float16) or (name == "float16" and dtype is torch.bfloat16):
+        with pytest.raises(ValueError, match="must be numbers of the dtype"):
+            quantizers.float_quantize(x, name)
+        return
+    positive = table(f.exponent_bits, f.mantissa_bits, f.bias, f.kind)
+    wide = x.double().numpy()
+    expected = torch.from_numpy(looked_up(wide, positive, f.kind, saturate)).to(dtype)
+    equal(quantizers.float_quantize(x, name, saturate=saturate), expected)
+    for other in (torch.float32, torch.float64):
+        equal(quantizers.float_quantize(x.to(other), name, saturate=saturate), expected.to(other))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_float8_is_that_of_a_cast(name):
+    """torch's cast there and back, of numbers in the range."""
+    x = half_patterns(torch.bfloat16)
+    x = x[x.abs() <= NAMED[name].max]
+    equal(quantizers.float_quantize(x, getattr(torch, name)), x.to(getattr(torch, name)).to(x.dtype))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float6_e3m2fn", "float4_e2m1fn"])
+def test_other_roundings_are_those_of_integers(name):
+    """By fractions: in units of the step, as `round` says."""
+    f = NAMED[name]
+    x = around(torch.cat([torch.randn(300) * f.max / 3, f.numbers(), (f.numbers()[1:] + f.numbers()[:-1]) / 2]))
+    for mode in ("half_away", "half_zero", "half_up", "half_down", "floor", "ceil", "trunc", "away", "dpu"):
+        y = quantizers.float_quantize(x, f, rounding=mode).double()
+        size = x.double().abs()
+        exponent = (torch.frexp(size).exponent - 1).clamp(min=round(math.log2(f.min_normal))).double()
+        step = torch.exp2(exponent - f.mantissa_bits)
+        expected = (fullgrad.round(x.double() / step, mode) * step).clamp(-f.max, f.max)
+        equal(y, expected)
+
+
+def test_numbers_of_a_format_are_its_codebook():
+    """They are fixed points; and away from ties the format rounds as a codebook of them does."""
+    for name in ("float8_e4m3fn", "float6_e2m3fn", "float4_e2m1fn", "float8_e3m4"):
+        numbers = NAMED[name].numbers()
+        assert torch.equal(quantizers.float_quantize(numbers, name), numbers)
+        assert len(numbers) == len(set(numbers.tolist()))
+        x = torch.randn(2000) * NAMED[name].max / 2
+        equal(quantizers.float_quantize(x, name) + 0.0, quantizers.codebook_quantize(x, numbers) + 0.0)
+
+
+def test_without_subnormal_numbers():
+    """What is below the smallest normal number is zero, with its sign."""
+    f = FloatFormat(4, 3, 7, "fn", subnormals=False)
+    x = torch.tensor([0.015625, 0.0156, -0.0156, 0.001, 1.06])
+    equal(quantizers.float_quantize(x, f), torch.tensor([0.015625, 0.0, -0.0, 0.0, 1.0]))
+
+
+# --- Blocks --------------------------------------------------------------------------------------------------------------
+
+
+def log2_floor(q):
+    """The largest k with ``2**k <= q`` of a positive fraction."""
+    k = q.numerator.bit_length() - q.denominator.bit_length()
+    return k if Fraction(2) ** k <= q else k - 1
+
+
+def nearest(q, f):
+    """The nearest number of a format to a fraction, the even one of two, at most the largest."""
+    size = abs(q)
+    e = max(log2_floor(size) if size else -999, 1 - f.bias)
+    step = Fraction(2) ** (e - f.mantissa_bits)
+    y = min(round(size / step) * step, Fraction(f.max))  # Python rounds halves to even
+    return -y if q < 0 else y
+
+
+def mx_reference(row, element, scale_rounding):
+    """A block of finite numbers by fractions."""
+    largest = max(abs(Fraction(v)) for v in row)
+    most = {"float8_e4m3fn": 8, "float8_e5m2": 15, "float6_e2m3fn": 2, "float6_e3m2fn": 4, "float4_e2m1fn": 2, "int8": 0}[element]
+    if largest == 0:
+        return row
+    if scale_rounding == "rceil":
+        quotient = Fraction(
+            float(numpy.float32(float(largest)) / numpy.float32(127 / 64 if element == "int8" else NAMED[element].max))
+        )
+        e = log2_floor(quotient) if quotient else -200
+        e += quotient > Fraction(2) ** e
+    else:
+        digits = 6 if element == "int8" else NAMED[element].mantissa_bits
+        e = log2_floor(largest)
+        if scale_rounding == "even":
+            e = log2_floor(largest + Fraction(2) ** (e - digits - 1))
+        e += (scale_rounding == "ceil" and largest > Fraction(2) ** e) - most
+    scale = Fraction(2) ** min(max(e, -127), 127)
+    if element == "int8":
+        return [float(scale * min(max(round(Fraction(v) / scale * 64), -128), 127) / 64) for v in row]
+    return [float(scale * nearest(Fraction(v) / scale, NAMED[element])) for v in row]
+
+
+@pytest.mark.parametrize("scale_rounding", ["floor", "ceil", "even", "rceil"])
+@pytest.mark.parametrize("element", ["float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int8"])
+def test_mx_is_exact(element, scale_rounding):
+    """Against fractions, from the smallest to large numbers, with largest elements at the limits of the rounding."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 8) * torch.exp2(torch.randint(-140, 100, (60, 1)))
+    x[:20, 0] = torch.nextafter(
+        torch.exp2(torch.randint(-130, 100, (20,))) * NAMED.get(element, FloatFormat(4, 3)).max, x[:20, 1]
+    )
+    x[20:30, 0] = torch.exp2(torch.randint(-130, 100, (10,)))
+    x[30] = 0
+    y = quantizers.mx_quantize(x, element, block_size=8, scale_rounding=scale_rounding)
+    expected = torch.tensor([mx_reference(row, element, scale_rounding) for row in x.tolist()])
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+
+
+def test_mx_special_values():
+    """NaN for its block; an infinity leaves itself and zeros; zeros keep their signs; other blocks are not concerned."""
+    x = torch.tensor([[1.0, NAN, 2.0, 3.0], [INF, 1e30, -1.0, -INF], [0.0, -0.0, 0.0, -0.0], [1.0, 0.5, -0.25, 0.0]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for element in ("float8_e4m3fn", "float4_e2m1fn", "int8"):
+            y = quantizers.mx_quantize(x.to(dtype), element, block_size=4)
+            assert y[0].isnan().all()
+            equal(y[1:], torch.tensor([[INF, 0.0, -0.0, -INF], [0.0, -0.0, 0.0, -0.0], [1.0, 0.5, -0.25, 0.0]], dtype=dtype))
+
+
+def test_mx_is_a_format_with_the_scale_of_its_block():
+    """Blocks along any dimension."""
+    x = torch.randn(64, 6) * 5
+    y = quantizers.mx_quantize(x, "float6_e3m2fn", dim=0)
+    largest = x.unflatten(0, (2, 32)).abs().amax(1)
+    scale = torch.exp2(torch.floor(torch.log2(largest)) - 4)
+    equal(y, quantizers.float_quantize(x, "float6_e3m2fn", scale))
+
+
+def test_nvfp4_is_exact():
+    """In float32 steps, with a table of numbers of four bits and one of the scale."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 16) * torch.exp2(torch.randint(-8, 9, (40, 1)))
+    e2m1, e4m3 = table(2, 1, 1, "finite"), table(4, 3, 7, "fn")
+    for p in (None, 0.37):
+        rows = x.numpy()
+        largest = numpy.abs(rows).max(-1, keepdims=True) / numpy.float32(6)
+        largest = largest if p is None else largest / numpy.float32(p)
+        scale = looked_up(numpy.clip(largest, 2.0**-6, 448), e4m3, "fn", True).astype(numpy.float32)
+        one = numpy.float32(1)
+        inverse = one / scale if p is None else (one / numpy.float32(p)) / scale
+        q = looked_up((rows * inverse).astype(numpy.float64), e2m1, "finite", True).astype(numpy.float32)
+        expected = q * (scale if p is None else numpy.float32(p) * scale)
+        equal(quantizers.nvfp4_quantize(x, p), torch.from_numpy(expected))
+        if p is not None:
+            equal(quantizers.nvfp4_quantize(x, torch.tensor(p)), torch.from_numpy(expected))
+
+
+# --- Compiled ------------------------------------------------------------------------------------------------------------
+
+OPERATORS = {
+    "fake_quantize": lambda x: quantizers.fake_quantize(x, 0.1, 3, 0, 15),
+    "fake_quantize by channel": lambda x: quantizers.fake_quantize(x, torch.linspace(0.05, 0.2, 4), dim=0),
+    "float8_e4m3fn": lambda x: quantizers.float_quantize(x, "float8_e4m3fn", 0.01),
+    "mx": lambda x: quantizers.mx_quantize(x, "float4_e2m1fn", block_size=8),
+    "nvfp4": lambda x: quantizers.nvfp4_quantize(x),
+    "power_of_two": quantizers.power_of_two,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled_code_has_the_same_bits(name):
+    """Value and gradient of inductor's kernels, at ties, infinities and NaN."""
+    operator = OPERATORS[name]
+    x = torch.randn(4, 64)
+    x[0, :16] = torch.tensor([-0.5, 0.05, 0.15, 0.25, -0.0, 0.0, 1e-30, -1e-42, 4.48, 4.64, 4.65, 0.35, INF, -INF, NAN, 1e30])
+    x.requires_grad_()
+    expected = operator(x)
+    actual = torch.compile(operator, fullgraph=True)(x)
+    equal(actual.detach(), expected.detach())
+    g = torch.randn(4, 64)
+    for y in (actual, expected):
+        y.grad_of = torch.autograd.grad(y, x, g)[0]
+    equal(actual.grad_of, expected.grad_of)

@@ -1,6 +1,6 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
-from fullgrad import adoption, clamping, estimators, gradients, rounding, soft, spikes, tracking
+from fullgrad import adoption, clamping, estimators, gradients, rounding, sampling, soft, spikes, tracking
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.adoption import *  # noqa: F403
@@ -21,6 +21,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *gradients.__all__,
     *rounding.__all__,
     *tracking.__all__,
+    "sampling",
     "soft",
     "spikes",
 ]

@@ -29,6 +29,7 @@ from fullgrad.soft.order import (
     sort,
     topk,
 )
+from fullgrad.soft.simplex import subset_marginals
 
 # torch's other names.
 gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
@@ -77,6 +78,7 @@ __all__ = [
     "sign",
     "softrelu",
     "sort",
+    "subset_marginals",
     "take",
     "take_along_dim",
     "topk",

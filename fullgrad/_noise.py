@@ -14,6 +14,8 @@ from torch import Generator, Tensor
 from fullgrad import _checks
 from fullgrad._half_precision import HALF
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
     """Uniform noise in [0, 1) of the shape ``(*sample_shape, *x.shape)`` on the device of ``x``.
@@ -29,10 +31,11 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
         (torch.Size([3, 2]), torch.float32)
     """
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    like = x.expand(*sample_shape, *x.shape) if sample_shape else x
-    if generator is None:
+    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
+        like = x.expand(*sample_shape, *x.shape) if sample_shape else x
         return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
-    return torch.rand(like.shape, dtype=dtype, device=x.device, generator=generator)
+    # Not like x: in forward mode the noise would have a tangent, of zeros.
+    return torch.rand((*sample_shape, *x.shape), dtype=dtype, device=x.device, generator=generator)
 
 
 def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:

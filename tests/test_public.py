@@ -15,6 +15,7 @@ FUNCTIONS = [n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad,
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
 SPIKES.remove("spikes.from_slope")  # which makes operators
+SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
 BASES = ("Elementwise", "Function")
 CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
@@ -23,7 +24,7 @@ OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), ful
 def test_every_public_operator_has_a_case():
     """A public name without a case is a failure, and so is a case for a name that is not public."""
     covered = {name for case in CASES for name in case.covers}
-    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES}
+    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *SAMPLING}
 
 
 def test_names_of_cases_are_unique():
@@ -31,12 +32,13 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *SAMPLING])
 def test_public_function_is_documented(name):
     """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
     function = operator.attrgetter(name)(fullgrad)
     for parameter in inspect.signature(function).parameters.values():
-        assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        drawn = parameter.name in ("noise", "generator") and name in SAMPLING
+        assert parameter.kind is (parameter.KEYWORD_ONLY if drawn else parameter.POSITIONAL_OR_KEYWORD)
         assert parameter.annotation is not parameter.empty
     for section in (".. math::", "Args:", "Returns:", "Raises:", "Example:", ">>>", "Source:"):
         assert section in (function.__doc__ or ""), f"{name} lacks {section}"
@@ -64,6 +66,8 @@ def params(cases):
 
 
 PUBLIC = [case for case in CASES if case.covers]
+# Random operators take floating numbers alone: `tests/sampling`.
+PUBLIC = [case for case in PUBLIC if not case.name.startswith("sampling.")]
 CHECKED = [case for case in PUBLIC if case.name not in UNCHECKED]
 
 

@@ -15,6 +15,7 @@ from fullgrad import Function
 from fullgrad._suite.cases import CASES
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
+from fullgrad.testing._registry import WITH_TANGENTS
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
@@ -28,7 +29,11 @@ def applies(case, name):
     numeric = name == "gradcheck" or (name == "gradgradcheck" and case.linear)
     exact = name in GROUPS["value"] and name != "value_on_meta_and_fake_tensors"
     several = name == "unneeded_gradients_cost_nothing"
-    if name == "adjoint" and not case.linear:
+    if (name == "adjoint" and not case.linear) or (name in WITH_TANGENTS and not case.has_tangent):
+        return False
+    if name in GROUPS["randomness"]:
+        return bool(case.draws) and (name != "rare_events_in_half_precision" or "rare" in case.options)
+    if name == "gradient_by_differences" and case.smooth_forwards == {}:
         return False
     return not (
         (numeric and case.smooth_forwards is None) or (exact and case.value is None) or (several and len(case.diff_argnums) < 2)
@@ -69,7 +74,7 @@ def groups(cases, size=10):
     """
     same = {}
     for case in cases:
-        same.setdefault((case.value is None, case.tensors[0].shape[0], case.of == "matrices"), []).append(case)
+        same.setdefault((case.value is None, case.tensors[0].shape[0], case.of == "matrices", case.has_tangent), []).append(case)
     return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
 
 
@@ -83,6 +88,7 @@ def groups(cases, size=10):
             ([c for c in EVERYDAY if c.long], [pytest.mark.long]),
         )
         for cases, name in itertools.product(groups(chosen), TOGETHER)
+        if applies(cases[0], name)
     ],
 )
 def test_check_together(cases, name, device):

@@ -74,7 +74,7 @@ def bernoulli_logits_st(
 class BernoulliLogitsST(Elementwise):
     """The operator of :func:`bernoulli_logits_st`."""
 
-    reads = {0: (0, 1), 1: (0, 1)}
+    reads = {0: (0, 1), 1: (0, 1), 2: ()}
 
     @staticmethod
     def forward(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
@@ -82,7 +82,9 @@ class BernoulliLogitsST(Elementwise):
         return indicator(noise, torch.sigmoid(wide), logits.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor | None:
+        if i == 2:
+            return None
         v, logits, tau = to_opmath(v, logits, tau)
         z = logits / tau
         if i == 1:  # of an infinite logit the slope is 0

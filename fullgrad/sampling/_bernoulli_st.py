@@ -46,18 +46,18 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
 class BernoulliST(Elementwise):
     """The operator of :func:`bernoulli_st`."""
 
-    reads = {0: ()}
+    reads = {0: (), 1: ()}
 
     @staticmethod
     def forward(probs: Tensor, noise: Tensor) -> Tensor:
         return indicator(noise, probs, probs.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor:
-        return v
+    def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor | None:
+        return v if i == 0 else None
 
 
 def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
     """1 where ``noise < probs``, else 0, and NaN where that is; without a comparison, whose result torch converts slowly."""
-    # From -1 to 0, of which only what is below 0 rounds to -1.
-    return apply_steps(torch.sub(noise, probs), (torch.floor,), (torch.clamp, -1, 0), (torch.abs,)).to(dtype)
+    # Only what is above 0 rounds up to 1.
+    return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)

@@ -46,11 +46,11 @@ def binary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | 
 class RandomSign(Elementwise):
     """A random sign of a number, with the derivative of clamp(x, -1, 1)."""
 
-    reads = {0: (0,)}
+    reads = {0: (0,), 1: ()}
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, noise: None) -> Tensor:
-        return where_between(v, x, -1.0, 1.0)
+    def vjp_term(i: int, v: Tensor, x: Tensor, noise: None) -> Tensor | None:
+        return where_between(v, x, -1.0, 1.0) if i == 0 else None
 
 
 class BinaryST(RandomSign):

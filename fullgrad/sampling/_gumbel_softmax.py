@@ -53,7 +53,6 @@ def gumbel_softmax(
         >>> fullgrad.sampling.gumbel_softmax(x, noise=noise)
         tensor([0.5032, 0.1241, 0.3728])
         >>> fullgrad.sampling.gumbel_softmax(x, hard=True, noise=noise)
-        fullgrad.sampling._gumbel_softmax FIX tensor([0.5032, 0.1241, 0.3728])
         tensor([1., 0., 0.])
 
     Source: ``torch.nn.functional.gumbel_softmax``; Jang, Gu, Poole, https://arxiv.org/abs/1611.01144; Maddison, Mnih, Teh,

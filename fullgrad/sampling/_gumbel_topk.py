@@ -54,7 +54,6 @@ def gumbel_topk(
         >>> fullgrad.sampling.gumbel_topk(x, 2, noise=noise)
         tensor([0.9251, 0.3075, 0.7674])
         >>> fullgrad.sampling.gumbel_topk(x, 2, hard=True, noise=noise)
-        fullgrad.sampling._gumbel_topk FIX tensor([0.9251, 0.3075, 0.7674])
         tensor([1., 0., 1.])
 
     Source: Xie, Ermon, https://arxiv.org/abs/1901.10517; Kool, van Hoof, Welling, https://arxiv.org/abs/1903.06059.

@@ -17,7 +17,7 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
         D_\lambda = 1
 
     The count is found by bisection of the distribution function in float64. It is 0 at rate 0, and NaN where the rate is NaN or
-    negative. Higher derivatives are 0. Nothing is saved.
+    negative. u = 0 counts as the smallest normal number. Higher derivatives are 0. Nothing is saved.
 
     Args:
         rate: The means λ, any shape; floating.
@@ -45,15 +45,15 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
 class PoissonST(Elementwise):
     """The operator of :func:`poisson_st`."""
 
-    reads = {0: ()}
+    reads = {0: (), 1: ()}
 
     @staticmethod
     def forward(rate: Tensor, noise: Tensor) -> Tensor:
         return poisson_quantile(rate, noise)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, rate: None, noise: None) -> Tensor:
-        return v
+    def vjp_term(i: int, v: Tensor, rate: None, noise: None) -> Tensor | None:
+        return v if i == 0 else None
 
 
 def _like(rate: Tensor, noise: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ def _like(rate: Tensor, noise: Tensor) -> Tensor:
 @opaque("poisson_quantile", fake=_like, reads_values=True)
 def poisson_quantile(rate: Tensor, noise: Tensor) -> Tensor:
     """The smallest count whose distribution function is above the noise."""
-    wide, u = rate.double(), noise.double()
-    # Beyond the last bracket there is less than the smallest difference of u from 1 in float64.
-    low, high = torch.full_like(wide, -1.0), torch.floor(wide + 10 * wide.sqrt() + 60)
-    steps = int(torch.nan_to_num(high, 0, 0, 0).max()).bit_length() + 1 if high.numel() else 0
+    wide, u = rate.double(), noise.clamp(min=torch.finfo(noise.dtype).tiny).double()
+    # Outside of the brackets there is less than the smallest u, and less than the smallest difference of u from 1.
+    deviation = wide.sqrt()
+    low, high = torch.floor(wide - 38 * deviation - 1).clamp(min=-1), torch.floor(wide + 10 * deviation + 60)
+    steps = int(torch.nan_to_num(high - low, 0, 0, 0).max()).bit_length() if high.numel() else 0
     for _ in range(steps):
         middle = torch.floor((low + high) / 2)
-        above = torch.special.gammaincc(middle.clamp(min=0) + 1, wide) > u
-        above &= middle >= 0
+        above = (torch.special.gammaincc(middle.clamp(min=0) + 1, wide) > u) & (middle >= 0)
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    # A comparison with NaN is false, so what is not known is NaN here.
+    # A comparison with NaN is false.
     return torch.where((wide >= 0) & (u < 1), high, torch.nan).to(rate.dtype)

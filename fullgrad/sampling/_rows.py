@@ -37,7 +37,8 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
         values = values.sum(dim, keepdim=True)
     # 0, or NaN where a value is not finite.
     zero = (values - values).to(dtype)
-    return zero.expand_as(scores).scatter(dim, index, (zero + 1).expand_as(index)), index
+    base = zero.expand_as(scores) if scores.is_contiguous() else torch.zeros_like(scores, dtype=dtype) + zero
+    return base.scatter(dim, index, (zero + 1).expand_as(index)), index
 
 
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
 
-from fullgrad._suite.cases import clamping, estimators, gradients, order, rounding, soft, spikes, tracking
+from fullgrad._suite.cases import clamping, estimators, gradients, order, rounding, sampling, soft, spikes, tracking
 from fullgrad._suite.cases._case import Case
 
 CASES: list[Case] = [
@@ -11,6 +11,7 @@ CASES: list[Case] = [
     *soft.CASES,
     *order.CASES,
     *spikes.CASES,
+    *sampling.CASES,
     *estimators.CASES,
 ]
 

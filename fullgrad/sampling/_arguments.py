@@ -29,9 +29,5 @@ def check_rows(name: str, argument: str, x: Any, dim: Any) -> int:
 
 def check_count(name: str, k: Any, x: Tensor, dim: int) -> int:
     """A number of classes to choose, from 0 to all that a row has."""
-    n = x.shape[dim] if x.ndim else 1
-    if not isinstance(k, (int, torch.SymInt)) or isinstance(k, bool):
-        raise TypeError(f"{name}: `k` must be an integer, got {k!r}.")
-    if not 0 <= k <= n:
-        raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
+    _checks.integer_between(name, "k", k, 0, x.shape[dim] if x.ndim else 1)
     return k

@@ -67,7 +67,7 @@ def categorical_st(
     _checks.choice(name, "gradient", gradient, ("softmax", "identity"))
     check_temperature(name, "tau", tau, logits)
     check_temperature(name, "sample_tau", sample_tau, logits)
-    noise = noise_for(name, logits, noise, generator, gumbel_like)
+    noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
     sample, _ = largest((wide / sample_tau if isinstance(sample_tau, Tensor) or sample_tau != 1 else wide) + noise, dim, logits.dtype)
     if gradient == "identity":

@@ -65,5 +65,5 @@ def gapped_st(
     else:
         _checks.non_negative_number(name, "gap", gap)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
-    sample, index = largest(to_opmath(logits)[0] + noise, dim, logits.dtype)
+    sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return SoftmaxSample.apply(sample, logits, index, tau, gap, dim) if logits.ndim else torch.softmax(logits, -1)

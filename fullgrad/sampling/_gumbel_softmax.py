@@ -65,4 +65,4 @@ def gumbel_softmax(
     wide, tau = to_opmath(logits, tau)
     scores = wide + noise
     y = torch.softmax(over_temperature(scores, tau), dim).to(logits.dtype)
-    return replace_grad(largest(scores, dim, logits.dtype)[0], y) if hard else y
+    return replace_grad(largest(scores.detach(), dim, logits.dtype)[0], y) if hard else y

@@ -89,7 +89,7 @@ class ImleTopK(Function):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         logits, noise = ctx.saved_tensors
         k, lam, noise_scale, dim = ctx.constants
-        wide, v = to_opmath(logits.detach(), g.detach())
+        wide, v = to_opmath(logits, g)
         moved = _subset(torch.where(wide == -torch.inf, wide, wide - lam * v), noise, k, noise_scale, dim)
         return (_subset(wide, noise, k, noise_scale, dim) - moved) / lam, None, None, None, None, None
 

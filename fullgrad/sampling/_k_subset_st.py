@@ -3,12 +3,11 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._batching import aligned
 from fullgrad._dispatch import opaque
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import noise_for
+from fullgrad._recomputed import Recomputed
 from fullgrad.sampling._arguments import check_count, check_rows
-from fullgrad.sampling._recomputed import Recomputed
 from fullgrad.soft.simplex import subset_marginals
 
 
@@ -69,14 +68,6 @@ class KSubsetST(Recomputed):
     @staticmethod
     def relaxed(logits: Tensor, noise: Tensor, k: int) -> Tensor:
         return subset_marginals(logits, k)
-
-    @classmethod
-    def vmap(cls, info: object, in_dims: tuple[int | None, ...], *args: object) -> tuple[Tensor, int]:
-        logits, noise, k = aligned(in_dims, args)
-        batch = getattr(info, "batch_size")
-        if in_dims[0] is None:
-            logits = logits.expand(batch, *logits.shape)
-        return cls.apply(logits, noise, k), 0
 
 
 def _like(logits: Tensor, noise: Tensor, k: int) -> Tensor:

@@ -54,7 +54,7 @@ def reinmax(
     dim = check_rows("reinmax", "logits", logits, dim)
     _checks.positive_number("reinmax", "tau", tau)
     noise = noise_for("reinmax", logits, noise, generator, gumbel_like)
-    sample, index = largest(to_opmath(logits)[0] + noise, dim, logits.dtype)
+    sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return ReinMax.apply(sample, logits, index, float(tau), dim) if logits.ndim else torch.softmax(logits, -1)
 
 

@@ -20,13 +20,12 @@ def over_temperature(scores: Tensor, tau: Any) -> Tensor:
 
 
 def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) -> tuple[Tensor, Tensor]:
-    """Ones at the largest scores of each row, or at the ``k`` largest, and their index; constants.
+    """Ones at the largest scores of each row, or at the ``k`` largest, and their index: without a derivative.
 
     A row is NaN where a score is NaN or plus infinity, or where all or some of the chosen are minus infinity.
     """
-    scores = scores.detach()
     if scores.ndim == 0 and k != 0:
-        return (scores - scores + 1).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
+        return torch.where(scores.isfinite(), 1.0, torch.nan).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
     if scores.numel() == 0 or k == 0:
         index = torch.zeros_like(scores[:1] if scores.ndim == 0 else scores.narrow(dim, 0, 0), dtype=torch.int64)
         return torch.zeros_like(scores, dtype=dtype), index
@@ -35,10 +34,8 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     else:
         values, index = scores.topk(k, dim)
         values = values.sum(dim, keepdim=True)
-    # 0, or NaN where a value is not finite.
-    zero = (values - values).to(dtype)
-    base = zero.expand_as(scores) if scores.is_contiguous() else torch.zeros_like(scores, dtype=dtype) + zero
-    return base.scatter(dim, index, (zero + 1).expand_as(index)), index
+    zero = torch.where(values.isfinite(), 0.0, torch.nan).to(dtype)
+    return zero.expand(scores.shape).scatter(dim, index, (zero + 1).expand(index.shape)), index
 
 
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:

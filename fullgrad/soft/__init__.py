@@ -29,7 +29,7 @@ from fullgrad.soft.order import (
     sort,
     topk,
 )
-from fullgrad.soft.simplex import subset_marginals
+from fullgrad.soft.simplex import entmax, normmax, sparsemax, subset_marginals
 
 # torch's other names.
 gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
@@ -45,6 +45,7 @@ __all__ = [
     "argsort",
     "clamp",
     "eq",
+    "entmax",
     "equal",
     "ge",
     "greater",
@@ -66,6 +67,7 @@ __all__ = [
     "min",
     "narrow",
     "ne",
+    "normmax",
     "not_equal",
     "proj_permutahedron",
     "proj_simplex",
@@ -78,6 +80,7 @@ __all__ = [
     "sign",
     "softrelu",
     "sort",
+    "sparsemax",
     "subset_marginals",
     "take",
     "take_along_dim",

@@ -61,8 +61,9 @@ def _less(u: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _one_hot(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """NaN where the softmax is."""
-    return ((scores == scores.amax(-1, keepdim=True)) + 0 * torch.softmax(scores, -1)).to(dtype)
+    """NaN where the softmax is; contiguous, as torch's own."""
+    y = (scores == scores.amax(-1, keepdim=True)) + 0 * torch.softmax(scores, -1)
+    return y.to(dtype).contiguous()
 
 
 def _sample(x: Tensor, noise: Tensor | None = None, tau: Any = 1.0) -> Tensor:
@@ -304,7 +305,7 @@ def _elements() -> list[Case]:
 
 
 def _softmax_sample(sample: Tensor, x: Tensor, index: Tensor | None, tau: Any, gap: Any, dim: int) -> Tensor:
-    return torch.softmax(x / tau, dim) if gap is None else _gapped(x, tau, gap)
+    return torch.softmax(x / tau, dim)
 
 
 def _rows() -> list[Case]:
@@ -369,7 +370,7 @@ def _rows() -> list[Case]:
             (ROWS, TAU),
             lambda x, tau: _gapped(x, tau, 1.0),
             value=lambda x, tau: _sample(x),
-            smooth_forwards={SoftmaxSample: _softmax_sample},
+            options={"held_constant": "the gap"},
             long=True,
         ),
         _case(
@@ -380,7 +381,7 @@ def _rows() -> list[Case]:
             words="probs",
             value=lambda x, tau: _sample(x),
             random=lambda x, tau, **noise: sampling.gapped_st(x, tau, "probs", **noise),
-            smooth_forwards={SoftmaxSample: _softmax_sample},
+            options={"held_constant": "the gap"},
             exhaustive=True,
         ),
         _case(
@@ -389,7 +390,7 @@ def _rows() -> list[Case]:
             (ROWS, TAU),
             lambda x, tau: _rao(x, tau, 3),
             value=lambda x, tau: _sample(x, gumbel(x, 4)[0]),
-            smooth_forwards=_REPLACED,
+            options={"held_constant": "the noise given the sample"},
             draws=lambda x, generator: sampling.gumbel_like(x, (4,), generator=generator),
             random=lambda x, tau, **noise: rao(x, tau, 3, **noise),
             max_saved_bytes=None,

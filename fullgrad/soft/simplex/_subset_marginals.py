@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._function import Function
 from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._recompute import pulled_back, pushed_forward
+from fullgrad._inputs import saved_inputs
+from fullgrad._recompute import pulled_back
+from fullgrad._recomputed import Recomputed
 
 # Stands for the logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
 _LOG_0 = -1e30
@@ -51,16 +51,13 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     _checks.floating_tensor(name, "logits", logits)
     _checks.dim(name, dim, logits.ndim)
     n = logits.shape[dim] if logits.ndim else 1
-    if not isinstance(k, (int, torch.SymInt)) or isinstance(k, bool):
-        raise TypeError(f"{name}: `k` must be an integer, got {k!r}.")
-    if not 0 <= k <= n:
-        raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
+    _checks.integer_between(name, "k", k, 0, n)
     if not logits.ndim:
         return SubsetMarginals.apply(logits.reshape(1), k).reshape(())
     return SubsetMarginals.apply(logits.movedim(dim, -1), k).movedim(-1, dim)
 
 
-class SubsetMarginals(Function):
+class SubsetMarginals(Recomputed):
     """The operator of :func:`subset_marginals`, of rows. The tree is built again for each derivative."""
 
     @staticmethod
@@ -68,21 +65,13 @@ class SubsetMarginals(Function):
         return marginals(logits, k)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        save_inputs(ctx, inputs)
+    def relaxed(logits: Tensor, k: int) -> Tensor:
+        return marginals(logits, k)
 
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return pulled_back(marginals, saved_inputs(ctx), (0,), g)[0], None
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
+    @classmethod
+    def jvp(cls, ctx: Any, t: Tensor, _: None) -> Tensor:
         # The derivative is a covariance, which is symmetric.
         return pulled_back(marginals, saved_inputs(ctx), (0,), t)[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], logits: Tensor, k: int) -> tuple[Tensor, int]:
-        return SubsetMarginals.apply(logits.movedim(in_dims[0], 0), k), 0
 
 
 def marginals(logits: Tensor, k: int) -> Tensor:
@@ -105,7 +94,8 @@ def marginals(logits: Tensor, k: int) -> Tensor:
         tree.append(level)
     total = tree.pop()[..., 0, k : k + 1]
     # Of what a node has taken: the weight of all ways in which the others take the rest.
-    outside = torch.where(torch.arange(k + 1, device=theta.device) == k, 0.0, _LOG_0).to(theta).expand(*theta.shape[:-1], 1, k + 1)
+    root = torch.where(torch.arange(k + 1, device=theta.device) == k, 0.0, _LOG_0).to(theta)
+    outside = root.expand(*theta.shape[:-1], 1, k + 1)
     for level in reversed(tree):
         siblings = torch.stack((level[..., 1::2, :], level[..., 0::2, :]), -2).flatten(-3, -2)
         outside = _correlation(outside.repeat_interleave(2, -2), siblings, level.shape[-1] - 1)

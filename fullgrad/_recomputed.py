@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import is_alias_of
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
@@ -13,8 +14,7 @@ from fullgrad._recompute import pulled_back, pushed_forward
 class Recomputed(Function):
     """A function of rows along the last dimension, with the derivative of ``relaxed(*inputs)``, plain differentiable code.
 
-    Saved are inputs alone. ``forward`` may have another value. Inputs broadcast in front of the rows. Only inputs from
-    ``first_constant`` on have no derivative.
+    Saved are inputs alone. ``forward`` may have another value. Tensors broadcast in front of the rows; the first has their shape.
     """
 
     @staticmethod
@@ -30,8 +30,12 @@ class Recomputed(Function):
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs = saved_inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        found = iter(pulled_back(cls.relaxed, inputs, where, g))
-        return tuple([next(found) if i in where else None for i in range(len(inputs))])
+        found: list[Tensor] = []
+        for v in pulled_back(cls.relaxed, inputs, where, g):
+            # A sum gives one gradient to both its terms, which autograd may go on to change in place.
+            found.append(v.clone() if any(is_alias_of(v, other) for other in found) else v)
+        parts = iter(found)
+        return tuple([next(parts) if i in where else None for i in range(len(inputs))])
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
@@ -40,4 +44,7 @@ class Recomputed(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return cls.apply(*aligned(in_dims, args)), 0
+        front = aligned(in_dims, args)
+        if in_dims[0] is None:
+            front[0] = front[0].expand(info.batch_size, *front[0].shape)
+        return cls.apply(*front), 0

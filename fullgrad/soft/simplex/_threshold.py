@@ -1,0 +1,102 @@
+"""Thresholds of rows: the equations behind sparse softmaxes with an exponent that is a number per row, and their solver."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import opaque
+from fullgrad.soft.order.projections.simplex import MOST_STEPS, norm_step
+
+# From this pass on every other one halves a bracket that the last one did not.
+_PATIENCE = 8
+
+
+def power_of_weights(p: Tensor, exponent: Tensor | float) -> Tensor:
+    """p to an exponent on the support, 0 outside of it: finite derivatives there, of every order."""
+    inside = p > 0
+    return torch.where(inside, torch.exp(exponent * torch.log(torch.where(inside, p, 1))), 0)
+
+
+def log_of_weights(p: Tensor) -> Tensor:
+    """log p on the support, 0 outside of it."""
+    return torch.log(torch.where(p > 0, p, 1))
+
+
+def weights_above(z: Tensor, a: Tensor) -> Tensor:
+    r"""The value :math:`[1 + a z]_+^{1 / a}`, and :math:`e^z` for a = 0, as :math:`e^{\log(1 + a z) / a}`."""
+    exponential = a == 0
+    b = torch.where(exponential, 1, a)
+    return torch.exp(torch.where(exponential, z, torch.log1p((b * z).clamp(min=-1)) / b))
+
+
+def _like(x: Tensor, a: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@opaque("entmax_weights", fake=_like, reads_values=True)
+def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
+    r"""Rows of :math:`p = [1 + a (x - \theta)]_+^{1 / a}` that sum to 1, for an exponent of each row."""
+    if x.shape[-1] == 0:
+        return x.clone()
+    top, n = x.amax(-1, keepdim=True), x.shape[-1]
+    shifted = x - top
+    a = a.expand(top.shape)
+
+    def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
+        p = weights_above(shifted - theta, a)
+        return p.sum(-1, keepdim=True), power_of_weights(p, 1 - a).sum(-1, keepdim=True)
+
+    # theta - max is between 0 and that of equal elements.
+    low = torch.zeros_like(top)
+    b = torch.where(a == 0, 1, a)
+    high = torch.where(a == 0, torch.log(torch.full_like(a, n)), -torch.expm1(-b * torch.log(torch.full_like(a, n))) / b)
+    theta = solve(low, high, sums, a)
+    return torch.where(top.isfinite(), weights_above(shifted - theta, a), torch.nan)
+
+
+@opaque("normmax_weights", fake=_like, reads_values=True)
+def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
+    r"""Rows of :math:`p = q / \sum q`, :math:`q = [x - \theta]_+^{1 / a}`, :math:`\sum q^{1 + a} = 1`."""
+    if x.shape[-1] == 0:
+        return x.clone()
+    top, n = x.amax(-1, keepdim=True), x.shape[-1]
+    shifted = x - top
+    a = a.expand(top.shape)
+
+    def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
+        t = (shifted - theta).clamp(min=0)
+        m = 1 / a + 1
+        return power_of_weights(t, m).sum(-1, keepdim=True), m * power_of_weights(t, 1 / a).sum(-1, keepdim=True)
+
+    low = torch.full_like(top, -1.0)
+    high = -torch.exp(-a / (1 + a) * torch.log(torch.full_like(a, n)))
+    theta = solve(low, high, sums, a / (1 + a))
+    q = power_of_weights((shifted - theta).clamp(min=0), 1 / a)
+    return torch.where(top.isfinite(), q / q.sum(-1, keepdim=True), torch.nan)
+
+
+def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]], exponent: Tensor) -> Tensor:
+    """The thresholds at which a sum of powers, given with minus its slope, is 1: Newton's method for its norm, in a bracket.
+
+    A row is done when its step is below two units of the last place. Where the norm is not convex a step may leave the bracket,
+    or shrink it too slowly: then it is halved.
+    """
+    theta, eps = low, 2 * torch.finfo(low.dtype).eps
+    done = torch.zeros_like(low, dtype=torch.bool)
+    for i in range(MOST_STEPS):
+        total, slope = sums(theta)
+        above = total > 1
+        before = high - low
+        low, high = torch.where(above, theta, low), torch.where(above, high, torch.minimum(theta, high))
+        step = norm_step(total, slope, exponent)
+        following = theta + step
+        middle = (low + high) / 2
+        outside = ~((following >= low) & (following <= high))
+        slow = (high - low > before / 2) if i > _PATIENCE and i % 2 else torch.zeros_like(done)
+        following = torch.where(outside | slow, middle, following)
+        done = done | ((following - theta).abs() <= eps * theta.abs().clamp(min=eps)) | (total == 1) | total.isnan()
+        theta = torch.where(done, theta, following)
+        if done.all():
+            break
+    return theta

@@ -29,7 +29,15 @@ from fullgrad.soft.order import (
     sort,
     topk,
 )
-from fullgrad.soft.simplex import entmax, normmax, sparsemax, subset_marginals
+from fullgrad.soft.simplex import (
+    entmax,
+    entmax_loss,
+    normmax,
+    normmax_loss,
+    proj_capped_simplex,
+    sparsemax,
+    subset_marginals,
+)
 
 # torch's other names.
 gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
@@ -46,6 +54,7 @@ __all__ = [
     "clamp",
     "eq",
     "entmax",
+    "entmax_loss",
     "equal",
     "ge",
     "greater",
@@ -68,7 +77,9 @@ __all__ = [
     "narrow",
     "ne",
     "normmax",
+    "normmax_loss",
     "not_equal",
+    "proj_capped_simplex",
     "proj_permutahedron",
     "proj_simplex",
     "proj_transport_polytope",

@@ -13,7 +13,7 @@ from fullgrad.soft.order.projections.simplex import project
 from fullgrad.soft.simplex._threshold import entmax_weights, log_of_weights, power_of_weights
 
 # Exponents for which a row is projected by products alone, and the mode that has them.
-_MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}
+MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}
 # Below this a Taylor series, where the formula would cancel.
 _SMALL = 0.01
 
@@ -66,8 +66,8 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
     rows = wide.movedim(dim, -1)
     if isinstance(alpha, Tensor):
         p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
-    elif float(alpha) in _MODES:
-        mode, factor = _MODES[float(alpha)]
+    elif float(alpha) in MODES:
+        mode, factor = MODES[float(alpha)]
         p = project(rows if factor == 1 else rows * factor, mode)
     else:
         p = Entmax.apply(rows, float(alpha))

@@ -37,8 +37,8 @@ def arguments(case):
     kwargs = dict(case["kwargs"])
     for name in ("noise", "target"):
         if name in case:
-            value = torch.tensor(case[name])
-            kwargs[name] = value.double() if value.is_floating_point() else value
+            value = torch.tensor(case[name], dtype=torch.float64)
+            kwargs[name] = value.long() if name == "target" and value.ndim < inputs["x"].ndim else value
     names = list(case.get("grad", {}))
     constants = {k: float(v) if v.ndim == 0 else v for k, v in inputs.items() if k not in names}
 

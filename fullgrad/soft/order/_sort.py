@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fullgrad.soft._mode_names import Mode
+from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
-from fullgrad.soft.order.methods import SortMethod
+from fullgrad.soft.order.methods import SortOrLapSum
 
 
 def sort(
@@ -14,8 +14,8 @@ def sort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: SortMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: SortOrLapSum = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -37,7 +37,8 @@ def sort(
         descending: Whether the order is from the largest to the smallest.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, or ``"lapsum"`` in the
+            mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices, n numbers for each element.
@@ -72,8 +73,8 @@ def sort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: SortMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: SortOrLapSum = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.sort:
@@ -93,7 +94,8 @@ def sort_st(
         descending: Whether the order is from the largest to the smallest.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, or ``"lapsum"`` in the
+            mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 

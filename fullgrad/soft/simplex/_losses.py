@@ -31,9 +31,13 @@ class FenchelYoung(RowFunction):
 
     @classmethod
     def value(cls, x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
-        """Without a class of weight 0 in both, which may be at minus infinity."""
+        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, and not the rounding
+        of its scores. Without classes of weight 0, which may be at minus infinity.
+        """
+        mean = (torch.where(y == 0, 0, x) * y).sum(-1, keepdim=True)
         d = p - y
-        return (torch.where(d == 0, 0, x) * d).sum(-1, keepdim=True) - cls.omega(p, alpha) + cls.omega(y, alpha)
+        product = (torch.where(d == 0, 0, x - mean) * d).sum(-1, keepdim=True) + mean * (1 - y.sum(-1, keepdim=True))
+        return product - cls.omega(p, alpha) + cls.omega(y, alpha)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -96,16 +100,15 @@ def fenchel_young(
         if target.shape != x.shape:
             raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
         y = to_opmath(target)[0].movedim(dim, -1)
-        offset = rows.detach().amax(-1, keepdim=True)
     else:
         if target.shape != shape[:-1]:
-            raise ValueError(f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}.")
+            raise ValueError(
+                f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
+            )
         counted = target != ignore_index
         index = torch.where(counted, target, 0).unsqueeze(-1)
         y = torch.zeros_like(rows).scatter(-1, index, 1.0)
-        offset = rows.gather(-1, index)
-    # Less the score of the target, of which the loss is free: of a sure row it is 0, and not the rounding of its scores.
-    losses = loss.apply(rows - offset, weights(rows, alpha), y, alpha).squeeze(-1)
+    losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:
         losses = torch.where(counted, losses, 0)
     if reduction == "mean":

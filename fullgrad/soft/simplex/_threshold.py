@@ -31,12 +31,13 @@ def weights_above(z: Tensor, a: Tensor) -> Tensor:
 
 
 def _like(x: Tensor, a: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.new_empty(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
 
 
 @opaque("entmax_weights", fake=_like, reads_values=True)
 def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     r"""Rows of :math:`p = [1 + a (x - \theta)]_+^{1 / a}` that sum to 1, for an exponent of each row."""
+    x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
     if x.shape[-1] == 0:
         return x.clone()
     top, n = x.amax(-1, keepdim=True), x.shape[-1]
@@ -58,6 +59,7 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
 @opaque("normmax_weights", fake=_like, reads_values=True)
 def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
     r"""Rows of :math:`p = q / \sum q`, :math:`q = [x - \theta]_+^{1 / a}`, :math:`\sum q^{1 + a} = 1`."""
+    x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
     if x.shape[-1] == 0:
         return x.clone()
     top, n = x.amax(-1, keepdim=True), x.shape[-1]

@@ -26,7 +26,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     """
     if scores.ndim == 0 and k != 0:
         return torch.where(scores.isfinite(), 1.0, torch.nan).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
-    if scores.numel() == 0 or k == 0:
+    if k == 0 or scores.shape[dim] == 0:
         index = torch.zeros_like(scores[:1] if scores.ndim == 0 else scores.narrow(dim, 0, 0), dtype=torch.int64)
         return torch.zeros_like(scores, dtype=dtype), index
     if k is None:

@@ -80,8 +80,10 @@ def marginals(logits: Tensor, k: int) -> Tensor:
     """
     (theta,) = to_opmath(logits)
     n = theta.shape[-1]
-    if n == 0 or k == 0:
-        return torch.zeros_like(logits)
+    if k == 0 or k == n:
+        finite = torch.where(theta.isfinite(), theta, 0)
+        known = (theta < torch.inf if k == 0 else theta.isfinite()).all(-1, keepdim=True)
+        return torch.where(known, 0 * finite + float(k > 0), torch.nan).to(logits.dtype)
     top = theta.amax(-1, keepdim=True)
     theta = theta - top.detach()  # which changes no probability
     theta = torch.where(theta == -torch.inf, _LOG_0, theta)

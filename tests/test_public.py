@@ -16,6 +16,7 @@ RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
 SPIKES.remove("spikes.from_slope")  # which makes operators
 SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
+KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
 BASES = ("Elementwise", "Function")
 CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
@@ -37,8 +38,8 @@ def test_public_function_is_documented(name):
     """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
     function = operator.attrgetter(name)(fullgrad)
     for parameter in inspect.signature(function).parameters.values():
-        drawn = parameter.name in ("noise", "generator") and name in SAMPLING
-        assert parameter.kind is (parameter.KEYWORD_ONLY if drawn else parameter.POSITIONAL_OR_KEYWORD)
+        by_keyword = parameter.name in KEYWORDS or (parameter.name == "noise" and name in SAMPLING)
+        assert parameter.kind is (parameter.KEYWORD_ONLY if by_keyword else parameter.POSITIONAL_OR_KEYWORD)
         assert parameter.annotation is not parameter.empty
     for section in (".. math::", "Args:", "Returns:", "Raises:", "Example:", ">>>", "Source:"):
         assert section in (function.__doc__ or ""), f"{name} lacks {section}"

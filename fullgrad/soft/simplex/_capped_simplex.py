@@ -54,7 +54,7 @@ def proj_capped_simplex(
         >>> import torch, fullgrad
         >>> x = torch.tensor([1.0, 0.6, 0.5, -1.0])
         >>> fullgrad.soft.proj_capped_simplex(x, 2)
-        tensor([9.8900e-01, 7.4290e-01, 2.6810e-01, 2.8400e-07])
+        tensor([9.8926e-01, 6.2781e-01, 3.8293e-01, 1.8983e-07])
         >>> fullgrad.soft.proj_capped_simplex(x, 2, mode="c0")
         tensor([0.9667, 0.5667, 0.4667, 0.0000])
 

@@ -51,9 +51,9 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
         >>> import torch, fullgrad
         >>> x = torch.tensor([1.0, 0.6, -1.0])
         >>> fullgrad.soft.entmax(x)
-        tensor([0.5857, 0.4143, 0.0000])
+        tensor([0.6400, 0.3600, 0.0000])
         >>> torch.func.grad(lambda alpha: fullgrad.soft.entmax(x, alpha)[0])(torch.tensor(1.5))
-        tensor(0.1048)
+        tensor(0.0988)
 
     Source: Peters, Niculae, Martins, https://arxiv.org/abs/1905.05702; Correia, Niculae, Martins, https://arxiv.org/abs/1909.00015;
     ``entmax.entmax_bisect``, ``entmax15``.

@@ -55,7 +55,7 @@ def entmax_loss(
         >>> import torch, fullgrad
         >>> x = torch.tensor([[1.0, 0.6, -1.0], [3.0, 0.0, 0.0]])
         >>> fullgrad.soft.entmax_loss(x, torch.tensor([1, 0]), reduction="none")
-        tensor([0.7094, 0.0000])
+        tensor([0.6187, 0.0000])
 
     Source: Blondel, Martins, Niculae, https://arxiv.org/abs/1901.02324; ``entmax.entmax_bisect_loss``.
     """

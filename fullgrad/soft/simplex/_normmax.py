@@ -42,7 +42,7 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.normmax(torch.tensor([1.0, 0.6, -1.0]))
-        tensor([0.6882, 0.3118, 0.0000])
+        tensor([0.6474, 0.3526, 0.0000])
 
     Source: Blondel, Martins, Niculae, https://arxiv.org/abs/1901.02324; ``entmax.normmax_bisect``.
     """

@@ -51,7 +51,7 @@ def normmax_loss(
         >>> import torch, fullgrad
         >>> x = torch.tensor([[1.0, 0.6, -1.0], [3.0, 0.0, 0.0]])
         >>> fullgrad.soft.normmax_loss(x, torch.tensor([1, 0]), reduction="none")
-        tensor([0.5197, 0.0000])
+        tensor([0.5218, 0.0000])
 
     Source: Blondel, Martins, Niculae, https://arxiv.org/abs/1901.02324; ``entmax.normmax_bisect_loss``.
     """

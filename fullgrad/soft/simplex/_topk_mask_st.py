@@ -44,7 +44,7 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
         >>> fullgrad.topk_mask_st(x, 2)
         tensor([1., 1., 0., 0.])
         >>> torch.func.grad(lambda x: fullgrad.topk_mask_st(x, 2)[1])(x)
-        tensor([-5.1694e-02,  1.0000e+00, -9.0000e-01, -1.3000e-06])
+        tensor([-5.1664e-02,  1.2005e+00, -1.1489e+00, -9.2296e-07])
 
     Source: Xie et al., https://arxiv.org/abs/2002.06504; Struski et al., https://arxiv.org/abs/2503.06242.
     """

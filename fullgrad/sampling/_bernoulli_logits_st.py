@@ -92,5 +92,3 @@ class BernoulliLogitsST(Elementwise):
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau
         return v * slope if i == 0 else v * slope * -z
-
-

@@ -69,7 +69,9 @@ def categorical_st(
     check_temperature(name, "sample_tau", sample_tau, logits)
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
-    sample, _ = largest((wide / sample_tau if isinstance(sample_tau, Tensor) or sample_tau != 1 else wide) + noise, dim, logits.dtype)
+    sample, _ = largest(
+        (wide / sample_tau if isinstance(sample_tau, Tensor) or sample_tau != 1 else wide) + noise, dim, logits.dtype
+    )
     if gradient == "identity":
         return replace_grad(sample, logits)
     return SoftmaxSample.apply(sample, logits, None, tau, None, dim) if logits.ndim else torch.softmax(logits, -1)

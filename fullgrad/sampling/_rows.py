@@ -34,7 +34,8 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     else:
         values, index = scores.topk(k, dim)
         values = values.sum(dim, keepdim=True)
-    zero = torch.where(values.isfinite(), 0.0, torch.nan).to(dtype)
+    zero = values - values  # NaN where a value is not finite
+    zero = zero if zero.dtype == dtype else zero.to(dtype)
     return zero.expand(scores.shape).scatter(dim, index, (zero + 1).expand(index.shape)), index
 
 

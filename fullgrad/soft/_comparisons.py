@@ -57,7 +57,9 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode =
     return _comparison("greater", x, y, softness, mode, epsilon)
 
 
-def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_equal(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""The soft truth value of ``x >= y``, in [0, 1].
 
     .. math::
@@ -192,7 +194,9 @@ def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMod
     return _comparison("greater_st", x, y, softness, mode, epsilon)
 
 
-def greater_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_equal_st(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -264,7 +268,9 @@ def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode =
     return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
-def less_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal_st(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::

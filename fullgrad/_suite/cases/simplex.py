@@ -15,7 +15,7 @@ from fullgrad.soft.simplex._capped_simplex import Centered
 from fullgrad.soft.simplex._topk_mask_st import TopKMaskST
 
 X = numbers(2, 4, scale=0.7, seed=3)
-ALPHA = torch.tensor([[1.3], [1.7]], dtype=torch.float64)
+ABOVE_1 = torch.tensor([[0.3], [0.7]], dtype=torch.float64)  # of the exponent, positive in the samples of a batch too
 K = torch.tensor([[1.3], [2.0]], dtype=torch.float64)
 SOFTNESS = torch.tensor(0.4, dtype=torch.float64)
 TARGET = torch.softmax(numbers(2, 4, seed=5), -1)
@@ -132,11 +132,17 @@ def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, wor
 
 
 CASES: list[Case] = [
-    _case("soft.entmax", soft.entmax, (X, ALPHA), _entmax, max_saved_bytes=0),
+    _case("soft.entmax", lambda x, a: soft.entmax(x, 1 + a), (X, ABOVE_1), lambda x, a: _entmax(x, 1 + a), max_saved_bytes=2),
     _case("soft.entmax", soft.entmax, (X, 1.5), _entmax, "1.5", exhaustive=True),
     _case("soft.entmax", soft.entmax, (X, 2.5), _entmax, "2.5", exhaustive=True, max_saved_bytes=0),
     _case("soft.sparsemax", soft.sparsemax, (X,), lambda x: _entmax(x, 2.0), long=True),
-    _case("soft.normmax", soft.normmax, (X, 1 + ALPHA), _normmax, max_saved_bytes=0),
+    _case(
+        "soft.normmax",
+        lambda x, a: soft.normmax(x, 1 + 3 * a),
+        (X, ABOVE_1),
+        lambda x, a: _normmax(x, 1 + 3 * a),
+        max_saved_bytes=2,
+    ),
     _case(
         "soft.proj_capped_simplex",
         lambda x, k, s: soft.proj_capped_simplex(x, k, softness=s),
@@ -168,16 +174,16 @@ CASES: list[Case] = [
     _case("soft.subset_marginals", lambda x: soft.subset_marginals(x, 2), (X,), _subsets, max_saved_bytes=0),
     _case(
         "soft.entmax_loss",
-        lambda x, y, alpha: soft.entmax_loss(x, y, alpha, reduction="none"),
-        (X, TARGET, ALPHA),
-        _loss(_entmax, _tsallis),
+        lambda x, y, a: soft.entmax_loss(x, y, 1 + a, reduction="none"),
+        (X, TARGET, ABOVE_1),
+        lambda x, y, a: _loss(_entmax, _tsallis)(x, y, 1 + a),
         max_saved_bytes=None,
     ),
     _case(
         "soft.normmax_loss",
-        lambda x, y, alpha: soft.normmax_loss(x, y, alpha, reduction="none"),
-        (X, TARGET, 1 + ALPHA),
-        _loss(_normmax, _norm),
+        lambda x, y, a: soft.normmax_loss(x, y, 1 + 3 * a, reduction="none"),
+        (X, TARGET, ABOVE_1),
+        lambda x, y, a: _loss(_normmax, _norm)(x, y, 1 + 3 * a),
         max_saved_bytes=None,
     ),
     _case(

@@ -15,7 +15,15 @@ from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
 from fullgrad.soft.order._small_rows import LARGEST
-from fullgrad.soft.order.methods import LAPLACE_METHODS, METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
+from fullgrad.soft.order.methods import (
+    LAPLACE_METHODS,
+    METHODS,
+    PERMUTATION_METHODS,
+    RANK_METHODS,
+    SORT_METHODS,
+    WEIGHTED_SUM_METHODS,
+    Method,
+)
 
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
 # operator. A plain tuple, which costs a small call nothing.

@@ -10,7 +10,7 @@ from fullgrad._half_precision import to_opmath
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import project
-from fullgrad.soft.simplex._threshold import entmax_weights, log_of_weights, power_of_weights
+from fullgrad.soft.simplex._threshold import entmax_weights, entmax_weights_by_number, log_of_weights, power_of_weights
 
 # Exponents for which a row is projected by products alone, and the mode that has them.
 MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}
@@ -107,7 +107,9 @@ class Entmax(RowFunction):
     @staticmethod
     def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
         a = alpha - 1
-        return entmax_weights(x, a.to(x.dtype) if isinstance(a, Tensor) else x.new_full((1,), a))
+        if isinstance(a, Tensor):
+            return entmax_weights(x, a.to(x.dtype))
+        return entmax_weights_by_number(x, a) if 1e-3 < a < 1 else entmax_weights(x, x.new_full((1,), a))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:

@@ -23,13 +23,6 @@ def log_of_weights(p: Tensor) -> Tensor:
     return torch.log(torch.where(p > 0, p, 1))
 
 
-def weights_above(z: Tensor, a: Tensor) -> Tensor:
-    r"""The value :math:`[1 + a z]_+^{1 / a}`, and :math:`e^z` for a = 0, as :math:`e^{\log(1 + a z) / a}`."""
-    exponential = a == 0
-    b = torch.where(exponential, 1, a)
-    return torch.exp(torch.where(exponential, z, torch.log1p((b * z).clamp(min=-1)) / b))
-
-
 def _like(x: Tensor, a: Tensor) -> Tensor:
     return x.new_empty(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
 
@@ -43,17 +36,54 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     top, n = x.amax(-1, keepdim=True), x.shape[-1]
     shifted = x - top
     a = a.expand(top.shape)
+    exponential = a == 0
+    b = torch.where(exponential, 1, a)
+
+    def weights(theta: Tensor) -> tuple[Tensor, Tensor]:
+        """p, as the exponential of a logarithm, which is accurate for small a too; and p to a."""
+        z = shifted - theta
+        bz = (b * z).clamp_(min=-1)
+        p = torch.exp(torch.where(exponential, z, torch.log1p(bz) / b))
+        return p, torch.where(exponential, 1, bz + 1).clamp_(min=torch.finfo(bz.dtype).tiny)
 
     def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
-        p = weights_above(shifted - theta, a)
-        return p.sum(-1, keepdim=True), power_of_weights(p, 1 - a).sum(-1, keepdim=True)
+        p, base = weights(theta)
+        return p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True)
 
     # theta - max is between 0 and that of equal elements.
-    low = torch.zeros_like(top)
-    b = torch.where(a == 0, 1, a)
-    high = torch.where(a == 0, torch.log(torch.full_like(a, n)), -torch.expm1(-b * torch.log(torch.full_like(a, n))) / b)
-    theta = solve(low, high, sums, a)
-    return torch.where(top.isfinite(), weights_above(shifted - theta, a), torch.nan)
+    log_n = torch.full_like(a, n).log_()
+    high = torch.where(exponential, log_n, -torch.expm1(-b * log_n) / b)
+    theta = solve(torch.zeros_like(top), high, sums, a)
+    return torch.where(top.isfinite(), weights(theta)[0], torch.nan)
+
+
+def _like_x(x: Tensor, a: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@opaque("entmax_weights_by_number", fake=_like_x, schema="(Tensor x, float a) -> Tensor", reads_values=True)
+def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
+    """The same for one exponent between 0 and 1, both excluded: the norm is convex, and Newton's method never passes the solution."""
+    if x.shape[-1] == 0:
+        return x.clone()
+    top = x.amax(-1, keepdim=True)
+    shifted = (x - top).mul_(a)
+    theta = torch.zeros_like(top)  # times a
+    eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
+    enough = min(10 * eps**0.75, 0.1 * a)
+    last = False
+    for i in range(MOST_STEPS):
+        base = (shifted - theta).clamp_(min=-1)
+        p = torch.log1p(base).div_(a).exp_()
+        if last or i == MOST_STEPS - 1:
+            break
+        total = p.sum(-1, keepdim=True)
+        slope = p.div_(base.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
+        step = (-torch.expm1(-a * torch.log(total))).mul_(total).div_(slope).clamp_(min=0)
+        theta = theta + step
+        # The error is of the order of the square of the step; a comparison with NaN is false.
+        last = not bool((step > enough).any())
+    return p.add_(top - top)
 
 
 @opaque("normmax_weights", fake=_like, reads_values=True)

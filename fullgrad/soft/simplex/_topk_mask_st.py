@@ -69,5 +69,3 @@ class TopKMaskST(Recomputed):
     @staticmethod
     def relaxed(x: Tensor, softness: Any, k: int, mode: str) -> Tensor:
         return capped_rows(*rows_and_sum("topk_mask_st", x, k, -1, softness), mode).to(x.dtype)
-
-

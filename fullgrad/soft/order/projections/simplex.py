@@ -117,7 +117,8 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
     """
     if v.shape[-1] == 0:
         return v.clone()
-    shifted = v - v.amax(-1, keepdim=True)
+    top = v.amax(-1, keepdim=True)
+    shifted = v - top
     theta = torch.full_like(shifted[..., :1], -1.0)
     for _ in range(MOST_STEPS):
         t = (shifted - theta).clamp_(min=0)
@@ -129,8 +130,8 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
         if not (following > theta).any():
             break
         theta = following
-    if not torch.isfinite(shifted.amax(-1)).all():  # NaN, plus infinity, or minus infinity alone: no weights are right
-        theta = torch.where(torch.isfinite(shifted.amax(-1, keepdim=True)), theta, torch.nan)
+    # NaN, plus infinity, or minus infinity alone: no weights are right.
+    theta = theta + (top - top)
     return (shifted - theta).clamp_(min=0)
 
 
@@ -138,10 +139,7 @@ def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
     r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative minus ``slope``: :math:`f (1 - f^{-e}) / (e s)`, which is
     :math:`f \log f / s` for e = 0.
     """
-    log_total = torch.log(total)
-    if isinstance(exponent, Tensor):
-        e = torch.where(exponent == 0, 1, exponent)
-        rise = torch.where(exponent == 0, log_total, -torch.expm1(-e * log_total) / e)
-    else:
-        rise = -torch.expm1(-exponent * log_total) / exponent
-    return total * rise / slope
+    if not isinstance(exponent, Tensor):
+        return (total - total ** (1 - exponent)) / (exponent * slope)
+    log_total, e = torch.log(total), torch.where(exponent == 0, 1, exponent)
+    return total * torch.where(exponent == 0, log_total, -torch.expm1(-e * log_total) / e) / slope

@@ -24,7 +24,8 @@ def check_rows(name: str, argument: str, x: Any, dim: Any) -> int:
     _checks.dim(name, dim, x.ndim)
     if not isinstance(dim, (int, torch.SymInt)):
         raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
-    return dim if dim < 0 else dim - max(x.ndim, 1)
+    from_front: Any = dim
+    return from_front if from_front < 0 else from_front - max(x.ndim, 1)
 
 
 def check_count(name: str, k: Any, x: Tensor, dim: int) -> int:

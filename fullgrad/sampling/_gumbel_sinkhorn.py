@@ -22,7 +22,8 @@ def gumbel_sinkhorn(
 
     Args:
         scores: The scores S, shape (…, n, n); floating.
-        tau: The temperature, positive: a number, or a tensor that broadcasts with ``scores``, of size 1 in the last two dimensions.
+        tau: The temperature, positive: a number, or a tensor that broadcasts with ``scores``, of size 1 in the last two
+            dimensions.
         noise: Gumbel noise G of the shape of ``scores``; None to draw it.
         generator: What draws it; None for torch's own.
 
@@ -31,8 +32,8 @@ def gumbel_sinkhorn(
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, ``noise`` has another shape, or there is a
-            generator as well.
+        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, ``noise`` has another shape, or there is
+            a generator as well.
         RuntimeError: The solver did not converge.
 
     Example:

@@ -30,7 +30,8 @@ def hard_concrete_l0(log_alpha: Tensor, tau: Temperature = 2 / 3, gamma: float =
 
     Raises:
         TypeError: ``log_alpha`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gamma`` is not below 0 or ``zeta`` not above 1.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gamma`` is not below 0 or ``zeta`` not
+            above 1.
 
     Example:
         >>> import torch, fullgrad

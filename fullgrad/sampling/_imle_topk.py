@@ -31,7 +31,8 @@ def imle_topk(
         \mathrm{vjp}(g) = \frac{z(\theta) - z(\theta - \lambda g)}{\lambda}
 
     It acts on the cotangent, and not linearly: there is no tangent, and forward mode raises. Piecewise constant, so higher
-    derivatives are 0. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs and the noise.
+    derivatives are 0. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs and
+    the noise.
 
     Args:
         logits: The logits θ, any shape; floating.
@@ -47,8 +48,8 @@ def imle_topk(
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``k`` is not from 0 to the number of classes, ``lam`` is not positive, ``noise_scale`` is negative, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: ``k`` is not from 0 to the number of classes, ``lam`` is not positive, ``noise_scale`` is negative, ``noise``
+            has another shape, or there is a generator as well.
         IndexError: ``logits`` has no such dimension.
         NotImplementedError: A forward-mode derivative is taken.
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks

@@ -21,8 +21,8 @@ def relaxed_bernoulli(
         s = \sigma\Bigl(\frac{\theta - \operatorname{logit} u}{\tau}\Bigr), \qquad D_\theta = \frac{s (1 - s)}{\tau}, \qquad
         D_\tau = -\frac{s (1 - s) (\theta - \operatorname{logit} u)}{\tau^2}
 
-    The derivative is the true one, of every order, of the noise too. s > 1/2 where u < σ(θ), which is the sample of
-    :func:`bernoulli_logits_st`. u = 0 counts as the smallest normal number. Saved: the value; the scores where ``tau`` is a tensor.
+    The derivative is the true one, of every order, of the noise too. s is above 1/2 where :func:`bernoulli_logits_st` of the
+    same noise is 1. u = 0 counts as the smallest normal number. Saved: the value; the scores where ``tau`` is a tensor.
 
     Args:
         logits: The logits θ, any shape; floating.

@@ -46,9 +46,9 @@ def check_operator(
         smooth_forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a
             smooth function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
         max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None leaves that unchecked.
-        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one call,
-            which the operator takes as ``noise``; True for an operator that takes none. The checks are then those of randomness;
-            for all others pass an operator to which noise is given.
+        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
+            call, which the operator takes as ``noise``; True for an operator that takes none. The checks are then those of
+            randomness; for all others pass an operator to which noise is given.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.

@@ -1,5 +1,6 @@
 """Checks of operators that draw: one draw for the value and every derivative, and for ``vmap`` as many as it asks for."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -137,9 +138,10 @@ def randomness_of_nested_vmaps(s: Subject) -> None:
                 y = seeded(vmap(vmap(call, randomness=inner), randomness=outer), *batch)
                 for dim, randomness in ((0, outer), (1, inner)):
                     if _all_equal(y, dim) != (randomness == "same"):
+                        found = "different" if randomness == "same" else "all equal"
                         raise AssertionError(
-                            f"outer vmap {outer!r}, inner {inner!r}, inputs {'batched' if inputs else 'unbatched'}: the samples of "
-                            f"the {'outer' if dim == 0 else 'inner'} one are {'all equal' if randomness != 'same' else 'different'}"
+                            f"vmap {outer!r} of vmap {inner!r}, inputs {'batched' if inputs else 'unbatched'}: "
+                            f"the samples of the {'inner' if dim else 'outer'} one are {found}"
                         )
                 if outer == inner == "same":
                     close(y[0, 0], one)
@@ -147,7 +149,7 @@ def randomness_of_nested_vmaps(s: Subject) -> None:
 
 @check("randomness")
 def one_draw_in_value_and_derivatives(s: Subject) -> None:
-    """Value and gradient, value and tangent belong to one draw, and a derivative draws nothing; ``linearize`` with given noise."""
+    """Value and gradient, value and tangent are of one draw, and a derivative draws nothing; ``linearize`` with noise given."""
     s, f, noise = drawing(s)
     x, tangents = s.tensors, s.tangents()
     y = seeded(f, *x)
@@ -174,10 +176,8 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     close(seeded(graph, *x), expected)
     # Forward mode.
     tangent = None
-    try:
+    with contextlib.suppress(NotImplementedError):  # of an operator without a tangent
         tangent = seeded(jvp, reference, x, tangents)
-    except NotImplementedError:
-        pass  # an operator without a tangent
     if tangent is not None:
         close(seeded(jvp, f, x, tangents), tangent)
         with forward_ad.dual_level():

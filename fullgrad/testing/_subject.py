@@ -41,8 +41,8 @@ class Subject:
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
         options: Options of single checks, by name, such as ``backend`` for compilation.
         has_tangent: Whether there is a forward-mode derivative.
-        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one call,
-            which the operator takes as ``noise``. True for an operator that takes none.
+        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
+            call, which the operator takes as ``noise``. True for an operator that takes none.
         random_operator: The operator that draws; None where it is ``operator``.
         random_inputs: Its inputs; None where they are ``inputs``.
     """

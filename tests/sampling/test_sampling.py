@@ -262,12 +262,12 @@ def test_wrong_arguments_are_refused(name):
             call(name, bad)
     if name == "hard_concrete_l0":
         return
+    noise = sampling.uniform_like(X.expand(4, 4) if name == "gumbel_sinkhorn" else X)
     with pytest.raises(ValueError, match="`noise` and `generator` exclude each other"):
-        noise = sampling.uniform_like(X.expand(4, 4) if name == "gumbel_sinkhorn" else X)
         call(name, X, noise=noise, generator=torch.Generator())
     with pytest.raises(ValueError, match=r"`noise` must have the shape"):
         call(name, X, noise=torch.rand(7))
-    with pytest.raises(TypeError, match="`generator` must be a torch.Generator"):
+    with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator"):
         call(name, X, generator=3)
     for temperature in ("tau", "sample_tau"):
         if temperature in inspect.signature(getattr(sampling, name)).parameters:

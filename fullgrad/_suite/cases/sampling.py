@@ -161,6 +161,7 @@ def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, wor
     random = options.pop("random", getattr(sampling, name))
 
     def hard(*a: Any) -> Tensor:
+        assert value is not None
         return straight_through(value(*[v.detach() if isinstance(v, Tensor) else v for v in a]), surrogate(*a))
 
     return Case(
@@ -170,7 +171,7 @@ def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, wor
         inputs=inputs,
         surrogate=options.pop("as_is", hard if value is not None else surrogate),
         elementwise=False,
-        draws=draws if draws is None else lambda x, *_, generator=None: draws(x, generator=generator),
+        draws=False if draws is None else lambda x, *_, generator=None: draws(x, generator=generator),
         random_operator=random,
         max_saved_bytes=options.pop("max_saved_bytes", 8),
         of=options.pop("of", "elements" if name in _OF_UNIFORM and name != "k_subset_st" else "rows"),

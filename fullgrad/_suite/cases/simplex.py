@@ -11,6 +11,7 @@ from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.order import _newton
 from fullgrad._suite.cases.sampling import _subsets
+from fullgrad.soft._mode_names import StepMode
 from fullgrad.soft.simplex._capped_simplex import Centered
 from fullgrad.soft.simplex._topk_mask_st import TopKMaskST
 
@@ -131,6 +132,8 @@ def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, wor
     )
 
 
+_VARIANTS: tuple[StepMode, ...] = ("laplace", "c0")
+
 CASES: list[Case] = [
     _case("soft.entmax", lambda x, a: soft.entmax(x, 1 + a), (X, ABOVE_1), lambda x, a: _entmax(x, 1 + a), max_saved_bytes=2),
     _case("soft.entmax", soft.entmax, (X, 1.5), _entmax, "1.5", exhaustive=True),
@@ -160,7 +163,7 @@ CASES: list[Case] = [
             exhaustive=True,
             max_saved_bytes=16,
         )
-        for mode in ("laplace", "c0")
+        for mode in _VARIANTS
     ],
     _case(
         "topk_mask_st",

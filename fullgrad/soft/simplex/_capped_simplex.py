@@ -1,5 +1,6 @@
 """`proj_capped_simplex`: weights between 0 and 1 with a given sum."""
 
+import math
 from typing import Any
 
 import torch
@@ -28,9 +29,9 @@ def proj_capped_simplex(
         p = S(z), \quad z = \frac{x}{s} - \theta, \quad \sum p = k, \qquad
         D\, t = w \circ \Bigl(t - \frac{\langle w, t \rangle}{\sum w}\Bigr) / s, \quad w = S'(z), \qquad D_k = \frac{w}{\sum w}
 
-    with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace`` LapSum's,
-    and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivative is the true one of every
-    order, of the softness, and of k too. Saved: z.
+    with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace``
+    LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivative is the true
+    one of every order, of the softness, and of k too. Saved: z.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -154,57 +155,83 @@ def _like(v: Tensor, k: Tensor, mode: str) -> Tensor:
 
 @opaque("centered", fake=_like, schema="(Tensor v, Tensor k, str mode) -> Tensor", reads_values=True)
 def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
-    """The value of `Centered`: Newton's method in a bracket, from between the k-th and the next element."""
+    """The value of `Centered`: Newton's method in a bracket, from between the k-th and the next element. A row is done when its
+    sum is right up to rounding.
+    """
     n = v.shape[-1]
     v = v.expand(torch.broadcast_shapes(v.shape, (*k.shape[:-1], 1)))
     if n == 0:
         return v.clone()
-    k = k.expand(*v.shape[:-1], 1)
-    top, bottom = v.amax(-1, keepdim=True), torch.where(v == -torch.inf, torch.inf, v).amin(-1, keepdim=True)
-    low, high = bottom - _reach(n, mode), top + _reach(n, mode)
-    theta = torch.minimum(torch.maximum(_between(v, k), low), high)
-    best = theta
-    best_error = torch.full_like(theta, torch.inf)
-    done = torch.zeros_like(theta, dtype=torch.bool)
-    eps = 2 * torch.finfo(v.dtype).eps
+    theta, top = _between(v, k)
+    k = k.expand(theta.shape)
+    low, high = theta - math.inf, theta + math.inf
+    eps = torch.finfo(v.dtype).eps
+    enough = 4 * eps * k.clamp(min=1)
+    straight = mode in ("smooth", "laplace")  # in the log-odds of the mean
+    base = torch.log(k / (n - k)) if straight else None
+    total = theta
     for i in range(MOST_STEPS):
-        z = v - theta
-        total = curves.sigmoid(z, 1.0, mode).sum(-1, keepdim=True)
-        error = (total - k).abs()
-        better = (error < best_error) & ~done
-        best, best_error = torch.where(better, theta, best), torch.where(better, error, best_error)
-        done = done | (total == k) | total.isnan()
-        slope = curves.slope(z, 1.0, mode).sum(-1, keepdim=True)
-        before, above = high - low, total > k
-        low, high = torch.where(above, theta, low), torch.where(total < k, theta, high)
-        if mode in ("smooth", "laplace"):  # which are straighter in the log-odds of the mean
-            odds = torch.log(total / k) - torch.log((n - total) / (n - k))
-            step = odds * total * (n - total) / (n * slope)
+        total, slope = _sums(v - theta, mode)
+        error = total - k
+        wrong = error.abs() > enough  # not so of NaN
+        step = error / slope if base is None else (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
+        if i:  # one side of the bracket is known then
+            low, high = torch.where(error > 0, theta, low), torch.where(error < 0, theta, high)
         else:
-            step = (total - k) / slope
+            low, high = _bracket(theta, error, top, v, mode)
         following = theta + step
-        inside = (following > low) & (following < high)
-        slow = (high - low > before / 2) if i > _PATIENCE and i % 2 else torch.zeros_like(done)
-        following = torch.where(inside & ~slow, following, (low + high) / 2)
-        done = done | ((following - theta).abs() <= eps * theta.abs().clamp(min=eps))
-        theta = torch.where(done, theta, following)
-        if done.all():
+        outside = ~((following > low) & (following < high))
+        if i > _PATIENCE and i % 2:
+            outside = torch.ones_like(outside)
+        middle = (low + high) / 2
+        stuck = (high - low) <= 2 * eps * theta.abs()
+        following = torch.where(outside, middle, following)
+        theta = torch.where(wrong & ~stuck, following, theta)
+        if not bool((wrong & ~stuck).any()):
             break
-    z = v - best
+    z = v - theta
     z = torch.where(k <= 0, -torch.inf, torch.where(k >= n, torch.inf, z))
-    return torch.where((top < torch.inf) & (v == v).all(-1, keepdim=True), z, torch.nan)
+    return torch.where((top < torch.inf) & total.isfinite(), z, torch.nan)
 
 
-def _reach(n: int, mode: str) -> float:
-    """How far beyond the elements the threshold may lie."""
-    return 5.0 if mode in ("c0", "c1", "c2") else 800.0
+def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """The sums of a fresh tensor's steps, and of their slopes, which are functions of the steps."""
+    if mode == "smooth":
+        s = z.sigmoid_()
+        total = s.sum(-1, keepdim=True)
+        return total, total - (s * s).sum(-1, keepdim=True)
+    if mode == "laplace":
+        s = curves.sigmoid(z, 1.0, mode)
+        return s.sum(-1, keepdim=True), torch.minimum(s, 1 - s).sum(-1, keepdim=True)
+    t = z.div_(10).add_(0.5).clamp_(0, 1)
+    if mode == "c0":
+        return t.sum(-1, keepdim=True), (t.ceil() - t.floor()).sum(-1, keepdim=True) / 10
+    v = t * (1 - t)
+    if mode == "c1":
+        return (t * t * (3 - 2 * t)).sum(-1, keepdim=True), v.sum(-1, keepdim=True) * 0.6
+    return (t * t * t * (10 - 15 * t + 6 * t * t)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True) * 3
 
 
-def _between(v: Tensor, k: Tensor) -> Tensor:
-    """The middle between the k-th largest element and the next, for k that is rounded down; where one is missing, the other."""
+def _bracket(theta: Tensor, error: Tensor, top: Tensor, v: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Thresholds on both sides, of which one is the first: the other is where all steps are 0, or 1, or as good as that."""
+    reach = 800.0 if mode in ("smooth", "laplace") else 5.0
+    bottom = torch.where(v == -torch.inf, top, v).amin(-1, keepdim=True)
+    return torch.where(error > 0, theta, bottom - reach), torch.where(error > 0, top + reach, theta)
+
+
+def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part; and the
+    largest element.
+    """
     n = v.shape[-1]
-    s = v.sort(-1, descending=True).values
-    at = k.nan_to_num(0).floor().long().clamp(0, n)
-    first, second = s.gather(-1, (at - 1).clamp(0, n - 1)), s.gather(-1, at.clamp(0, n - 1))
+    if k.numel() == 1:
+        whole = min(int(k.nan_to_num(0)), n)
+        s = v.topk(min(whole + 1, n), -1).values
+        at: Tensor = torch.full_like(s[..., :1], whole, dtype=torch.int64)
+    else:
+        s = v.sort(-1, descending=True).values
+        at = k.nan_to_num(0).floor().long().clamp(0, n).expand(s[..., :1].shape)
+    last = s.shape[-1] - 1
+    first, second = s.gather(-1, (at - 1).clamp(0, last)), s.gather(-1, at.clamp(0, last))
     second = torch.where(second == -torch.inf, first, second)
-    return torch.where(k == k.floor(), (first + second) / 2, second)
+    return torch.where(k == k.floor(), (first + second) / 2, second), s[..., :1]

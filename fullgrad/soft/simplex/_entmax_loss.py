@@ -30,9 +30,9 @@ def entmax_loss(
         D_x = p - y, \quad D_\alpha = \partial_\alpha \Omega_\alpha(y) - \partial_\alpha \Omega_\alpha(p), \quad
         D_y = \nabla \Omega_\alpha(y) - x
 
-    with :math:`\Omega_\alpha(p) = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and :math:`\sum p \log p` at 1. It is 0 where p is
-    the target, which for :math:`\alpha > 1` a margin suffices for. The derivatives are the true ones, of every order. Saved: the
-    scores, the weights and the target.
+    with :math:`\Omega_\alpha(p) = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and :math:`\sum p \log p` at 1. It is 0 where p
+    is the target, which for :math:`\alpha > 1` a margin suffices for. The derivatives are the true ones, of every order. Saved:
+    the scores, the weights and the target.
 
     Args:
         x: Scores, any shape; floating, or integer (which gives the default dtype).

@@ -31,8 +31,8 @@ class FenchelYoung(RowFunction):
 
     @classmethod
     def value(cls, x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
-        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, and not the rounding
-        of its scores. Without classes of weight 0, which may be at minus infinity.
+        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, not the
+        rounding of its scores. Without classes of weight 0, which may be at minus infinity.
         """
         mean = (torch.where(y == 0, 0, x) * y).sum(-1, keepdim=True)
         d = p - y
@@ -105,8 +105,8 @@ def fenchel_young(
             raise ValueError(
                 f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
             )
-        counted = target != ignore_index
-        index = torch.where(counted, target, 0).unsqueeze(-1)
+        kept = target != ignore_index
+        counted, index = kept, torch.where(kept, target, 0).unsqueeze(-1)
         y = torch.zeros_like(rows).scatter(-1, index, 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:

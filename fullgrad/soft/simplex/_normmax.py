@@ -23,7 +23,8 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
         \kappa = \frac{\|p\|_\alpha^a}{a}, \qquad D_\alpha = \frac{\dot q - p \sum \dot q}{\sum q}
 
     with :math:`\dot q = -\frac1a (q \log q + q^{2 - \alpha} \dot \theta)` and
-    :math:`\dot \theta = -\sum q^\alpha \log q / (\alpha \sum q)`. The derivative is the true one of every order. Saved: the value.
+    :math:`\dot \theta = -\sum q^\alpha \log q / (\alpha \sum q)`. The derivative is the true one of every order. Saved: the
+    value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

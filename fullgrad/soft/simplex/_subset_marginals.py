@@ -108,18 +108,16 @@ def marginals(logits: Tensor, k: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, degree: int) -> Tensor:
-    """The product of polynomials in logarithms, up to a degree."""
-    pad = torch.nn.functional.pad
+    """The product of polynomials in logarithms, up to a degree: the coefficient of degree d sums a_i b_{d-i} over i."""
     m = a.shape[-1]
-    b = pad(b, (m - 1, max(degree + 1 - b.shape[-1], 0)), value=_LOG_0)
-    # The coefficient of degree d is a sum over i of a_i b_{d-i}: windows of the reversed b.
-    windows = b.unfold(-1, m, 1)[..., : degree + 1, :].flip(-1)
-    return (windows + a.unsqueeze(-2)).logsumexp(-1)
+    b = torch.nn.functional.pad(b, (m - 1, max(degree + 1 - b.shape[-1], 0)), value=_LOG_0)
+    shifted = torch.stack([b[..., m - 1 - i : m + degree - i] for i in range(m)], -1)
+    return (shifted + a.unsqueeze(-2)).logsumexp(-1)
 
 
 def _correlation(a: Tensor, b: Tensor, degree: int) -> Tensor:
-    """Sums over m of a_{d+m} b_m in logarithms, for d up to a degree."""
+    """Sums over i of a_{d+i} b_i in logarithms, for d up to a degree."""
     m = b.shape[-1]
     a = torch.nn.functional.pad(a, (0, max(degree + m - a.shape[-1], 0)), value=_LOG_0)
-    windows = a.unfold(-1, m, 1)[..., : degree + 1, :]
-    return (windows + b.unsqueeze(-2)).logsumexp(-1)
+    shifted = torch.stack([a[..., i : i + degree + 1] for i in range(m)], -1)
+    return (shifted + b.unsqueeze(-2)).logsumexp(-1)

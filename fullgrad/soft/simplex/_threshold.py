@@ -63,7 +63,7 @@ def _like_x(x: Tensor, a: float) -> Tensor:
 
 @opaque("entmax_weights_by_number", fake=_like_x, schema="(Tensor x, float a) -> Tensor", reads_values=True)
 def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
-    """The same for one exponent between 0 and 1, both excluded: the norm is convex, and Newton's method never passes the solution."""
+    """The same for an exponent between 0 and 1, both excluded: the norm is convex, and Newton's method never goes too far."""
     if x.shape[-1] == 0:
         return x.clone()
     top = x.amax(-1, keepdim=True)
@@ -71,7 +71,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
     theta = torch.zeros_like(top)  # times a
     eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
     enough = min(10 * eps**0.75, 0.1 * a)
-    last = False
+    last, p = False, shifted
     for i in range(MOST_STEPS):
         base = (shifted - theta).clamp_(min=-1)
         p = torch.log1p(base).div_(a).exp_()

@@ -66,8 +66,8 @@ def averages(a: Tensor, h: Tensor) -> Tensor:
 
 
 def laplace_sums(u: Tensor) -> Tensor:
-    r"""The sums :math:`\sum_k S(u_j - u_k)` of the step S of a Laplace distribution, in O(n log n): :math:`1 - \frac12 e^{-d}` for
-    smaller elements, :math:`\frac12` for equal ones, :math:`\frac12 e^{-d}` for larger ones.
+    r"""The sums :math:`\sum_k S(u_j - u_k)` of the step S of a Laplace distribution, in O(n log n):
+    :math:`1 - \frac12 e^{-d}` for smaller elements, :math:`\frac12` for equal ones, :math:`\frac12 e^{-d}` for larger ones.
     """
     a, order = torch.sort(wide(u), dim=-1)
     first, last = tie_bounds(a)

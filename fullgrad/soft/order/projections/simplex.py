@@ -136,7 +136,7 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
 
 
 def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
-    r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative minus ``slope``: :math:`f (1 - f^{-e}) / (e s)`, which is
+    r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative -s: :math:`f (1 - f^{-e}) / (e s)`, which is
     :math:`f \log f / s` for e = 0.
     """
     if not isinstance(exponent, Tensor):

@@ -23,6 +23,14 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     Its dtype is that of ``x``, but float32 for half precision: bfloat16 noise is 0 once in 512 draws, so that an event of
     probability 0.001 would be three times as frequent. The numbers do not depend on the strides of ``x``.
 
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+
     Example:
         >>> import torch, fullgrad
         >>> x = torch.zeros(2, dtype=torch.bfloat16)
@@ -39,13 +47,31 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
 
 
 def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
-    """Exponential noise of mean 1, always finite: ``-log(u)`` of :func:`uniform_like`, with the smallest normal number for 0."""
+    """Exponential noise of mean 1, always finite: ``-log(u)`` of :func:`uniform_like`, with the smallest normal number for 0.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+    """
     u = uniform_like(x, sample_shape, generator=generator)
     return u.clamp_(min=torch.finfo(u.dtype).tiny).log_().neg_()
 
 
 def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
-    """Gumbel noise, always finite: ``-log`` of :func:`exponential_like`."""
+    """Gumbel noise, always finite: ``-log`` of :func:`exponential_like`.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+    """
     e = exponential_like(x, sample_shape, generator=generator)
     return e.log_().neg_()
 

@@ -38,7 +38,7 @@ def _public() -> dict[str, Any]:
     """Every public object by the path under which users know it, in the order of the lists."""
     return {
         f"{package.__name__}.{name}": getattr(package, name)
-        for package in (fullgrad, fullgrad.soft, fullgrad.spikes, fullgrad.testing)
+        for package in (fullgrad, fullgrad.sampling, fullgrad.soft, fullgrad.spikes, fullgrad.testing)
         for name in package.__all__
     }
 

@@ -293,6 +293,7 @@ def _elements() -> list[Case]:
             value=_ternary,
             smooth_forwards={TernaryST: _clamped},
             max_saved_bytes=0,
+            long=True,
         ),
         _case(
             "poisson_st",

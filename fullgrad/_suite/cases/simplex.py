@@ -159,7 +159,7 @@ CASES: list[Case] = [
             lambda x, mode=mode: soft.proj_capped_simplex(x, 1.5, softness=0.4, mode=mode),
             (X,),
             lambda x, mode=mode: _capped(x, 1.5, 0.4, mode),
-            mode,
+            f"in {mode}",
             exhaustive=True,
             max_saved_bytes=16,
         )
@@ -188,6 +188,7 @@ CASES: list[Case] = [
         (X, TARGET, ABOVE_1),
         lambda x, y, a: _loss(_normmax, _norm)(x, y, 1 + 3 * a),
         max_saved_bytes=None,
+        long=True,
     ),
     _case(
         "soft.sort",

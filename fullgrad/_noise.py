@@ -58,7 +58,7 @@ def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: 
         A contiguous tensor without a derivative.
     """
     u = uniform_like(x, sample_shape, generator=generator)
-    return u.clamp_(min=torch.finfo(u.dtype).tiny).log_().neg_()
+    return u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # clamp_ has no batching rule
 
 
 def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:

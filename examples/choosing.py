@@ -7,11 +7,12 @@ Three networks choose, and learn what to choose, on the 1,797 handwritten digits
 * *where to look*: sparse attention over the pixels, whose exponent learns: between a softmax, which looks everywhere, and a
   projection, which looks at few pixels;
 * *which code*: a bottleneck of two random variables with eight classes each. It is small enough for the exact gradient, by
-  enumeration of all 64 codes; so bias and variance of each estimator are known next to the accuracy;
+  enumeration of all 64 codes; so the bias and variance of each estimator are known next to
+  the accuracy;
 * *which pixels*: a random subset of k of the 64 pixels, the same for all digits, and a classifier that sees no others.
 
-Run ``python examples/choosing.py``; with a file name after it, the picture is written there. It takes less than a minute, and ends
-with an error if a result is not as this page says.
+Run ``python examples/choosing.py``; with a file name after it, the picture is written there. It takes less than a minute, and
+ends with an error if a result is not as this page says.
 """
 
 import sys
@@ -68,8 +69,8 @@ progress.start()
 # Where to look
 # -------------
 #
-# Eight heads. Each scores the pixels of an image, takes weights of the scores, and sums what the pixels say. The exponent of each head is
-# a parameter like the others: ``1 + softplus(...)``, so that it stays above 1.
+# Eight heads. Each scores the pixels of an image, takes weights of the scores, and sums what the pixels say. The exponent of each
+# head is a parameter like the others: ``1 + softplus(...)``, so that it stays above 1.
 
 HEADS, WIDTH = 8, 6
 
@@ -113,8 +114,8 @@ assert support["entmax"].mean() < 32
 # Which code
 # ----------
 #
-# An encoder gives logits of two variables with eight classes, a sample of both is the code, a table gives the digit. The loss of a
-# sample is random, its mean is a sum over the 64 codes.
+# An encoder gives logits of two variables with eight classes, a sample of both is the code, a table gives the digit. The loss
+# of a sample is random, its mean is a sum over the 64 codes.
 
 VARIABLES, CLASSES = 2, 8
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -212,8 +213,8 @@ print("\nper-sample gradients in one call equal a loop over 8 samples")
 # Which pixels
 # ------------
 #
-# One logit for each pixel. In training a subset of k is drawn for each image, with the derivative of the exact marginals; later the k
-# best are kept.
+# One logit for each pixel. In training a subset of k is drawn for each image, with the derivative of the exact marginals; later
+# the k best are kept.
 
 K = 8
 
@@ -256,10 +257,10 @@ looks = attention(attending["entmax"], test_images).mean(0)
 for head in range(HEADS):
     axes = figure.add_subplot(grid[0, head])
     axes.imshow(looks[head].view(8, 8), cmap="viridis")
-    axes.set_title(f"α = {alphas[head]:.2f}\n{support['entmax'][head]:.0f} pixels", fontsize=9)
+    axes.set_title(f"exponent {alphas[head]:.2f}\n{support['entmax'][head]:.0f} pixels", fontsize=9)
     axes.set_axis_off()
 axes = figure.add_subplot(grid[1, 1:5])
-for i, (name, (rate, bias, deviation)) in enumerate(measured.items()):
+for i, (rate, bias, deviation) in enumerate(measured.values()):
     axes.barh(i - 0.2, bias, 0.38, color="#DD6B20", label="bias" if i == 0 else None)
     axes.barh(i + 0.2, deviation, 0.38, color="#3A8FD0", label="standard deviation" if i == 0 else None)
     axes.text(deviation, i + 0.2, f" accuracy {rate:.3f}", va="center", fontsize=8)

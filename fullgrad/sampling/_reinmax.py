@@ -76,9 +76,17 @@ class ReinMax(SampleOfRows):
 
 
 def _derivative_times(v: Tensor, logits: Tensor, index: Tensor, tau: float, dim: int) -> Tensor:
-    """D v."""
+    r"""D v without the mean of both: with :math:`a = q \circ (v - v_i)`, of :math:`q = \operatorname{softmax}(\theta / \tau)`,
+
+    .. math::
+        2 J\Bigl(\frac{q + e_i}{2}\Bigr) v = a - \frac{q + e_i}{2} \sum a
+
+    and for :math:`\tau = 1` the rest takes half of a and all of q.
+    """
     v, wide = to_opmath(v, logits)
-    p = torch.softmax(wide, dim)
-    q = p if tau == 1 else torch.softmax(wide / tau, dim)
-    mean = torch.lerp(q, torch.zeros_like(q).scatter(dim, index, 1.0), 0.5)
-    return 2 * softmax_pull(v, mean, dim) - softmax_pull(v, p, dim) / 2
+    q = torch.softmax(wide if tau == 1 else wide / tau, dim)
+    a = q * (v - v.gather(dim, index))
+    half = a.sum(dim, keepdim=True) / 2
+    if tau == 1:
+        return (a / 2).scatter_add(dim, index, -half)
+    return (a - q * half).scatter_add(dim, index, -half) - softmax_pull(v, torch.softmax(wide, dim), dim) / 2

@@ -317,10 +317,10 @@ def gradient_by_differences(s: Subject) -> None:
     """``gradgradcheck`` with the forward as it is: a rule that reads a rounded value or a sample from its own saved output gives
     second derivatives that agree with each other and are wrong.
 
-    The option ``held_constant`` says that the surrogate has a constant that moves with the inputs.
+    The option ``not_by_differences`` has the reason where the derivative holds constant, or passes straight through, what moves.
     """
-    if "held_constant" in s.options:
-        raise NotApplicable(f"held constant in the derivative: {s.options['held_constant']}")
+    if "not_by_differences" in s.options:
+        raise NotApplicable(s.options["not_by_differences"])
     if s.smooth_forwards == {}:
         raise NotApplicable("the derivative is the true one: gradgradcheck has the forward as it is")
     torch.autograd.gradgradcheck(s.op, s.leaves())

@@ -31,6 +31,9 @@ def sort(
     In every mode ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n) memory, derivatives
     included; indices are n by n. Saved: ``x``.
 
+    ``lapsum``, in the mode ``laplace``: the values at which a sum of soft steps has the height of each place,
+    :math:`\sum_j S(y_i - z_j) = i - \frac12`, with :func:`sigmoidal`.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -49,7 +52,7 @@ def sort(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -61,7 +64,8 @@ def sort(
         tensor([1.0000, 2.5000, 3.0000])
 
     Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
-    https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
+    https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Struski et
+    al., https://arxiv.org/abs/2503.06242 (lapsum).
     """
     outputs = "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
@@ -105,7 +109,7 @@ def sort_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
 
     Example:

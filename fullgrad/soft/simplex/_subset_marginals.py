@@ -10,6 +10,7 @@ from fullgrad._half_precision import to_opmath
 from fullgrad._inputs import saved_inputs
 from fullgrad._recompute import pulled_back
 from fullgrad._recomputed import Recomputed
+from fullgrad.soft._relaxation import floating
 
 # Stands for the logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
 _LOG_0 = -1e30
@@ -28,15 +29,15 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     overflows or cancels. Saved: ``logits``.
 
     Args:
-        logits: The logits θ, any shape; floating.
+        logits: The logits θ, any shape; floating, or integer (which gives the default dtype).
         k: The size of the subset.
         dim: The dimension of the elements.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
+        A tensor of the shape of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
 
     Raises:
-        TypeError: ``logits`` is not a floating tensor, or ``k`` or ``dim`` is not an integer.
+        TypeError: ``logits`` is not a real tensor, or ``k`` or ``dim`` is not an integer.
         ValueError: ``k`` is not from 0 to the number of elements.
         IndexError: ``logits`` has no such dimension.
 
@@ -48,7 +49,8 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     Source: Ahmed et al., https://arxiv.org/abs/2210.01941; Swersky et al., https://papers.nips.cc/paper/4702.
     """
     name = "subset_marginals"
-    _checks.floating_tensor(name, "logits", logits)
+    _checks.real_tensor(name, "logits", logits)
+    logits = floating(logits)
     _checks.dim(name, dim, logits.ndim)
     n = logits.shape[dim] if logits.ndim else 1
     _checks.integer_between(name, "k", k, 0, n)

@@ -1,6 +1,6 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
-from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, soft, spikes, tracking
+from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.adoption import *  # noqa: F403
@@ -22,6 +22,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *rounding.__all__,
     *tracking.__all__,
     "quantizers",
+    "sampling",
     "soft",
     "spikes",
 ]

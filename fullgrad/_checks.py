@@ -155,6 +155,14 @@ def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     return value
 
 
+def integer_between(name: str, argument: str, value: Any, low: int, high: int) -> None:
+    """An integer between two limits, both included."""
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: `{argument}` must be from {low} to {high}, got {value}.")
+
+
 def not_empty(name: str, argument: str, value: Tensor) -> None:
     """A tensor with at least one element."""
     if value.numel() == 0:

@@ -14,12 +14,22 @@ from torch import Generator, Tensor
 from fullgrad import _checks
 from fullgrad._half_precision import HALF
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
     """Uniform noise in [0, 1) of the shape ``(*sample_shape, *x.shape)`` on the device of ``x``.
 
     Its dtype is that of ``x``, but float32 for half precision: bfloat16 noise is 0 once in 512 draws, so that an event of
     probability 0.001 would be three times as frequent. The numbers do not depend on the strides of ``x``.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
 
     Example:
         >>> import torch, fullgrad
@@ -29,20 +39,39 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
         (torch.Size([3, 2]), torch.float32)
     """
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    like = x.expand(*sample_shape, *x.shape) if sample_shape else x
-    if generator is None:
+    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
+        like = x.expand(*sample_shape, *x.shape) if sample_shape else x
         return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
-    return torch.rand(like.shape, dtype=dtype, device=x.device, generator=generator)
+    # Not like x: in forward mode the noise would have a tangent, of zeros.
+    return torch.rand((*sample_shape, *x.shape), dtype=dtype, device=x.device, generator=generator)
 
 
 def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
-    """Exponential noise of mean 1, always finite: ``-log(u)`` of :func:`uniform_like`, with the smallest normal number for 0."""
+    """Exponential noise of mean 1, always finite: ``-log(u)`` of :func:`uniform_like`, with the smallest normal number for 0.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+    """
     u = uniform_like(x, sample_shape, generator=generator)
-    return u.clamp_(min=torch.finfo(u.dtype).tiny).log_().neg_()
+    return u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # clamp_ has no batching rule
 
 
 def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
-    """Gumbel noise, always finite: ``-log`` of :func:`exponential_like`."""
+    """Gumbel noise, always finite: ``-log`` of :func:`exponential_like`.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+    """
     e = exponential_like(x, sample_shape, generator=generator)
     return e.log_().neg_()
 

@@ -18,7 +18,8 @@ LAYERS = (
     ("fullgrad._suite", "fullgrad.__main__"),
 )
 HELPERS = tuple(
-    f"fullgrad.{name}" for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute", "_half_precision", "_noise")
+    f"fullgrad.{name}"
+    for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute", "_recomputed", "_half_precision", "_noise")
 )
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (

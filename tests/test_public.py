@@ -21,6 +21,8 @@ QUANTIZERS = [
     for name in fullgrad.quantizers.__all__
     if inspect.isfunction(getattr(fullgrad.quantizers, name)) and name not in HELPERS
 ]
+SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
+KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
 BASES = ("Elementwise", "Function")
 CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
@@ -29,7 +31,7 @@ OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), ful
 def test_every_public_operator_has_a_case():
     """A public name without a case is a failure, and so is a case for a name that is not public."""
     covered = {name for case in CASES for name in case.covers}
-    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS}
+    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING}
 
 
 def test_names_of_cases_are_unique():
@@ -37,12 +39,13 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING])
 def test_public_function_is_documented(name):
     """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
     function = operator.attrgetter(name)(fullgrad)
     for parameter in inspect.signature(function).parameters.values():
         assert parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        assert parameter.kind is parameter.KEYWORD_ONLY or parameter.name not in KEYWORDS
         assert parameter.annotation is not parameter.empty
     for section in (".. math::", "Args:", "Returns:", "Raises:", "Example:", ">>>", "Source:"):
         assert section in (function.__doc__ or ""), f"{name} lacks {section}"
@@ -80,6 +83,8 @@ def params(cases):
 
 
 PUBLIC = [case for case in CASES if case.covers]
+# Random operators take floating numbers alone: `tests/sampling`.
+PUBLIC = [case for case in PUBLIC if not case.name.startswith("sampling.")]
 CHECKED = [case for case in PUBLIC if case.name not in UNCHECKED]
 
 

@@ -14,8 +14,11 @@ import torch
 
 from fullgrad import Function
 from fullgrad._suite.cases import CASES
+from fullgrad.sampling._binary_st import RandomSign
+from fullgrad.soft.simplex._losses import FenchelYoung
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
+from fullgrad.testing._registry import WITH_TANGENTS
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
@@ -29,7 +32,11 @@ def applies(case, name):
     numeric = name == "gradcheck" or (name == "gradgradcheck" and case.linear)
     exact = name in GROUPS["value"] and name != "value_on_meta_and_fake_tensors"
     several = name == "unneeded_gradients_cost_nothing"
-    if name == "adjoint" and not case.linear:
+    if (name == "adjoint" and not case.linear) or (name in WITH_TANGENTS and not case.has_tangent):
+        return False
+    if name in GROUPS["randomness"]:
+        return bool(case.draws) and (name != "rare_events_in_half_precision" or "rare" in case.options)
+    if name == "gradient_by_differences" and (case.smooth_forwards == {} or "not_by_differences" in case.options):
         return False
     return not (
         (numeric and case.smooth_forwards is None) or (exact and case.value is None) or (several and len(case.diff_argnums) < 2)
@@ -72,7 +79,7 @@ def groups(cases, size=10):
     """
     same = {}
     for case in cases:
-        same.setdefault((case.value is None, case.of == "matrices"), []).append(case)
+        same.setdefault((case.value is None, case.of == "matrices", case.has_tangent), []).append(case)
     return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
 
 
@@ -88,6 +95,7 @@ def groups(cases, size=10):
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for cases, name in itertools.product(groups(chosen), TOGETHER)
+        if applies(cases[0], name)
     ],
 )
 def test_check_together(cases, name, device):
@@ -127,7 +135,7 @@ def _called(case):
 def test_every_operator_class_is_checked():
     """In the short suite, but for those that only give formulas to the rules of a base, of which it has others."""
     called = set().union(*map(_called, SHORT))
-    of_formulas = {cls for cls in _operator_classes() if issubclass(cls, Surrogate)}
+    of_formulas = {cls for cls in _operator_classes() if issubclass(cls, (Surrogate, FenchelYoung, RandomSign))}
     assert called & of_formulas
     assert not set(_operator_classes()) - called - of_formulas
 

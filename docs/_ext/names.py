@@ -38,7 +38,11 @@ def _public() -> dict[str, Any]:
     """Every public object by the path under which users know it, in the order of the lists."""
     return {
         f"{package.__name__}.{name}": getattr(package, name)
-        for package in (fullgrad, fullgrad.soft, fullgrad.spikes, fullgrad.quantizers, fullgrad.testing)
+        for package in (
+            fullgrad,
+            *filter(inspect.ismodule, [getattr(fullgrad, name) for name in fullgrad.__all__]),
+            fullgrad.testing,
+        )
         for name in package.__all__
     }
 

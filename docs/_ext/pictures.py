@@ -80,6 +80,8 @@ def pictures(path: str) -> dict[str, Picture]:
     function = functools.reduce(getattr, path.split(".")[1:], fullgrad)
     name = path.removeprefix("fullgrad.")
     cases = {case.name: case for case in CASES if name in case.covers}
+    if name.startswith("sampling."):  # a sample has no curve; the family's page has pictures of its own
+        return {}
     if not cases or not inspect.isfunction(function) or function.__module__.startswith("fullgrad.tracking"):
         return {}
     parameters = inspect.signature(function).parameters

@@ -29,6 +29,7 @@ from fullgrad.soft.order import (
     sort_st,
     topk_st,
 )
+from fullgrad.soft.simplex import topk_mask_st
 
 equal_st, ranking_st = eq_st, rank_st
 
@@ -64,5 +65,6 @@ __all__ = [
     "sort_st",
     "st",
     "straight_through",
+    "topk_mask_st",
     "topk_st",
 ]

@@ -29,6 +29,15 @@ from fullgrad.soft.order import (
     sort,
     topk,
 )
+from fullgrad.soft.simplex import (
+    entmax,
+    entmax_loss,
+    normmax,
+    normmax_loss,
+    proj_capped_simplex,
+    sparsemax,
+    subset_marginals,
+)
 
 # torch's other names.
 gt, ge, lt, le, ne, equal = greater, greater_equal, less, less_equal, not_equal, eq
@@ -44,6 +53,8 @@ __all__ = [
     "argsort",
     "clamp",
     "eq",
+    "entmax",
+    "entmax_loss",
     "equal",
     "ge",
     "greater",
@@ -65,7 +76,10 @@ __all__ = [
     "min",
     "narrow",
     "ne",
+    "normmax",
+    "normmax_loss",
     "not_equal",
+    "proj_capped_simplex",
     "proj_permutahedron",
     "proj_simplex",
     "proj_transport_polytope",
@@ -77,6 +91,8 @@ __all__ = [
     "sign",
     "softrelu",
     "sort",
+    "sparsemax",
+    "subset_marginals",
     "take",
     "take_along_dim",
     "topk",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._mode_names import Mode
+from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
 from fullgrad.soft._relaxation import (
     Operand,
     Relaxation,
@@ -24,7 +24,7 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x > y``, in [0, 1].
 
     .. math::
@@ -37,7 +37,7 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
         epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
@@ -57,7 +57,9 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
     return _comparison("greater", x, y, softness, mode, epsilon)
 
 
-def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_equal(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""The soft truth value of ``x >= y``, in [0, 1].
 
     .. math::
@@ -70,7 +72,7 @@ def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = 
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
         epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
@@ -90,7 +92,7 @@ def greater_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = 
     return _comparison("greater_equal", x, y, softness, mode, epsilon)
 
 
-def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x < y``, in [0, 1].
 
     .. math::
@@ -103,7 +105,7 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth",
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
         epsilon: A small shift, which makes the value at ``x = y`` less than 1/2.
 
     Returns:
@@ -123,7 +125,7 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth",
     return _comparison("less", x, y, softness, mode, epsilon)
 
 
-def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""The soft truth value of ``x <= y``, in [0, 1].
 
     .. math::
@@ -136,7 +138,7 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
         epsilon: A small shift, which makes the value at ``x = y`` greater than 1/2.
 
     Returns:
@@ -156,7 +158,7 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
     return _comparison("less_equal", x, y, softness, mode, epsilon)
 
 
-def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x > y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -169,7 +171,7 @@ def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"``, or ``"hard"`` for the derivative 0.
         epsilon: The small shift of the relaxation.
 
     Returns:
@@ -192,7 +194,9 @@ def greater_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "sm
     return _comparison("greater_st", x, y, softness, mode, epsilon)
 
 
-def greater_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def greater_equal_st(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x >= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -205,7 +209,7 @@ def greater_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"``, or ``"hard"`` for the derivative 0.
         epsilon: The small shift of the relaxation.
 
     Returns:
@@ -228,7 +232,7 @@ def greater_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode
     return _comparison("greater_equal_st", x, y, softness, mode, epsilon)
 
 
-def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10) -> Tensor:
     r"""Whether ``x < y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -241,7 +245,7 @@ def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"``, or ``"hard"`` for the derivative 0.
         epsilon: The small shift of the relaxation.
 
     Returns:
@@ -264,7 +268,9 @@ def less_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smoot
     return _comparison("less_st", x, y, softness, mode, epsilon)
 
 
-def less_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", epsilon: float = 1e-10) -> Tensor:
+def less_equal_st(
+    x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "smooth", epsilon: float = 1e-10
+) -> Tensor:
     r"""Whether ``x <= y`` as 0 or 1, with the derivative of its relaxation.
 
     .. math::
@@ -277,7 +283,7 @@ def less_equal_st(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = 
         x: Any shape; floating, or integer (which gives the default dtype).
         y: A tensor that broadcasts with ``x``, or a number.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"``, or ``"hard"`` for the derivative 0.
         epsilon: The small shift of the relaxation.
 
     Returns:
@@ -351,7 +357,7 @@ def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor
 
 
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
-    x = check(name, x, softness, mode)
+    x = check(name, x, softness, mode, ANY_STEP_MODES)
     y = check_other(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
     hard = name.endswith("_st")

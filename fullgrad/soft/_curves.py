@@ -5,7 +5,8 @@ The sigmoid :math:`S(x; s)`, its derivative and its integral, for a softness :ma
 * ``smooth``: :math:`S = 1 / (1 + e^{-x/s})`;
 * ``c0``, ``c1``, ``c2``: a polynomial in :math:`t = \operatorname{clamp}((x + w) / 2w, 0, 1)` with :math:`w = 5s`, constant
   beyond :math:`\pm w`, and none, one or two times continuously differentiable there: :math:`t`, :math:`3t^2 - 2t^3`,
-  :math:`10t^3 - 15t^4 + 6t^5`.
+  :math:`10t^3 - 15t^4 + 6t^5`;
+* ``laplace``, for steps alone: :math:`S = \frac12 e^{x/s}` below 0 and :math:`1 - \frac12 e^{-x/s}` above.
 
 All are written without the difference of large numbers, and stay finite, or right, at infinity. ``1 - S(x)`` is ``S(-x)``.
 """
@@ -34,6 +35,7 @@ _SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
 _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
 # Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
 _FAR = 800.0
+_ENDLESS = ("smooth", "laplace")
 
 
 def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tensor:
@@ -48,12 +50,18 @@ def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode == "smooth":
         z = x / s
         return torch.sigmoid(z, out=z if can_reuse_buffers() else None)
+    if mode == "laplace":
+        z = x / s
+        tail = torch.exp(-z.abs()) / 2
+        return torch.where(z < 0, tail, 1 - tail)
     t = _ramp(x, s)
     return t if mode == "c0" else _polynomial(t, _SIGMOID[mode])
 
 
 def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     """S'."""
+    if mode == "laplace":  # with a kink at 0, where its own slope counts as 0
+        return torch.exp(-(x / s).abs()) / (2 * s)
     if mode == "smooth":
         z = x / s
         if torch.compiler.is_compiling():  # a choice costs less than an exponential, and its derivative at 0 may be either
@@ -115,7 +123,7 @@ def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
     """x as far as S changes: finite at infinity, where it multiplies what is 0 there."""
-    far = (_FAR if mode == "smooth" else 5.0) * s
+    far = (_FAR if mode in _ENDLESS else 5.0) * s
     if isinstance(far, Tensor):
         return torch.minimum(torch.maximum(x, -far), far)
     return torch.clamp(x, -far, far)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._kernels import sigmoid_gate
 from fullgrad.soft import _curves as curves
-from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
+from fullgrad.soft._mode_names import ANY_STEP_MODES, STEP_MODES, AnyStepMode, StepMode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
@@ -21,14 +21,15 @@ from fullgrad.soft._relaxation import (
 )
 
 
-def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") -> Tensor:
+def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") -> Tensor:
     r"""A step from 0 to 1 around 0.
 
     .. math::
         S(x) = \frac{1}{1 + e^{-x / s}}, \qquad D_x = S'(x) = \frac{S (1 - S)}{s}, \qquad D_s = -\frac{x}{s} S'(x)
 
     in smooth mode; else, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
-    :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`. Derivatives of every order are the true ones, and
+    :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`; and ``laplace``, :math:`\frac12 e^{x/s}` below 0 and
+    :math:`1 - \frac12 e^{-x/s}` above. Derivatives of every order are the true ones, and
     :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; both where the softness is a tensor, and in half
     precision.
 
@@ -36,7 +37,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
         mode: ``"smooth"`` (infinitely differentiable), or ``"c0"``, ``"c1"``, ``"c2"`` (none, one or two
-            times continuously differentiable, and 0 or 1 beyond 5 softnesses).
+            times continuously differentiable, and 0 or 1 beyond 5 softnesses), or ``"laplace"`` (once).
 
     Returns:
         A tensor of the broadcast shape.
@@ -57,11 +58,11 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth") ->
     """
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
-    x = check("sigmoidal", x, softness, mode, SOFT_MODES)
+    x = check("sigmoidal", x, softness, mode, STEP_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
 
 
-def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
+def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth") -> Tensor:
     r"""A soft Heaviside step: :func:`sigmoidal`, with a hard mode.
 
     .. math::
@@ -72,7 +73,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
 
     Returns:
         A tensor of the broadcast shape.
@@ -90,11 +91,11 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Ten
     """
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
-    x = check("heaviside", x, softness, mode)
+    x = check("heaviside", x, softness, mode, ANY_STEP_MODES)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
-def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
+def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth") -> Tensor:
     r"""The Heaviside step with the derivative of its relaxation.
 
     .. math::
@@ -106,7 +107,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         softness: The width of the step, a positive number, or a tensor that broadcasts with ``x`` and gets its own gradient.
-        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative 0.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"``, or ``"hard"`` for the derivative 0.
 
     Returns:
         A tensor of the broadcast shape.
@@ -127,7 +128,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> 
     """
     if only_value_needed(x, softness, mode):
         return step(x, value_only=True)
-    x = check("heaviside_st", x, softness, mode)
+    x = check("heaviside_st", x, softness, mode, ANY_STEP_MODES)
     if mode == "hard":
         return heaviside(x, softness, mode)
     return Sigmoidal.apply(x, softness, mode, True)

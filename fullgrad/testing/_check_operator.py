@@ -21,6 +21,7 @@ def check_operator(
     value: Callable[..., Any] | None = None,
     smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
     max_saved_bytes: int | None = None,
+    draws: Callable[..., Tensor] | bool = False,
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
     raise_exception: bool = True,
@@ -45,6 +46,9 @@ def check_operator(
         smooth_forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a
             smooth function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
         max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None leaves that unchecked.
+        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
+            call, which the operator takes as ``noise``; True for an operator that takes none. The checks are then those of
+            randomness; for all others pass an operator to which noise is given.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.
@@ -88,15 +92,19 @@ def check_operator(
         max_saved_bytes=max_saved_bytes,
         linear=cotangent_map is None,
         options={"backend": backend},
+        draws=draws,
     )
     if not subject.diff_argnums:
         raise ValueError("check_operator needs a floating tensor among the inputs to differentiate with respect to, got none.")
     if isinstance(operator, torch.nn.Module):
         operator.double()
-    report = Report(name, {check: run_check(check, subject) for check in choose(checks)})
+    report = Report(name, {check: run_check(check, subject) for check in choose(_RANDOM if draws and checks is None else checks)})
     if raise_exception and report.failures:
         raise OperatorError(report)
     return report
+
+
+_RANDOM = ("randomness",)
 
 
 def run_check(name: str, subject: Subject) -> Result:

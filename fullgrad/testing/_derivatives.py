@@ -305,6 +305,20 @@ def gradgradcheck(s: Subject) -> None:
     _numerically(s, torch.autograd.gradgradcheck, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
+@check("gradcheck")
+def gradient_by_differences(s: Subject) -> None:
+    """``gradgradcheck`` with the forward as it is: a rule that reads a rounded value or a sample from its own saved output gives
+    second derivatives that agree with each other and are wrong.
+
+    The option ``not_by_differences`` has the reason where the derivative holds constant, or passes straight through, what moves.
+    """
+    if "not_by_differences" in s.options:
+        raise NotApplicable(s.options["not_by_differences"])
+    if s.smooth_forwards == {}:
+        raise NotApplicable("the derivative is the true one: gradgradcheck has the forward as it is")
+    torch.autograd.gradgradcheck(s.op, s.leaves())
+
+
 def _numerically(s: Subject, function, **options) -> None:
     if s.smooth_forwards is None and (s.linear or function is torch.autograd.gradcheck):
         raise NotApplicable("no smooth function with this derivative was given to take numerical differences of")

@@ -12,6 +12,14 @@ CHECKS: dict[str, Check] = {}
 GROUPS: dict[str, list[str]] = {}
 # Public threads about the checks that torch's own autograd.Function fails, or cannot run.
 UPSTREAM_ISSUES: dict[str, str] = {}
+# Checks in which there is a forward mode: they have nothing to say about an operator without a tangent.
+WITH_TANGENTS = {
+    *("dual_numbers", "tangents_are_not_shared", "func_jvp", "func_jacfwd", "func_linearize", "adjoint"),
+    *("func_hessian", "reverse_over_forward", "forward_over_forward", "jvp_of_grad", "grad_of_jvp"),
+    *("three_of_forward", "three_mixed", "gradcheck", "gradgradcheck", "vmap_of_jvp", "vmap_of_hessian"),
+    *("compile_jvp", "compile_hessian", "compile_forward_over_forward", "make_fx_of_transforms"),
+    *("modes_inside_transforms", "gradients_in_every_dtype"),
+}
 
 
 def check(group: str, issue: int | None = None) -> Callable[[Check], Check]:

@@ -40,6 +40,11 @@ class Subject:
         max_saved_bytes: Bytes per element of the output that may be saved beyond inputs and output; None for any number.
         linear: Whether the derivative is linear in the cotangent, so that ``jvp`` and ``vjp`` are adjoint.
         options: Options of single checks, by name, such as ``backend`` for compilation.
+        has_tangent: Whether there is a forward-mode derivative.
+        draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
+            call, which the operator takes as ``noise``. True for an operator that takes none.
+        random_operator: The operator that draws; None where it is ``operator``.
+        random_inputs: Its inputs; None where they are ``inputs``.
     """
 
     operator: Callable[..., Tensor]
@@ -50,6 +55,10 @@ class Subject:
     max_saved_bytes: int | None = 0
     linear: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+    has_tangent: bool = True
+    draws: Callable[..., Tensor] | bool = False
+    random_operator: Callable[..., Tensor] | None = None
+    random_inputs: tuple[Any, ...] | None = None
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ ARGUMENTS = {
 # What it says, besides ending without an error.
 OUTPUT = {
     "adopting": r"^snntorch: (gradients of \d+ samples in one call equal a loop|not installed, skipped)",
+    "choosing": "equal a loop over 8 samples",
     "clamp_range": "learned is ahead of fixed",
     "digits": "equal a loop over its samples",
     "forward_mode": "slopes equal the gradient",

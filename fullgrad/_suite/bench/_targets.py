@@ -11,6 +11,7 @@ from torch.func import grad, hessian, vmap
 import fullgrad
 from fullgrad._suite.bench import _compiled as chains
 from fullgrad._suite.bench import _composites
+from fullgrad._suite.bench._choices import choices
 from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._measure import Statement, peak_bytes
 from fullgrad._suite.bench._peers import load
@@ -49,6 +50,7 @@ def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
         return
     yield from _compiled(device)
     yield from _order(device)
+    yield from choices(device)
     if device == "cpu":
         yield from _isotonic()
 

@@ -1,6 +1,18 @@
 """The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
 
-from fullgrad._suite.cases import clamping, estimators, gradients, order, quantizers, rounding, soft, spikes, tracking
+from fullgrad._suite.cases import (
+    clamping,
+    estimators,
+    gradients,
+    order,
+    quantizers,
+    rounding,
+    sampling,
+    simplex,
+    soft,
+    spikes,
+    tracking,
+)
 from fullgrad._suite.cases._case import Case
 
 CASES: list[Case] = [
@@ -12,6 +24,8 @@ CASES: list[Case] = [
     *order.CASES,
     *spikes.CASES,
     *quantizers.CASES,
+    *sampling.CASES,
+    *simplex.CASES,
     *estimators.CASES,
 ]
 

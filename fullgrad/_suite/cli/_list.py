@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the first line of each public function's docstring, by family."""
     families: dict[str, list[str]] = {}
-    packages = {"soft": fullgrad.soft, "spikes": fullgrad.spikes, "quantizers": fullgrad.quantizers}
+    packages = {name: getattr(fullgrad, name) for name in fullgrad.__all__ if inspect.ismodule(getattr(fullgrad, name))}
     for name in (*fullgrad.__all__, *[f"{within}.{name}" for within, found in packages.items() for name in found.__all__]):
         function = operator.attrgetter(name)(fullgrad)
         if inspect.isfunction(function):

@@ -2,18 +2,18 @@
 
 from torch import Tensor
 
-from fullgrad.soft._mode_names import Mode
+from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.rank import rank_operator
-from fullgrad.soft.order.methods import RankMethod
+from fullgrad.soft.order.methods import RankOrLapSum
 
 
 def rank(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: RankMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: RankOrLapSum = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
@@ -34,7 +34,8 @@ def rank(
         dim: The dimension along which the elements are ranked; None ranks all.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``;
+            in the mode ``"laplace"`` ``"sigmoid"`` or, the same, ``"lapsum"``.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
 
@@ -63,8 +64,8 @@ def rank_st(
     x: Tensor,
     dim: int | None = None,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: RankMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: RankOrLapSum = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
 ) -> Tensor:
@@ -81,7 +82,8 @@ def rank_st(
         dim: The dimension along which the elements are ranked; None ranks all.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"`` or ``"sigmoid"``;
+            in the mode ``"laplace"`` ``"sigmoid"`` or, the same, ``"lapsum"``.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fullgrad.soft._mode_names import Mode
+from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
-from fullgrad.soft.order.methods import SortMethod
+from fullgrad.soft.order.methods import SortOrLapSum
 
 
 def sort(
@@ -14,8 +14,8 @@ def sort(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: SortMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: SortOrLapSum = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
@@ -31,13 +31,17 @@ def sort(
     In every mode ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n) memory, derivatives
     included; indices are n by n. Saved: ``x``.
 
+    ``lapsum``, in the mode ``laplace``: the values at which a sum of soft steps has the height of each place,
+    :math:`\sum_j S(y_i - z_j) = i - \frac12`, with :func:`sigmoidal`.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
         descending: Whether the order is from the largest to the smallest.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, or ``"lapsum"`` in the
+            mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices, n numbers for each element.
@@ -48,7 +52,7 @@ def sort(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -60,7 +64,8 @@ def sort(
         tensor([1.0000, 2.5000, 3.0000])
 
     Source: ``softtorch.sort``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
-    https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort).
+    https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Struski et
+    al., https://arxiv.org/abs/2503.06242 (lapsum).
     """
     outputs = "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
@@ -72,8 +77,8 @@ def sort_st(
     dim: int | None = -1,
     descending: bool = False,
     softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    method: SortMethod = "neuralsort",
+    mode: AnyStepMode = "smooth",
+    method: SortOrLapSum = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
 ) -> torch.return_types.sort:
@@ -93,7 +98,8 @@ def sort_st(
         descending: Whether the order is from the largest to the smallest.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, or ``"lapsum"`` in the
+            mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
@@ -103,7 +109,7 @@ def sort_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -10,12 +10,20 @@ from fullgrad._dispatch import VmapInfo, can_reuse_buffers, clone_if_view, in_le
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
-from fullgrad.soft._mode_names import MODES
+from fullgrad.soft._mode_names import ANY_STEP_MODES, MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
 from fullgrad.soft.order._rows import Rows, make_rows, with_constant_weights, with_finite_values
 from fullgrad.soft.order._small_rows import LARGEST
-from fullgrad.soft.order.methods import METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS, Method
+from fullgrad.soft.order.methods import (
+    LAPLACE_METHODS,
+    METHODS,
+    PERMUTATION_METHODS,
+    RANK_METHODS,
+    SORT_METHODS,
+    WEIGHTED_SUM_METHODS,
+    Method,
+)
 
 # The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
 # operator. A plain tuple, which costs a small call nothing.
@@ -243,8 +251,11 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         and mode in MODES
         and 0.0 < softness < _INFINITY
     ):
-        check(name, x, softness, mode, MODES)
-        _checks.choice(name, "method", method, methods)
+        laplace = LAPLACE_METHODS.get(name.removesuffix("_st"), ())
+        check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)
+        if laplace and method == "lapsum" and mode != "laplace":
+            raise ValueError(f"{name}: `mode` must be 'laplace' for the method 'lapsum', got {mode!r}.")
+        _checks.choice(name, "method", method, laplace if mode == "laplace" else methods)
         if isinstance(softness, Tensor) and softness.ndim:
             raise ValueError(
                 f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."

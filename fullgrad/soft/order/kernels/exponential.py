@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
-from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
+from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds, wide
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
@@ -63,6 +63,30 @@ def averages(a: Tensor, h: Tensor) -> Tensor:
     left, right = TwoSided.apply(a, first, last, f, f)
     mass, total = (left + right + group_sums(f, first)).unbind(0)
     return total / mass + offset
+
+
+def laplace_sums(u: Tensor) -> Tensor:
+    r"""The sums :math:`\sum_k S(u_j - u_k)` of the step S of a Laplace distribution, in O(n log n):
+    :math:`1 - \frac12 e^{-d}` for smaller elements, :math:`\frac12` for equal ones, :math:`\frac12 e^{-d}` for larger ones.
+    """
+    a, order = torch.sort(wide(u), dim=-1)
+    first, last = tie_bounds(a)
+    ones = torch.ones_like(a)
+    left, right = TwoSided.apply(a, first, last, ones, ones)
+    # Between equal elements S has the value 1/2 and the slope 1/2.
+    count, d = (last - first + 1).to(a.dtype), a - a.detach()
+    sums = first + (count + count * d - group_sums(d, first) + right - left) / 2
+    return sums.gather(-1, torch.argsort(order, dim=-1)).to(u.dtype)
+
+
+def cross_sums(points: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    r"""The sums :math:`\sum_j e^{-|p_i - k_j|} v_j` at each point, in O(n log n). The slope of the distance counts as 0 at 0."""
+    n = points.shape[-1]
+    a, order = torch.sort(torch.cat((points, knots), -1), dim=-1)
+    first, last = tie_bounds(a)
+    f = torch.cat((torch.zeros_like(points), values), -1).gather(-1, order)
+    left, right = TwoSided.apply(a, first, last, f, f)
+    return (left + right + group_sums(f, first)).gather(-1, torch.argsort(order, dim=-1)[..., :n])
 
 
 def _like(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

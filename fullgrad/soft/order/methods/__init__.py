@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.methods.fast_soft_sort import FastSoftSort
+from fullgrad.soft.order.methods.lapsum import LapSum
 from fullgrad.soft.order.methods.neuralsort import NeuralSort
 from fullgrad.soft.order.methods.optimal_transport import OptimalTransport
 from fullgrad.soft.order.methods.pairwise_sigmoid import PairwiseSigmoid
@@ -17,12 +18,17 @@ METHODS: dict[str, Method] = {
     "sorting_network": SortingNetwork(),
     "fast_soft_sort": FastSoftSort(),
     "sigmoid": PairwiseSigmoid(),
+    "lapsum": LapSum(),
 }
 
 # Methods that have weights; those that have values; and all, which have ranks.
 PermutationMethod = Literal["softsort", "neuralsort", "ot", "sorting_network"]
 SortMethod = Literal[PermutationMethod, "fast_soft_sort"]
 RankMethod = Literal[SortMethod, "sigmoid"]
+# Of these functions alone, in the mode laplace.
+SortOrLapSum = Literal[SortMethod, "lapsum"]
+RankOrLapSum = Literal[RankMethod, "lapsum"]
+LAPLACE_METHODS = {"sort": ("lapsum",), "rank": ("sigmoid", "lapsum")}
 PERMUTATION_METHODS: tuple[str, ...] = get_args(PermutationMethod)
 SORT_METHODS: tuple[str, ...] = get_args(SortMethod)
 RANK_METHODS: tuple[str, ...] = get_args(RankMethod)

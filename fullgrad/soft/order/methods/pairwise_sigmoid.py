@@ -15,6 +15,7 @@ from fullgrad.soft._relaxation import Relaxation
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked
+from fullgrad.soft.order.kernels.exponential import laplace_sums
 from fullgrad.soft.order.methods._method import Method
 
 
@@ -27,6 +28,8 @@ class PairwiseSigmoid(Method):
     values_are_weighted_sums = False
 
     def ranks(self, rows: Rows) -> Tensor:
+        if rows.mode == "laplace":
+            return laplace_sums(rows.u) + 0.5
         return blocked(Steps, rows.mode, rows.u, rows.u)[0] + 0.5
 
 

@@ -105,7 +105,7 @@ def power_slopes(t: Tensor, power: int) -> Tensor:
 
 # Newton's method gains at least a constant factor, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
-_STEPS = 100
+MOST_STEPS = 100
 
 
 @opaque("simplex_excess", fake=lambda v, power: torch.empty_like(v), schema="(Tensor v, int power) -> Tensor", reads_values=True)
@@ -117,17 +117,29 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
     """
     if v.shape[-1] == 0:
         return v.clone()
-    shifted = v - v.amax(-1, keepdim=True)
+    top = v.amax(-1, keepdim=True)
+    shifted = v - top
     theta = torch.full_like(shifted[..., :1], -1.0)
-    for _ in range(_STEPS):
+    for _ in range(MOST_STEPS):
         t = (shifted - theta).clamp_(min=0)
         w = None if power == 1 else t if power == 2 else t * t
         slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
         total = (t if w is None else w.mul(t)).sum(-1, keepdim=True)
-        # (sum - sum^(1 - 1/power)) / slope is the step for the norm; never backwards, which only rounding would do.
-        step = (total - total ** (1 - 1 / power)) / slope
-        following = torch.maximum(theta, theta + step)
+        # Never backwards, which only rounding would do.
+        following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
         if not (following > theta).any():
             break
         theta = following
+    # NaN, plus infinity, or minus infinity alone: no weights are right.
+    theta = theta + (top - top)
     return (shifted - theta).clamp_(min=0)
+
+
+def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
+    r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative -s: :math:`f (1 - f^{-e}) / (e s)`, which is
+    :math:`f \log f / s` for e = 0.
+    """
+    if not isinstance(exponent, Tensor):
+        return (total - total ** (1 - exponent)) / (exponent * slope)
+    log_total, e = torch.log(total), torch.where(exponent == 0, 1, exponent)
+    return total * torch.where(exponent == 0, log_total, -torch.expm1(-e * log_total) / e) / slope

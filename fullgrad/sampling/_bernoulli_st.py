@@ -1,0 +1,63 @@
+"""`bernoulli_st`."""
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._buffers import apply_steps
+from fullgrad._elementwise import Elementwise
+from fullgrad._noise import noise_for
+
+
+def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
+    r"""A random 0 or 1 with a probability, with the straight-through derivative.
+
+    .. math::
+        y = [\,u < p\,], \qquad D_p = 1
+
+    Never 1 at p = 0, always at p = 1; NaN where p is. Probabilities outside [0, 1] are not looked at. Higher derivatives are 0.
+    Nothing is saved.
+
+    Args:
+        probs: The probabilities p, any shape; floating.
+        noise: Uniform numbers u in [0, 1) of the shape of ``probs``, a constant; None to draw them by
+            :func:`fullgrad.sampling.uniform_like`.
+        generator: What draws them; None for torch's own.
+
+    Returns:
+        A tensor of the shape and dtype of ``probs``.
+
+    Raises:
+        TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
+        ValueError: ``noise`` has another shape, or there is a generator as well.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> p = torch.tensor([0.1, 0.5, 0.9])
+        >>> fullgrad.sampling.bernoulli_st(p, noise=torch.tensor([0.3, 0.3, 0.3]))
+        tensor([0., 1., 1.])
+
+    Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
+    """
+    _checks.floating_tensor("bernoulli_st", "probs", probs)
+    return BernoulliST.apply(probs, noise_for("bernoulli_st", probs, noise, generator))
+
+
+class BernoulliST(Elementwise):
+    """The operator of :func:`bernoulli_st`."""
+
+    reads = {0: (), 1: ()}
+
+    @staticmethod
+    def forward(probs: Tensor, noise: Tensor) -> Tensor:
+        return indicator(noise, probs, probs.dtype)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor | None:
+        return v if i == 0 else None
+
+
+def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where ``noise < probs``, else 0, and NaN where that is; without a comparison, whose result torch converts slowly."""
+    # Only what is above 0 rounds up to 1.
+    return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)

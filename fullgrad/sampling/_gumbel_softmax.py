@@ -1,0 +1,125 @@
+"""`gumbel_softmax`."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad._batching import aligned
+from fullgrad._function import Function, out_buffer
+from fullgrad._half_precision import to_opmath
+from fullgrad._noise import gumbel_like, noise_for
+from fullgrad.estimators import replace_grad
+from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
+from fullgrad.sampling._rows import largest, softmax_pull
+
+
+def gumbel_softmax(
+    logits: Tensor,
+    tau: Temperature = 1.0,
+    hard: bool = False,
+    dim: int = -1,
+    *,
+    noise: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    r"""Random weights that are close to one class at a low temperature, or that class with their derivative.
+
+    .. math::
+        y = \operatorname{softmax}\Bigl(\frac{\theta + G}{\tau}\Bigr), \qquad D_\theta = \frac{J(y)}{\tau}, \qquad
+        D_\tau = -\frac{J(y) \log y}{\tau}
+
+    with :math:`J(y)\, v = y \circ (v - \langle y, v \rangle)`; ``hard``: the value :math:`e_i`,
+    :math:`i = \arg\max_j (\theta_j + G_j)`, with the same derivative. The derivative is the true one of the weights, at every
+    order, of the noise too. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: the weights.
+
+    Args:
+        logits: The logits θ, any shape; floating.
+        tau: The temperature, positive: a number, or a tensor that broadcasts and gets its own gradient.
+        hard: Whether the value is a one-hot vector.
+        dim: The dimension of the classes.
+        noise: Gumbel noise G of the shape of ``logits``; None to draw it by :func:`fullgrad.sampling.gumbel_like`.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
+
+    Raises:
+        TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``noise`` has another shape, or there is a
+            generator as well.
+        IndexError: ``logits`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x, noise = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.5, 0.1, 0.2])
+        >>> fullgrad.sampling.gumbel_softmax(x, noise=noise)
+        tensor([0.5032, 0.1241, 0.3728])
+        >>> fullgrad.sampling.gumbel_softmax(x, hard=True, noise=noise)
+        tensor([1., 0., 0.])
+
+    Source: ``torch.nn.functional.gumbel_softmax``; Jang, Gu, Poole, https://arxiv.org/abs/1611.01144; Maddison, Mnih, Teh,
+    https://arxiv.org/abs/1611.00712.
+    """
+    name = "gumbel_softmax"
+    dim = check_rows(name, "logits", logits, dim)
+    check_temperature(name, "tau", tau, logits)
+    noise = noise_for(name, logits, noise, generator, gumbel_like)
+    wide, tau = to_opmath(logits, tau)
+    y = (GumbelSoftmax.apply(wide, noise, tau, dim) if wide.ndim else torch.softmax(wide + noise, -1)).to(logits.dtype)
+    return replace_grad(largest(wide.detach() + noise.detach(), dim, logits.dtype)[0], y) if hard else y
+
+
+class GumbelSoftmax(Function):
+    """The operator of :func:`gumbel_softmax`, soft. The rules read the value alone."""
+
+    @staticmethod
+    def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
+        scores = torch.add(logits, noise)
+        scores = scores if not isinstance(tau, Tensor) and tau == 1 else torch.div(scores, tau)
+        return torch.softmax(scores, dim, out=out_buffer(scores))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, tau, ctx.dim = inputs
+        ctx.tau = None if isinstance(tau, Tensor) else tau
+        saved = (output, tau) if isinstance(tau, Tensor) else (output,)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        y, tau = _saved(ctx)
+        by_logits, by_noise, by_tau, _ = ctx.needs_input_grad
+        pulled = _divided(softmax_pull(g, y, ctx.dim), tau)
+        return (
+            pulled if by_logits else None,
+            pulled.clone() if by_logits and by_noise else pulled if by_noise else None,
+            -pulled * _log(y) if by_tau else None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_noise: Tensor | None, t_tau: Tensor | None, _: None) -> Tensor:
+        y, tau = _saved(ctx)
+        parts = [v for v in (t, t_noise, None if t_tau is None else -_log(y) * t_tau) if v is not None]
+        return _divided(softmax_pull(functools.reduce(torch.add, parts), y, ctx.dim), tau)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return GumbelSoftmax.apply(*aligned(in_dims, args)), 0
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Any]:
+    y, *tau = ctx.saved_tensors
+    return y, tau[0] if tau else ctx.tau
+
+
+def _log(y: Tensor) -> Tensor:
+    """log y where it is multiplied by more than 0."""
+    return torch.log(torch.where(y > 0, y, 1))
+
+
+def _divided(v: Tensor, tau: Any) -> Tensor:
+    return v / tau if isinstance(tau, Tensor) or tau != 1 else v

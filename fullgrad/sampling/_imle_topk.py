@@ -1,0 +1,115 @@
+"""`imle_topk`."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._batching import aligned
+from fullgrad._function import Function
+from fullgrad._half_precision import to_opmath
+from fullgrad._noise import gumbel_like, noise_for
+from fullgrad.sampling._arguments import check_count, check_rows
+from fullgrad.sampling._rows import largest
+
+
+def imle_topk(
+    logits: Tensor,
+    k: int,
+    lam: float = 1.0,
+    noise_scale: float = 1.0,
+    dim: int = -1,
+    *,
+    noise: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    r"""A random subset of k classes, with the gradient of a difference of two subsets.
+
+    .. math::
+        y = z(\theta), \qquad z(\theta) = \text{ones at the k largest of } \theta + c\, G, \qquad
+        \mathrm{vjp}(g) = \frac{z(\theta) - z(\theta - \lambda g)}{\lambda}
+
+    It acts on the cotangent, and not linearly: there is no tangent, and forward mode raises. Piecewise constant, so higher
+    derivatives are 0. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs and
+    the noise.
+
+    Args:
+        logits: The logits θ, any shape; floating.
+        k: The size of the subset.
+        lam: How far the logits move along the gradient, positive. The smaller, the closer to the derivative of z.
+        noise_scale: The factor c of the noise, not negative; 0 for the k largest logits.
+        dim: The dimension of the classes.
+        noise: Noise G of the shape of ``logits``, a constant; None to draw Gumbel noise. The paper's is a sum of Gamma variables.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
+
+    Raises:
+        TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
+        ValueError: ``k`` is not from 0 to the number of classes, ``lam`` is not positive, ``noise_scale`` is negative, ``noise``
+            has another shape, or there is a generator as well.
+        IndexError: ``logits`` has no such dimension.
+        NotImplementedError: A forward-mode derivative is taken.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x, noise = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.5, 0.1, 0.2])
+        >>> fullgrad.sampling.imle_topk(x, 1, noise=noise)
+        tensor([1., 0., 0.])
+        >>> torch.func.grad(lambda x: fullgrad.sampling.imle_topk(x, 1, noise=noise) @ torch.tensor([1.0, 0.0, -1.0]))(x)
+        tensor([ 1.,  0., -1.])
+
+    Source: Niepert, Minervini, Franceschi, https://arxiv.org/abs/2106.01798.
+    """
+    name = "imle_topk"
+    dim = check_rows(name, "logits", logits, dim)
+    k = check_count(name, k, logits, dim)
+    _checks.positive_number(name, "lam", lam)
+    _checks.non_negative_number(name, "noise_scale", noise_scale)
+    noise = noise_for(name, logits, noise, generator, gumbel_like)
+    if not logits.ndim:
+        return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise.reshape(1)).reshape(())
+    return ImleTopK.apply(logits, noise.detach(), k, float(lam), float(noise_scale), dim)
+
+
+class ImleTopK(Function):
+    """The operator of :func:`imle_topk`."""
+
+    @staticmethod
+    def forward(logits: Tensor, noise: Tensor, k: int, lam: float, noise_scale: float, dim: int) -> Tensor:
+        return _subset(logits, noise, k, noise_scale, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, noise, *ctx.constants = inputs
+        ctx.save_for_backward(logits, noise)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        logits, noise = ctx.saved_tensors
+        k, lam, noise_scale, dim = ctx.constants
+        wide, v = to_opmath(logits, g)
+        moved = _subset(torch.where(wide == -torch.inf, wide, wide - lam * v), noise, k, noise_scale, dim)
+        return (_subset(wide, noise, k, noise_scale, dim) - moved) / lam, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        raise NotImplementedError(
+            "imle_topk: there is no tangent, as the gradient is no linear map of the cotangent; use reverse mode, "
+            "or gumbel_topk and k_subset_st, which have both."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        logits, noise, *rest = aligned(in_dims, args)
+        if in_dims[0] is None:
+            logits = logits.expand(info.batch_size, *logits.shape)
+        return ImleTopK.apply(logits, noise, *rest), 0
+
+
+def _subset(logits: Tensor, noise: Tensor, k: int, noise_scale: float, dim: int) -> Tensor:
+    """z."""
+    (wide,) = to_opmath(logits)
+    return largest(wide + noise_scale * noise, dim, logits.dtype, k)[0]

@@ -1,0 +1,68 @@
+"""Samples and softmaxes of rows: what operators that choose among classes have in common."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._batching import aligned
+from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._function import Function
+from fullgrad._inputs import save_inputs
+
+
+def over_temperature(scores: Tensor, tau: Any) -> Tensor:
+    """``scores / tau``. A class of minus infinity has no part in the derivative by a tensor ``tau``, where 0 times it is NaN."""
+    if not isinstance(tau, Tensor):
+        return scores if tau == 1 else scores / tau
+    masked = scores.detach() == -torch.inf
+    return torch.where(masked, -torch.inf, torch.where(masked, 0, scores) / tau)
+
+
+def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) -> tuple[Tensor, Tensor]:
+    """Ones at the largest scores of each row, or at the ``k`` largest, and their index: without a derivative.
+
+    A row is NaN where a score is NaN or plus infinity, or where all or some of the chosen are minus infinity.
+    """
+    if scores.ndim == 0 and k != 0:
+        return torch.where(scores.isfinite(), 1.0, torch.nan).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
+    if k == 0 or scores.shape[dim] == 0:
+        index = torch.zeros_like(scores[:1] if scores.ndim == 0 else scores.narrow(dim, 0, 0), dtype=torch.int64)
+        return torch.zeros_like(scores, dtype=dtype), index
+    if k is None:
+        values, index = scores.max(dim, keepdim=True)
+    else:
+        values, index = scores.topk(k, dim)
+        values = values.sum(dim, keepdim=True)
+    zero = values - values  # NaN where a value is not finite
+    zero = zero if zero.dtype == dtype else zero.to(dtype)
+    return zero.expand(scores.shape).scatter(dim, index, (zero + 1).expand(index.shape)), index
+
+
+def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
+    """J(p) v = p (v - <p, v>), the derivative of a softmax, which is symmetric."""
+    if can_reuse_buffers() and v.dtype == p.dtype and v.shape == p.shape:  # in one pass
+        return torch.ops.aten._softmax_backward_data.default(v, p, dim, p.dtype)
+    pv = p * v
+    return pv - p * pv.sum(dim, keepdim=True)
+
+
+class SampleOfRows(Function):
+    """A sample with the derivative of a function of logits: a family of operators.
+
+    The first input is the sample, the second the logits, the third the index of the sample or None; tensors among the others
+    broadcast. The sample enters as an integer or a constant: of a saved output autograd would take the derivative.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        save_inputs(ctx, (None, *inputs[1:]))
+        ctx.dtype = output.dtype
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        front = aligned(in_dims, args)
+        for i in range(3):
+            if in_dims[i] is None and isinstance(front[i], Tensor):
+                front[i] = front[i].expand(info.batch_size, *front[i].shape)
+        return cls.apply(*front), 0

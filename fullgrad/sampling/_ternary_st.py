@@ -1,0 +1,48 @@
+"""`ternary_st`."""
+
+import torch
+from torch import Generator, Tensor
+
+from fullgrad import _checks
+from fullgrad._noise import noise_for
+from fullgrad.sampling._bernoulli_st import indicator
+from fullgrad.sampling._binary_st import RandomSign
+
+
+def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
+    r"""The sign of a number, or 0, at random, so that the mean is the number, with the derivative of a clamp.
+
+    .. math::
+        y = \operatorname{sign}(x)\, [\,u < |x|\,], \qquad D = [\,-1 \le x \le 1\,]
+
+    The derivative is that of clamp(x, -1, 1), of which y is an unbiased estimate. Higher derivatives are 0. Saved: ``x``.
+
+    Args:
+        x: Any shape; floating.
+        noise: Uniform numbers u in [0, 1) of the shape of ``x``, a constant; None to draw them.
+        generator: What draws them; None for torch's own.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``; NaN where it is.
+
+    Raises:
+        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
+        ValueError: ``noise`` has another shape, or there is a generator as well.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.sampling.ternary_st(torch.tensor([-0.9, 0.1, 0.9]), noise=torch.tensor([0.3, 0.3, 0.3]))
+        tensor([-1.,  0.,  1.])
+
+    Source: Courbariaux, Bengio, David, https://arxiv.org/abs/1511.00363; Lin et al., https://arxiv.org/abs/1510.03009.
+    """
+    _checks.floating_tensor("ternary_st", "x", x)
+    return TernaryST.apply(x, noise_for("ternary_st", x, noise, generator))
+
+
+class TernaryST(RandomSign):
+    """The operator of :func:`ternary_st`."""
+
+    @staticmethod
+    def forward(x: Tensor, noise: Tensor) -> Tensor:
+        return torch.sign(x) * indicator(noise, x.abs(), x.dtype)

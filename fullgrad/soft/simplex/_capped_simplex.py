@@ -1,0 +1,237 @@
+"""`proj_capped_simplex`: weights between 0 and 1 with a given sum."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._dispatch import opaque
+from fullgrad._half_precision import to_opmath
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._mode_names import STEP_MODES, StepMode
+from fullgrad.soft._relaxation import Softness, check, floating
+from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft.order._numbers import RowFunction
+from fullgrad.soft.order.projections.simplex import MOST_STEPS
+from fullgrad.soft.simplex._entmax import per_row
+
+_PATIENCE = 8
+
+
+def proj_capped_simplex(
+    x: Tensor, k: Tensor | float, dim: int = -1, softness: Softness = 0.1, mode: StepMode = "smooth"
+) -> Tensor:
+    r"""Weights between 0 and 1 that sum to k along a dimension: a soft choice of k among many.
+
+    .. math::
+        p = S(z), \quad z = \frac{x}{s} - \theta, \quad \sum p = k, \qquad
+        D\, t = w \circ \Bigl(t - \frac{\langle w, t \rangle}{\sum w}\Bigr) / s, \quad w = S'(z), \qquad D_k = \frac{w}{\sum w}
+
+    with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace``
+    LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivative is the true
+    one of every order, of the softness, and of k too. Saved: z.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        k: The sum, from 0 to the size at ``dim``: a number, whole or not, or a tensor that broadcasts with ``x``, of size 1 at
+            ``dim``, and gets its own gradient.
+        dim: The dimension along which the weights sum to k.
+        softness: The width of the choice, positive: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and
+            gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"laplace"``.
+
+    Returns:
+        A tensor of the shape of ``x``. With k = 0 all are 0, with k = n all 1. A row is NaN where it has NaN or plus infinity;
+        minus infinity has the weight 0.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``k`` or ``softness`` is not a real number or tensor.
+        ValueError: ``k`` is a number outside of its range, ``softness`` a number that is not positive, or ``mode`` is unknown.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 0.6, 0.5, -1.0])
+        >>> fullgrad.soft.proj_capped_simplex(x, 2)
+        tensor([9.8926e-01, 6.2781e-01, 3.8293e-01, 1.8983e-07])
+        >>> fullgrad.soft.proj_capped_simplex(x, 2, mode="c0")
+        tensor([0.9667, 0.5667, 0.4667, 0.0000])
+
+    Source: Xie et al., https://arxiv.org/abs/2002.06504 (smooth); Struski et al., https://arxiv.org/abs/2503.06242 (laplace);
+    ``entmax.budget_bisect`` (c0).
+    """
+    name = "proj_capped_simplex"
+    x, k, softness = checked(name, x, k, dim, softness, mode)
+    if x.ndim == 0:
+        return proj_capped_simplex(x.reshape(1), k, -1, softness, mode).reshape(())
+    return capped_rows(*rows_and_sum(name, x, k, dim, softness), mode).movedim(-1, dim).to(x.dtype)
+
+
+def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
+    """The arguments, of which x is a floating tensor."""
+    check(name, x, softness, mode, STEP_MODES)
+    _checks.dim(name, dim, x.ndim)
+    if not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
+    _checks.real_number_or_tensor(name, "k", k)
+    n = x.shape[dim] if x.ndim else 1
+    if not isinstance(k, Tensor) and not 0 <= k <= n:
+        raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
+    return floating(x), k, softness
+
+
+def rows_and_sum(name: str, x: Tensor, k: Any, dim: int, softness: Any) -> tuple[Tensor, Any]:
+    """x over the softness, in float32 at least, with the rows last; and k, one number per row."""
+    wide, k, softness = to_opmath(x, k, softness)
+    if isinstance(softness, Tensor):
+        per_row(name, softness, x, dim, "softness")
+        # Minus infinity has no part in the derivative by the softness.
+        masked = wide.detach().isinf()
+        v = torch.where(masked, wide, torch.where(masked, 0, wide) / softness)
+    else:
+        v = wide / softness
+    return v.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
+
+
+def capped_rows(v: Tensor, k: Any, mode: str) -> Tensor:
+    """The projection of rows of softness 1."""
+    return Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
+
+
+class Centered(RowFunction):
+    r"""Rows less the threshold at which their sigmoids sum to k.
+
+    .. math::
+        z = v - \theta, \quad \sum S(z) = k, \qquad D_v\, t = t - \frac{\langle w, t \rangle}{\sum w}, \quad
+        D_k = \frac{1}{\sum w}, \quad w = S'(z)
+
+    Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. The output is what is saved.
+    """
+
+    @staticmethod
+    def forward(v: Tensor, k: Tensor | float, mode: str) -> Tensor:
+        return centered(v, k.to(v.dtype) if isinstance(k, Tensor) else v.new_full((1,), k), mode)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Any, str], output: Tensor) -> None:
+        ctx.mode = inputs[2]
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (z,) = ctx.saved_tensors
+        w, inverse = _shares(z, ctx.mode)
+        total = g.sum(-1, keepdim=True) * inverse
+        by_v = torch.where(inverse > 0, g - w * total, 0) if ctx.needs_input_grad[0] else None
+        return by_v, total if ctx.needs_input_grad[1] else None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, _: None) -> Tensor:
+        (z,) = ctx.saved_tensors
+        w, inverse = _shares(z, ctx.mode)
+        total: Any = None
+        if t is not None:
+            total = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
+        if t_k is not None:
+            part = (t_k * inverse).expand(z.shape)
+            total = part if total is None else total + part
+        return total
+
+
+def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """S' and 1 over its sum, which is 0 where that is 0."""
+    w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
+    total = w.sum(-1, keepdim=True)
+    positive = total > 0
+    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0)
+
+
+def _like(v: Tensor, k: Tensor, mode: str) -> Tensor:
+    return v.new_empty(torch.broadcast_shapes(v.shape, (*k.shape[:-1], 1)))
+
+
+@opaque("centered", fake=_like, schema="(Tensor v, Tensor k, str mode) -> Tensor", reads_values=True)
+def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
+    """The value of `Centered`: Newton's method in a bracket, from between the k-th and the next element. A row is done when its
+    sum is right up to rounding.
+    """
+    n = v.shape[-1]
+    v = v.expand(torch.broadcast_shapes(v.shape, (*k.shape[:-1], 1)))
+    if n == 0:
+        return v.clone()
+    theta, top = _between(v, k)
+    k = k.expand(theta.shape)
+    low, high = theta - math.inf, theta + math.inf
+    eps = torch.finfo(v.dtype).eps
+    enough = 4 * eps * k.clamp(min=1)
+    straight = mode in ("smooth", "laplace")  # in the log-odds of the mean
+    base = torch.log(k / (n - k)) if straight else None
+    total = theta
+    for i in range(MOST_STEPS):
+        total, slope = _sums(v - theta, mode)
+        error = total - k
+        wrong = error.abs() > enough  # not so of NaN
+        step = error / slope if base is None else (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
+        if i:  # one side of the bracket is known then
+            low, high = torch.where(error > 0, theta, low), torch.where(error < 0, theta, high)
+        else:
+            low, high = _bracket(theta, error, top, v, mode)
+        following = theta + step
+        outside = ~((following > low) & (following < high))
+        if i > _PATIENCE and i % 2:
+            outside = torch.ones_like(outside)
+        middle = (low + high) / 2
+        stuck = (high - low) <= 2 * eps * theta.abs()
+        following = torch.where(outside, middle, following)
+        theta = torch.where(wrong & ~stuck, following, theta)
+        if not bool((wrong & ~stuck).any()):
+            break
+    z = v - theta
+    z = torch.where(k <= 0, -torch.inf, torch.where(k >= n, torch.inf, z))
+    return torch.where((top < torch.inf) & total.isfinite(), z, torch.nan)
+
+
+def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """The sums of a fresh tensor's steps, and of their slopes, which are functions of the steps."""
+    if mode == "smooth":
+        s = z.sigmoid_()
+        total = s.sum(-1, keepdim=True)
+        return total, total - (s * s).sum(-1, keepdim=True)
+    if mode == "laplace":
+        s = curves.sigmoid(z, 1.0, mode)
+        return s.sum(-1, keepdim=True), torch.minimum(s, 1 - s).sum(-1, keepdim=True)
+    t = z.div_(10).add_(0.5).clamp_(0, 1)
+    if mode == "c0":
+        return t.sum(-1, keepdim=True), (t.ceil() - t.floor()).sum(-1, keepdim=True) / 10
+    v = t * (1 - t)
+    if mode == "c1":
+        return (t * t * (3 - 2 * t)).sum(-1, keepdim=True), v.sum(-1, keepdim=True) * 0.6
+    return (t * t * t * (10 - 15 * t + 6 * t * t)).sum(-1, keepdim=True), (v * v).sum(-1, keepdim=True) * 3
+
+
+def _bracket(theta: Tensor, error: Tensor, top: Tensor, v: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Thresholds on both sides, of which one is the first: the other is where all steps are 0, or 1, or as good as that."""
+    reach = 800.0 if mode in ("smooth", "laplace") else 5.0
+    bottom = torch.where(v == -torch.inf, top, v).amin(-1, keepdim=True)
+    return torch.where(error > 0, theta, bottom - reach), torch.where(error > 0, top + reach, theta)
+
+
+def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part; and the
+    largest element.
+    """
+    n = v.shape[-1]
+    if k.numel() == 1:
+        whole = min(int(k.nan_to_num(0)), n)
+        s = v.topk(min(whole + 1, n), -1).values
+        at: Tensor = torch.full_like(s[..., :1], whole, dtype=torch.int64)
+    else:
+        s = v.sort(-1, descending=True).values
+        at = k.nan_to_num(0).floor().long().clamp(0, n).expand(s[..., :1].shape)
+    last = s.shape[-1] - 1
+    first, second = s.gather(-1, (at - 1).clamp(0, last)), s.gather(-1, at.clamp(0, last))
+    second = torch.where(second == -torch.inf, first, second)
+    return torch.where(k == k.floor(), (first + second) / 2, second), s[..., :1]

@@ -1,0 +1,162 @@
+"""`entmax`: softmaxes with exact zeros."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._half_precision import to_opmath
+from fullgrad.soft._relaxation import floating
+from fullgrad.soft.order._numbers import RowFunction
+from fullgrad.soft.order.projections.simplex import project
+from fullgrad.soft.simplex._threshold import entmax_weights, entmax_weights_by_number, log_of_weights, power_of_weights
+
+# Exponents for which a row is projected by products alone, and the mode that has them.
+MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}
+# Below this a Taylor series, where the formula would cancel.
+_SMALL = 0.01
+
+
+def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
+    r"""Weights between a softmax (:math:`\alpha = 1`) and a sparse projection (:math:`\alpha = 2`), with an exponent that learns.
+
+    .. math::
+        p = [1 + a (x - \theta)]_+^{1 / a}, \quad a = \alpha - 1, \quad \sum p = 1, \qquad
+        D_x\, t = w \circ \Bigl(t - \frac{\langle w, t \rangle}{\sum w}\Bigr), \qquad
+        D_\alpha = c - w \frac{\sum c}{\sum w}
+
+    with :math:`w = p^{2 - \alpha}` on the support, :math:`c = p (\log p)^2 \varphi(a \log p)` and
+    :math:`\varphi(y) = (1 - e^{-y} - y) / y^2`. It is the maximum of :math:`\langle x, p \rangle - \Omega_\alpha(p)` on the
+    simplex, with the Tsallis entropy :math:`\Omega_\alpha = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and smooth in
+    :math:`\alpha` at 1. The derivative is the true one of every order; on the boundary of the support, that of the support.
+    Saved: the value. Above :math:`\alpha = 4` small changes of x are large changes of p.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        alpha: The exponent, at least 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
+            gradient. The elements of a tensor are not looked at.
+        dim: The dimension along which the weights sum to 1.
+
+    Returns:
+        A tensor of the shape of ``x``. A row is NaN where it has a NaN or infinity, or all are minus infinity; minus infinity
+        among others has the weight 0.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
+        ValueError: ``alpha`` is a number below 1 or NaN, or a tensor that does not broadcast.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([1.0, 0.6, -1.0])
+        >>> fullgrad.soft.entmax(x)
+        tensor([0.6400, 0.3600, 0.0000])
+        >>> torch.func.grad(lambda alpha: fullgrad.soft.entmax(x, alpha)[0])(torch.tensor(1.5))
+        tensor(0.0988)
+
+    Source: Peters, Niculae, Martins, https://arxiv.org/abs/1905.05702; Correia, Niculae, Martins, https://arxiv.org/abs/1909.00015;
+    ``entmax.entmax_bisect``, ``entmax15``.
+    """
+    x = floating_rows("entmax", x, dim)
+    exponent_in_range("entmax", alpha, 1.0, "at least 1")
+    if x.ndim == 0:
+        return torch.softmax(x, -1)
+    wide, alpha = to_opmath(x, alpha)
+    rows = wide.movedim(dim, -1)
+    if isinstance(alpha, Tensor):
+        p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
+    elif float(alpha) in MODES:
+        mode, factor = MODES[float(alpha)]
+        p = project(rows if factor == 1 else rows * factor, mode)
+    else:
+        p = Entmax.apply(rows, float(alpha))
+    return p.movedim(-1, dim).to(x.dtype)
+
+
+def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
+    """A real tensor as a floating one, and one of its dimensions."""
+    _checks.real_tensor(name, "x", x)
+    _checks.dim(name, dim, x.ndim)
+    if not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
+    return floating(x)
+
+
+def exponent_in_range(name: str, alpha: Any, least: float, words: str) -> None:
+    """A number in a range, or a tensor."""
+    _checks.real_number_or_tensor(name, "alpha", alpha)
+    if not isinstance(alpha, Tensor) and not (alpha >= least and alpha < torch.inf):
+        raise ValueError(f"{name}: `alpha` must be {words} and finite, got {alpha}.")
+
+
+def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alpha") -> Tensor:
+    """A tensor that broadcasts with ``x`` as one number per row, with the rows last."""
+    _checks.broadcasts_to(name, argument, value, "`x`", x.shape)
+    if value.ndim == 0:
+        return value.reshape(1)
+    value = value.reshape(*(1,) * (x.ndim - value.ndim), *value.shape).movedim(dim, -1)
+    if value.shape[-1] != 1:
+        raise ValueError(f"{name}: `{argument}` must have the size 1 along `dim`, got {value.shape[-1]}.")
+    return value
+
+
+class Entmax(RowFunction):
+    """The operator of :func:`entmax`, of rows. The rules read the value alone."""
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
+        a = alpha - 1
+        if isinstance(a, Tensor):
+            return entmax_weights(x, a.to(x.dtype))
+        return entmax_weights_by_number(x, a) if 1e-3 < a < 1 else entmax_weights(x, x.new_full((1,), a))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
+        alpha = inputs[1]
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        p, alpha = _saved(ctx)
+        w = power_of_weights(p, 2 - alpha)
+        centered = g - (w * g).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)
+        by_alpha = (centered * _by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
+        return w * centered if ctx.needs_input_grad[0] else None, by_alpha
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
+        p, alpha = _saved(ctx)
+        w = power_of_weights(p, 2 - alpha)
+        mean = w / w.sum(-1, keepdim=True)
+        total: Any = None
+        if t is not None:
+            total = w * (t - (mean * t).sum(-1, keepdim=True))
+        if t_alpha is not None:
+            c = _by_exponent(p, alpha)
+            part = (c - mean * c.sum(-1, keepdim=True)) * t_alpha
+            total = part if total is None else total + part
+        return total
+
+
+def _saved(ctx: Any) -> tuple[Tensor, Any]:
+    p, *alpha = ctx.saved_tensors
+    return p, alpha[0] if alpha else ctx.alpha
+
+
+def _by_exponent(p: Tensor, alpha: Tensor | float) -> Tensor:
+    r"""c: the derivative by :math:`\alpha` at a constant threshold. Of what sums to 0 with w, p log p^2 times a function."""
+    log_p = log_of_weights(p)
+    return p * log_p * log_p * _phi((alpha - 1) * log_p)
+
+
+def _phi(y: Tensor) -> Tensor:
+    r""":math:`(1 - e^{-y} - y) / y^2`."""
+    small = y.abs() < _SMALL
+    z = torch.where(small, 1, y)
+    series = torch.where(small, y, 0)
+    polynomial = -0.5 + series * (1 / 6 + series * (-1 / 24 + series * (1 / 120 + series * (-1 / 720 + series / 5040))))
+    return torch.where(small, polynomial, (-torch.expm1(-z) - z) / (z * z))

@@ -1,0 +1,117 @@
+"""Losses of sparse weights: what the rules of all of them are, and how targets and reductions are read."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fullgrad import _checks
+from fullgrad._half_precision import to_opmath
+from fullgrad.soft.order._numbers import RowFunction
+from fullgrad.soft.simplex._entmax import per_row
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+class FenchelYoung(RowFunction):
+    r"""The loss :math:`\langle x, p - y \rangle - \Omega(p) + \Omega(y)` of rows of scores x, targets y and their weights p.
+
+    .. math::
+        D_x = p - y, \qquad D_y = \nabla \Omega(y) - x, \qquad D_\alpha = \partial_\alpha \Omega(y) - \partial_\alpha \Omega(p),
+        \qquad D_p = 0
+
+    p is the weights' own function of x and :math:`\alpha`, of which the loss has no derivative, since they maximize it; the
+    derivatives of the derivatives follow through p. A subclass gives :math:`\Omega`. Saved: x, p and y.
+    """
+
+    omega: ClassVar[Callable[..., Tensor]]
+    omega_slope: ClassVar[Callable[..., Tensor]]
+    omega_by_exponent: ClassVar[Callable[..., Tensor]]
+
+    @classmethod
+    def value(cls, x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
+        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, not the
+        rounding of its scores. Without classes of weight 0, which may be at minus infinity.
+        """
+        mean = (torch.where(y == 0, 0, x) * y).sum(-1, keepdim=True)
+        d = p - y
+        product = (torch.where(d == 0, 0, x - mean) * d).sum(-1, keepdim=True) + mean * (1 - y.sum(-1, keepdim=True))
+        return product - cls.omega(p, alpha) + cls.omega(y, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, p, y, alpha = inputs
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        saved = (x, p, y, alpha) if isinstance(alpha, Tensor) else (x, p, y)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @classmethod
+    def _slopes(cls, ctx: Any, needed: tuple[bool, ...]) -> list[Tensor | None]:
+        x, p, y, *alpha = ctx.saved_tensors
+        alpha = alpha[0] if alpha else ctx.alpha
+        return [
+            p - y if needed[0] else None,
+            None,
+            cls.omega_slope(y, alpha) - x if needed[2] else None,
+            cls.omega_by_exponent(y, alpha) - cls.omega_by_exponent(p, alpha) if needed[3] else None,
+        ]
+
+    @classmethod
+    def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple([None if d is None else g * d for d in cls._slopes(ctx, ctx.needs_input_grad)])
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        slopes = cls._slopes(ctx, tuple([t is not None for t in tangents]))
+        total: Any = None
+        for t, d in zip(tangents, slopes, strict=True):
+            if t is not None and d is not None:
+                part = (t * d).sum(-1, keepdim=True)
+                total = part if total is None else total + part
+        if total is None:
+            x = ctx.saved_tensors[0]
+            total = torch.zeros_like(x[..., :1])
+        return total
+
+
+def fenchel_young(
+    name: str,
+    loss: type[FenchelYoung],
+    weights: Callable[..., Tensor],
+    x: Tensor,
+    target: Any,
+    alpha: Tensor | float,
+    dim: int,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
+    """The loss of checked scores, reduced as :func:`torch.nn.functional.cross_entropy` does."""
+    _checks.choice(name, "reduction", reduction, REDUCTIONS)
+    _checks.tensor(name, "target", target)
+    x = x if x.ndim else x.reshape(1)
+    shape = x.movedim(dim, -1).shape
+    wide, alpha = to_opmath(x, alpha)
+    rows = wide.movedim(dim, -1)
+    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else float(alpha)
+    counted: Tensor | None = None
+    if target.is_floating_point():
+        if target.shape != x.shape:
+            raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
+        y = to_opmath(target)[0].movedim(dim, -1)
+    else:
+        if target.shape != shape[:-1]:
+            raise ValueError(
+                f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
+            )
+        kept = target != ignore_index
+        counted, index = kept, torch.where(kept, target, 0).unsqueeze(-1)
+        y = torch.zeros_like(rows).scatter(-1, index, 1.0)
+    losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
+    if counted is not None:
+        losses = torch.where(counted, losses, 0)
+    if reduction == "mean":
+        count = losses.numel() if counted is None else counted.sum()
+        return (losses.sum() / count).to(x.dtype)
+    return (losses.sum() if reduction == "sum" else losses).to(x.dtype)

@@ -1,0 +1,112 @@
+"""`normmax`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._half_precision import to_opmath
+from fullgrad.soft.order._numbers import RowFunction
+from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows, per_row
+from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
+
+
+def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
+    r"""Sparse weights that a norm makes uniform: of a sharp row a few, of a flat one many equal ones.
+
+    .. math::
+        p = \arg\max_{p \ge 0,\ \sum p = 1} \langle x, p \rangle - \|p\|_\alpha = \frac{q}{\sum q}, \quad
+        q = [x - \theta]_+^{1 / a}, \quad \sum q^\alpha = 1, \quad a = \alpha - 1
+
+    .. math::
+        D_x\, t = \kappa (b \circ e - p \langle b, e \rangle), \quad e = t - \langle p, t \rangle, \quad b = p^{2 - \alpha}, \quad
+        \kappa = \frac{\|p\|_\alpha^a}{a}, \qquad D_\alpha = \frac{\dot q - p \sum \dot q}{\sum q}
+
+    with :math:`\dot q = -\frac1a (q \log q + q^{2 - \alpha} \dot \theta)` and
+    :math:`\dot \theta = -\sum q^\alpha \log q / (\alpha \sum q)`. The derivative is the true one of every order. Saved: the
+    value.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        alpha: The exponent, above 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
+            gradient. The elements of a tensor are not looked at.
+        dim: The dimension along which the weights sum to 1.
+
+    Returns:
+        A tensor of the shape of ``x``, NaN and infinity as in :func:`entmax`.
+
+    Raises:
+        TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
+        ValueError: ``alpha`` is a number that is not above 1, or a tensor that does not broadcast.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.soft.normmax(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.6474, 0.3526, 0.0000])
+
+    Source: Blondel, Martins, Niculae, https://arxiv.org/abs/1901.02324; ``entmax.normmax_bisect``.
+    """
+    x = floating_rows("normmax", x, dim)
+    exponent_in_range("normmax", alpha, 1 + 1e-12, "above 1")
+    if x.ndim == 0:
+        return torch.softmax(x, -1)
+    wide, alpha = to_opmath(x, alpha)
+    alpha = per_row("normmax", alpha, x, dim) if isinstance(alpha, Tensor) else float(alpha)
+    return Normmax.apply(wide.movedim(dim, -1), alpha).movedim(-1, dim).to(x.dtype)
+
+
+class Normmax(RowFunction):
+    """The operator of :func:`normmax`, of rows. The rules read the value alone."""
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
+        a = alpha - 1
+        return normmax_weights(x, a.to(x.dtype) if isinstance(a, Tensor) else x.new_full((1,), a))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
+        alpha = inputs[1]
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        p, *alpha = ctx.saved_tensors
+        alpha = alpha[0] if alpha else ctx.alpha
+        by_x = _by_x(p, alpha, g) if ctx.needs_input_grad[0] else None
+        return by_x, (g * _by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
+        p, *alpha = ctx.saved_tensors
+        alpha = alpha[0] if alpha else ctx.alpha
+        total: Any = None if t is None else _by_x(p, alpha, t)
+        if t_alpha is not None:
+            part = _by_exponent(p, alpha) * t_alpha
+            total = part if total is None else total + part
+        return total
+
+
+def norm(p: Tensor, alpha: Tensor | float) -> Tensor:
+    r""":math:`\|p\|_\alpha` of rows."""
+    return torch.exp(torch.log(power_of_weights(p, alpha).sum(-1, keepdim=True)) / alpha)
+
+
+def _by_x(p: Tensor, alpha: Tensor | float, t: Tensor) -> Tensor:
+    """D t, a symmetric map."""
+    a = alpha - 1
+    e = t - (p * t).sum(-1, keepdim=True)
+    be = power_of_weights(p, 1 - a) * e
+    return torch.exp(a * torch.log(norm(p, alpha))) / a * (be - p * be.sum(-1, keepdim=True))
+
+
+def _by_exponent(p: Tensor, alpha: Tensor | float) -> Tensor:
+    r""":math:`D_\alpha`."""
+    q, r = p / norm(p, alpha), 1 / (alpha - 1)
+    log_q, total = log_of_weights(q), q.sum(-1, keepdim=True)
+    theta = -(power_of_weights(q, alpha) * log_q).sum(-1, keepdim=True) / (alpha * total)
+    dq = -r * (q * log_q + power_of_weights(q, 2 - alpha) * theta)
+    return (dq - p * dq.sum(-1, keepdim=True)) / total

@@ -1,0 +1,286 @@
+"""Checks of operators that draw: one draw for the value and every derivative, and for ``vmap`` as many as it asks for."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, grad_and_value, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+from fullgrad._recompute import without_aux
+from fullgrad.testing._registry import check
+from fullgrad.testing._subject import NotApplicable, Subject, close, equal, like, scalar
+
+# Samples of a batch that only differ in their noise: enough that some differ.
+_COPIES = 24
+
+
+def drawing(s: Subject) -> tuple[Subject, Callable[..., Any], Callable[..., Tensor] | None]:
+    """The subject as it draws; its operator as a function of the differentiable inputs and of ``noise`` and ``generator``; and
+    what draws the noise of a call, a function of the inputs, or None where the operator takes none.
+    """
+    if not s.draws:
+        raise NotApplicable("the operator draws no random numbers")
+    if s.random_operator is not None:
+        inputs = s.inputs if s.random_inputs is None else s.random_inputs
+        s = replace(s, operator=s.random_operator, inputs=inputs, random_operator=None, random_inputs=None)
+
+    def bound(*tensors: Tensor, **kwargs: Any) -> Tensor:
+        arguments = list(s.inputs)
+        for i, t in zip(s.diff_argnums, tensors, strict=True):
+            arguments[i] = t
+        return s.operator(*arguments, **kwargs)
+
+    return s, bound, None if isinstance(s.draws, bool) else s.bind(s.draws)
+
+
+def seeded(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
+    """What a function returns from the same random numbers at each call; those of the caller go on as if it had drawn none."""
+    devices = {t.device for t in arguments if isinstance(t, Tensor) and t.is_cuda}
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(12345)
+        return function(*arguments, **kwargs)
+
+
+def _copies(tensors: tuple[Tensor, ...], *sizes: int) -> tuple[Tensor, ...]:
+    return tuple(t.expand(*sizes, *t.shape) for t in tensors)
+
+
+def _samples(batch: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    return list(zip(*[t.unbind(0) for t in batch], strict=True))
+
+
+def _all_equal(y: Tensor, dim: int) -> bool:
+    first = y.narrow(dim, 0, 1).expand_as(y)
+    return bool(((y == first) | (y.isnan() & first.isnan())).all())
+
+
+@check("randomness")
+def randomness_error_raises(s: Subject) -> None:
+    """``vmap`` of the default ``randomness`` raises, of batched inputs and of others; with noise that is given it does not."""
+    s, f, noise = drawing(s)
+    for batch, call in ((s.batch(), f), ((torch.zeros(3),), lambda _: f(*s.tensors))):
+        try:
+            vmap(call)(*batch)
+        except RuntimeError as error:
+            if "random" not in str(error):
+                raise
+        else:
+            raise AssertionError("vmap(randomness='error') draws numbers in silence")
+    if noise is not None:
+        given = seeded(noise, *s.tensors)
+        close(vmap(lambda *x: f(*x, noise=given))(*s.batch()), torch.stack([f(*x, noise=given) for x in _samples(s.batch())]))
+
+
+@check("randomness")
+def randomness_same_is_one_draw(s: Subject) -> None:
+    """``randomness="same"`` gives each sample what a call of it alone gives: values and gradients."""
+    s, f, _ = drawing(s)
+    batch = s.batch()
+    for g in (f, grad(scalar(f), s.argnums)):
+        actual = seeded(vmap(g, randomness="same"), *batch)
+        expected = [seeded(g, *x) for x in _samples(batch)]
+        close(actual, _stacked(expected))
+
+
+def _stacked(results: list[Any]) -> Any:
+    return torch.stack(results) if isinstance(results[0], Tensor) else tuple(map(torch.stack, zip(*results, strict=True)))
+
+
+@check("randomness")
+def randomness_different_is_a_draw_each(s: Subject) -> None:
+    """``randomness="different"`` gives each sample noise of its own, that of one draw for the whole batch."""
+    s, f, noise = drawing(s)
+    batch = s.batch()
+    copies = _copies(s.tensors, _COPIES)
+    if _all_equal(seeded(vmap(f, randomness="different"), *copies), 0):
+        raise AssertionError(f"{_COPIES} equal samples have one value: there is one draw")
+    if noise is None:
+        return
+    one, size = seeded(noise, *s.tensors), batch[0].shape[0]
+    noises = seeded(vmap(noise, randomness="different"), *batch)
+    assert noises.shape == (size, *one.shape), f"noise of shape {tuple(noises.shape)} for {size} samples of {tuple(one.shape)}"
+    flat = noises.flatten(1)
+    assert all(not torch.equal(flat[i], flat[j]) for i in range(size) for j in range(i)), "two samples have the same noise"
+    with torch.random.fork_rng(()):
+        torch.manual_seed(12345)
+        actual = vmap(f, randomness="different")(*batch)
+        after = torch.rand(1)
+        torch.manual_seed(12345)
+        vmap(noise, randomness="different")(*batch)
+        equal(after, torch.rand(1))
+    close(actual, torch.stack([f(*x, noise=n) for x, n in zip(_samples(batch), noises, strict=True)]))
+
+
+@check("randomness")
+def randomness_of_nested_vmaps(s: Subject) -> None:
+    """Unbatched inputs, ``in_dims``, and all four pairs of two nested ``vmap``."""
+    s, f, _ = drawing(s)
+    for randomness in ("same", "different"):
+        in_front = seeded(vmap(f, randomness=randomness), *s.batch())
+        behind = seeded(vmap(f, in_dims=-1, randomness=randomness), *s.batch(-1))
+        close(behind, in_front)
+    size = _COPIES // 2
+    one = seeded(f, *s.tensors)
+    for inputs in ((), s.tensors):  # unbatched, and batched at both levels
+        for outer in ("same", "different"):
+            for inner in ("same", "different"):
+                batch = (torch.zeros(size, size), *_copies(inputs, size, size))
+
+                def call(_: Tensor, *x: Tensor) -> Tensor:
+                    return f(*(x or s.tensors))
+
+                y = seeded(vmap(vmap(call, randomness=inner), randomness=outer), *batch)
+                for dim, randomness in ((0, outer), (1, inner)):
+                    if _all_equal(y, dim) != (randomness == "same"):
+                        found = "different" if randomness == "same" else "all equal"
+                        raise AssertionError(
+                            f"vmap {outer!r} of vmap {inner!r}, inputs {'batched' if inputs else 'unbatched'}: "
+                            f"the samples of the {'inner' if dim else 'outer'} one are {found}"
+                        )
+                if outer == inner == "same":
+                    close(y[0, 0], one)
+
+
+@check("randomness")
+def one_draw_in_value_and_derivatives(s: Subject) -> None:
+    """Value and gradient, value and tangent are of one draw, and a derivative draws nothing; ``linearize`` with noise given."""
+    s, f, noise = drawing(s)
+    x, tangents = s.tensors, s.tangents()
+    y = seeded(f, *x)
+    reference = f if noise is None else lambda *x: f(*x, noise=given)
+    given = None if noise is None else seeded(noise, *x)
+    close(seeded(reference, *x), y)
+    expected = seeded(grad(scalar(reference), s.argnums), *x)
+    # Reverse mode, in eager code, by torch.func, and traced.
+    leaves = s.leaves()
+    total = seeded(scalar(f), *leaves)
+    state = torch.get_rng_state()
+    gradients = torch.autograd.grad(total, leaves, create_graph=True)
+    close(tuple(g.detach() for g in gradients), expected)
+    value = scalar(lambda *_: y)(*x)
+    close(seeded(grad_and_value(scalar(f), s.argnums), *x), (expected, value))
+    pulled, back = without_aux(seeded(vjp, f, *x))
+    close(pulled, y)
+    cotangent = like(y, 7)
+    first = back(cotangent)
+    close(back(cotangent), first)
+    close(first, seeded(lambda: without_aux(vjp(reference, *x))[1](cotangent)))
+    graph = make_fx(grad(scalar(f), s.argnums))(*x)
+    torch.set_rng_state(state)  # which the trace has used
+    close(seeded(graph, *x), expected)
+    # Forward mode.
+    tangent = None
+    with contextlib.suppress(NotImplementedError):  # of an operator without a tangent
+        tangent = seeded(jvp, reference, x, tangents)
+    if tangent is not None:
+        close(seeded(jvp, f, x, tangents), tangent)
+        with forward_ad.dual_level():
+            dual = seeded(f, *[forward_ad.make_dual(a, t) for a, t in zip(x, tangents, strict=True)])
+            primal, of_dual = forward_ad.unpack_dual(dual)
+            close((primal, torch.zeros_like(primal) if of_dual is None else of_dual), tangent)
+    if not torch.equal(torch.get_rng_state(), state):
+        raise AssertionError("a derivative draws random numbers of its own")
+    if tangent is not None and noise is not None:  # torch's linearize draws again at each call of what it returns
+        start, push = seeded(linearize, reference, *x)
+        close((start, push(*tangents)), tangent)
+        close(push(*tangents), tangent[1])
+
+
+@check("randomness")
+def checkpoint_draws_again_the_same(s: Subject) -> None:
+    """``torch.utils.checkpoint``, both kinds: what is computed again has the same noise."""
+    s, f, _ = drawing(s)
+    expected = seeded(grad(scalar(f), s.argnums), *s.tensors)
+    for reentrant in (False, True):
+        leaves = s.leaves()
+
+        def run(*x: Tensor, reentrant: bool = reentrant) -> None:
+            scalar(lambda *y: checkpoint(f, *y, use_reentrant=reentrant))(*x).backward()
+
+        seeded(run, *leaves)
+        close(tuple(leaf.grad for leaf in leaves), expected)
+
+
+@check("randomness")
+def compiled_draws_once(s: Subject) -> None:
+    """Compiled, in one graph: new numbers at each call, value and gradient of one draw, rows as ``randomness`` asks for."""
+    s, f, noise = drawing(s)
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch.compiler.reset()
+        return torch.compile(function, backend=s.options.get("backend", "aot_eager"), fullgraph=True)
+
+    copies = _copies(s.tensors, _COPIES)
+    for randomness in ("same", "different"):
+        y = seeded(compiled(lambda *x, r=randomness: vmap(f, randomness=r)(*x)), *copies)
+        if _all_equal(y, 0) != (randomness == "same"):
+            raise AssertionError(f"compiled vmap(randomness={randomness!r}) draws {'one' if randomness != 'same' else 'more'}")
+    run = compiled(lambda *x: vmap(f, randomness="different")(*x))
+    if torch.equal(*(seeded(lambda: (run(*copies), run(*copies))))):
+        raise AssertionError("two calls of compiled code draw the same numbers")
+    if noise is None:
+        return
+
+    def with_noise(*x: Tensor) -> Any:
+        n = noise(*x)
+        return grad_and_value(scalar(lambda *y: f(*y, noise=n)), s.argnums)(*x), f(*x, noise=n), n
+
+    result, y, n = seeded(compiled(with_noise), *s.tensors)
+    close(y, f(*s.tensors, noise=n))
+    close(result, grad_and_value(scalar(lambda *x: f(*x, noise=n)), s.argnums)(*s.tensors))
+
+
+@check("randomness")
+def given_noise_draws_nothing(s: Subject) -> None:
+    """With ``noise``, or a ``generator``, torch's own generator stays where it is; a generator draws what torch's would."""
+    s, f, noise = drawing(s)
+    if noise is None:
+        raise NotApplicable("the operator takes no noise")
+    given, y = seeded(noise, *s.tensors), seeded(f, *s.tensors)
+    before = torch.get_rng_state()
+    close(f(*s.tensors, noise=given), y)
+    generator = torch.Generator(s.tensors[0].device).manual_seed(12345)
+    drawn = f(*s.tensors, generator=generator)
+    assert torch.equal(torch.get_rng_state(), before), "torch's own generator moves though noise or a generator is given"
+    if s.tensors[0].device.type == "cpu":
+        close(drawn, y)
+    close(f(*s.tensors, generator=generator.manual_seed(12345)), drawn)
+
+
+@check("randomness")
+def strides_do_not_change_the_draw(s: Subject) -> None:
+    """Transposed, strided and expanded inputs get the noise that contiguous ones get."""
+    s, f, _ = drawing(s)
+    expected = seeded(f, *s.tensors)
+    layouts = (
+        lambda t: t.mT.contiguous().mT if t.ndim >= 2 else t,
+        lambda t: torch.stack((t, -t), -1)[..., 0],
+        lambda t: t.flip(0).contiguous().flip(0) if t.ndim else t,
+    )
+    for layout in layouts:
+        close(seeded(f, *map(layout, s.tensors)), expected)
+
+
+@check("randomness")
+def rare_events_in_half_precision(s: Subject) -> None:
+    """In float16 and bfloat16 the mean of a million draws is right where it is 0.001: noise in these dtypes has too few numbers.
+
+    The option ``rare`` has inputs, and a function of them in float64 that gives the mean of the value, which is 0 or 1.
+    """
+    if "rare" not in s.options:
+        raise NotApplicable("no inputs with a rare event were given")
+    (_, f, _), (inputs, mean) = drawing(s), s.options["rare"]
+    n = 1_000_000
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        rounded = [t.to(dtype) for t in inputs]
+        expected = mean(*[t.double() for t in rounded])
+        y = seeded(f, *[t.expand(n, *t.shape) if t.ndim else t for t in rounded]).double().mean(0)
+        error = (expected * (1 - expected) / n).sqrt()
+        if bool(((y - expected).abs() > 5 * error).any()):
+            raise AssertionError(f"{dtype}: the mean of {n} draws is {y.tolist()}, expected {expected.tolist()}")

@@ -1,0 +1,346 @@
+"""Distributions, edges and arguments of random operators."""
+
+import inspect
+import itertools
+import math
+
+import pytest
+import torch
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+from fullgrad import sampling, soft
+
+INF, NAN = math.inf, math.nan
+NAMES = [name for name in sampling.__all__ if not name.endswith("_like")]
+RANDOM = [name for name in NAMES if name != "hard_concrete_l0"]
+CATEGORICAL = ("categorical_st", "gumbel_softmax", "reinmax", "gapped_st", "gumbel_rao")
+SUBSETS = ("gumbel_topk", "imle_topk", "k_subset_st")
+X = torch.tensor([0.3, -0.4, 1.1, 0.2])
+
+
+def call(name, x, **kwargs):
+    """An operator with small numbers where it needs them."""
+    if name in SUBSETS:
+        kwargs.setdefault("k", 2)
+    if name == "gumbel_sinkhorn":
+        x = x.expand(x.shape[-1], *x.shape)
+    return getattr(sampling, name)(x, **kwargs)
+
+
+def within_five_errors(mean, expected, n):
+    """A mean of n values of 0 or 1 is that of probabilities."""
+    error = (expected * (1 - expected) / n).sqrt().clamp(min=1 / n)
+    assert ((mean - expected).abs() < 5 * error).all(), (mean, expected)
+
+
+# --- Distributions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*CATEGORICAL, "categorical_st at another temperature"])
+def test_frequencies_of_classes(name):
+    """Those of a softmax."""
+    n, tau = 20_000, 1.0
+    kwargs = {"samples": 1} if name == "gumbel_rao" else {"hard": True} if name == "gumbel_softmax" else {}
+    if " " in name:
+        name, tau = name.split()[0], 2.0
+        kwargs = {"sample_tau": tau}
+    y = call(name, X.expand(n, 4), **kwargs)
+    within_five_errors(y.mean(0), torch.softmax(X / tau, -1), n)
+
+
+def subset_probabilities(theta, k):
+    """By all subsets."""
+    subsets = torch.tensor([[i in chosen for i in range(len(theta))] for chosen in itertools.combinations(range(len(theta)), k)])
+    return subsets.to(theta.dtype), torch.softmax(subsets.to(theta.dtype) @ theta, 0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_frequencies_of_subsets(k):
+    """Those of all subsets, which with the weights 4, 2, 1 are not those of drawing one by one."""
+    n, theta = 20_000, torch.tensor([4.0, 2.0, 1.0, 0.5]).log()
+    subsets, expected = subset_probabilities(theta, k)
+    y = sampling.k_subset_st(theta.expand(n, 4), k)
+    assert (y.sum(-1) == k).all()
+    found = torch.stack([(y == s).all(-1).float().mean() for s in subsets])
+    within_five_errors(found, expected, n)
+    torch.testing.assert_close(soft.subset_marginals(theta, k), expected @ subsets)
+
+
+def test_a_subset_drawn_one_by_one_is_another():
+    """Gumbel top-k: 0.610 against 0.571 for the first two of weights 4, 2, 1."""
+    n, theta = 40_000, torch.tensor([4.0, 2.0, 1.0]).log()
+    first = torch.tensor([1.0, 1.0, 0.0])
+    for y, expected in (
+        (sampling.gumbel_topk(theta.expand(n, 3), 2, hard=True), 4 / 7 * 2 / 3 + 2 / 7 * 4 / 5),
+        (sampling.k_subset_st(theta.expand(n, 3), 2), 8 / 14),
+    ):
+        within_five_errors((y == first).all(-1).float().mean(), torch.tensor(expected), n)
+
+
+def test_frequencies_of_orders():
+    """All 24 permutations of four elements."""
+    n, s = 40_000, torch.tensor([0.5, 0.0, -0.7, 0.2])
+    order = sampling.plackett_luce_st(s.expand(n, 4)).argmax(-1)
+    for permutation in itertools.permutations(range(4)):
+        w = s[list(permutation)].exp()
+        expected = math.prod(float(w[i] / w[i:].sum()) for i in range(4))
+        within_five_errors((order == torch.tensor(permutation)).all(-1).float().mean(), torch.tensor(expected), n)
+
+
+@pytest.mark.parametrize("rate", [0.3, 7.0, 1000.0])
+def test_counts(rate):
+    """Mean and variance are the rate; small counts have their probabilities."""
+    n = 20_000
+    y = sampling.poisson_st(torch.full((n,), rate, dtype=torch.float64))
+    assert abs(y.mean() - rate) < 5 * math.sqrt(rate / n)
+    assert abs(y.var() - rate) < 5 * math.sqrt((rate + 2 * rate**2) / n)
+    counts = torch.arange(12, dtype=torch.float64)
+    expected = torch.exp(counts * math.log(rate) - rate - torch.lgamma(counts + 1))
+    within_five_errors(torch.stack([(y == c).double().mean() for c in counts]), expected, n)
+
+
+def test_a_count_is_the_smallest_whose_distribution_function_is_above():
+    """At and between the values of the distribution function."""
+    rate = torch.full((60,), 7.0, dtype=torch.float64)
+    cdf = torch.special.gammaincc(torch.arange(30, dtype=torch.float64) + 1, rate[:30])
+    assert sampling.poisson_st(rate[:29], noise=cdf[:29]).tolist() == list(range(1, 30))
+    assert sampling.poisson_st(rate[:30], noise=torch.nextafter(cdf, torch.zeros(30).double())).tolist() == list(range(30))
+    large = sampling.poisson_st(torch.tensor([1e6, 1e12, 1e30, INF], dtype=torch.float64), noise=torch.full((4,), 0.5).double())
+    assert large[:2].tolist() == [1e6, 1e12]
+    assert abs(large[2] / 1e30 - 1) < 1e-6
+    assert large[3] == INF
+
+
+def test_open_gates():
+    """As often as `hard_concrete_l0` says."""
+    n = 20_000
+    y = sampling.hard_concrete(X.expand(n, 4))
+    within_five_errors((y != 0).float().mean(0), sampling.hard_concrete_l0(X), n)
+    assert torch.equal(sampling.hard_concrete(X, training=False), (torch.sigmoid(X) * 1.2 - 0.1).clamp(0, 1))
+
+
+def test_signs():
+    """`binary_st` and `ternary_st` have the clamped number as their mean."""
+    n, x = 20_000, torch.tensor([-1.5, -0.6, 0.0, 0.3, 1.0])
+    for f in (sampling.binary_st, sampling.ternary_st):
+        y = f(x.expand(n, 5))
+        assert ((y.mean(0) - x.clamp(-1, 1)).abs() < 5 / math.sqrt(n)).all()
+        assert set(y.unique().tolist()) <= ({-1.0, 1.0} if f is sampling.binary_st else {-1.0, 0.0, 1.0})
+
+
+# --- Expectations ---------------------------------------------------------------------------------------------------------
+
+
+def test_reinmax_is_unbiased_for_quadratic_functions():
+    """The mean over the classes is the true gradient, for five classes, and not for another temperature."""
+    theta = torch.tensor([0.4, -1.0, 0.3, 1.2, -0.2], dtype=torch.float64)
+    a = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    loss = lambda y: y @ a @ y + (a[0] * y).sum()  # noqa: E731
+    p, eye = torch.softmax(theta, -1), 60 * torch.eye(5, dtype=torch.float64)
+    expected = grad(lambda t: sum(w * loss(e) for w, e in zip(torch.softmax(t, -1), eye / 60, strict=True)))(theta)
+    mean = lambda f: sum(w * grad(lambda t: loss(f(t, e)))(theta) for w, e in zip(p, eye, strict=True))  # noqa: B023, E731
+    torch.testing.assert_close(mean(lambda t, e: sampling.reinmax(t, noise=e)), expected)
+    assert not torch.allclose(mean(lambda t, e: sampling.reinmax(t, 0.6, noise=e)), expected, rtol=0.1)
+    assert not torch.allclose(mean(lambda t, e: sampling.categorical_st(t, noise=e)), expected, rtol=0.1)
+
+
+def test_rao_with_many_samples_has_the_mean_of_the_soft_derivative_given_the_class():
+    """Its noise gives the class that was drawn."""
+    x = torch.tensor([0.3, -0.4, 1.1], dtype=torch.float64)
+    noise = sampling.gumbel_like(x, (2000,), generator=torch.Generator().manual_seed(3))
+    first = torch.tensor([9.0, 0.0, 0.0], dtype=torch.float64)
+    w = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    f = lambda x: sampling.gumbel_rao(x, 0.7, 2000, noise=torch.cat((first[None], noise)))  # noqa: E731
+    drawn = sampling.gumbel_like(x, (60_000,), generator=torch.Generator().manual_seed(4))
+    chosen = drawn[(x + drawn).argmax(-1) == 0]
+    soft_gradient = vmap(lambda n: grad(lambda x: sampling.gumbel_softmax(x, 0.7, noise=n) @ w)(x))(chosen)
+    assert f(x).tolist() == [1.0, 0.0, 0.0]
+    error = soft_gradient.std(0) * math.sqrt(1 / 2000 + 1 / len(chosen))
+    assert ((grad(lambda x: f(x) @ w)(x) - soft_gradient.mean(0)).abs() < 5 * error).all()
+
+
+# --- Edges ----------------------------------------------------------------------------------------------------------------
+
+
+def test_probabilities_of_0_and_1_are_certain():
+    """Never at p = 0, even of u = 0, and always at p = 1."""
+    p, u = torch.tensor([0.0, 1.0, NAN]), torch.tensor([0.0, 1 - 2**-24, 0.5])
+    assert torch.equal(sampling.bernoulli_st(p, noise=u)[:2], torch.tensor([0.0, 1.0]))
+    for f in (sampling.bernoulli_st, sampling.binary_st, sampling.ternary_st, sampling.poisson_st):
+        assert f(p, noise=u)[2].isnan()
+    assert grad(lambda p: sampling.bernoulli_st(p, noise=u).sum())(p).tolist() == [1.0, 1.0, 1.0]
+    logits = torch.tensor([-INF, INF, NAN], requires_grad=True)
+    for gradient in ("sigmoid", "relaxed"):
+        tau = torch.tensor(0.5, requires_grad=True)
+        y = sampling.bernoulli_logits_st(logits, tau, gradient, noise=u)
+        assert y.tolist()[:2] == [0.0, 1.0]
+        assert y[2].isnan()
+        y = sampling.bernoulli_logits_st(logits[:2], tau, gradient, noise=u[:2])
+        by_logits, by_tau = torch.autograd.grad(y.sum(), (logits, tau))
+        assert by_logits[:2].tolist() == [0.0, 0.0]
+        assert by_tau == 0
+    assert sampling.poisson_st(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st"])
+def test_masked_classes_are_never_drawn(name):
+    """A logit of minus infinity has the value 0 and the gradient 0, and leaves those of the temperature alone."""
+    x = torch.tensor([0.3, -INF, 1.1, 0.2], dtype=torch.float64)
+    learned = name not in ("reinmax", "imle_topk", "k_subset_st", "plackett_luce_st")
+    kwargs = {"tau": torch.tensor(0.7, dtype=torch.float64, requires_grad=True)} if learned else {}
+    leaf = x.expand(50, 4).clone().requires_grad_()
+    y = call(name, leaf, **kwargs)
+    if name == "plackett_luce_st":
+        assert (y.argmax(-1)[:, :3] != 1).all()  # the last one
+        return
+    assert (y[:, 1] == 0).all()
+    assert not y.isnan().any()
+    gradients = torch.autograd.grad((y * torch.arange(1.0, 5.0)).sum(), (leaf, *kwargs.values()))
+    assert (gradients[0][:, 1] == 0).all()
+    assert all(not g.isnan().any() for g in gradients)
+
+
+@pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS])
+def test_rows_without_an_answer_are_nan(name):
+    """NaN, plus infinity, or minus infinity alone; the other rows are what they are."""
+    rows = torch.tensor([[0.1, NAN, 0.2], [0.1, INF, 0.2], [-INF, -INF, -INF], [0.1, 0.2, 0.3]])
+    y = call(name, rows)
+    assert y[:3].isnan().all()
+    assert not y[3].isnan().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_0_and_1(name):
+    """Empty tensors and rows, one class, and numbers without dimensions."""
+    if name == "gumbel_sinkhorn":
+        assert sampling.gumbel_sinkhorn(torch.zeros(0, 2, 2)).shape == (0, 2, 2)
+        return
+    assert call(name, torch.zeros(0, 3)).numel() == 0
+    if name == "plackett_luce_st":
+        return
+    kwargs = {"k": 1} if name in SUBSETS else {}
+    y = call(name, torch.tensor(0.7), **kwargs)
+    assert y.shape == ()
+    if name in (*CATEGORICAL, *SUBSETS):
+        assert y == 1
+        assert call(name, torch.tensor([0.7]), **kwargs).tolist() == [1.0]
+        x = torch.tensor([0.7], requires_grad=True)
+        assert torch.autograd.grad(call(name, x, **kwargs), x)[0] == 0
+        kwargs = {"k": 0} if name in SUBSETS else {}
+        assert call(name, torch.zeros(2, 0), **kwargs).shape == (2, 0)
+
+
+def test_all_or_none_of_the_classes():
+    """k = n and k = 0: ones and zeros, without a derivative."""
+    for k in (0, 4):
+        for f in (sampling.k_subset_st, sampling.imle_topk):
+            assert (f(X, k) == (k > 0)).all()
+            assert (grad(lambda x, f=f, k=k: (f(x, k) * X).sum())(X) == 0).all()
+        assert (sampling.gumbel_topk(X, k, hard=True) == (k > 0)).all()
+
+
+@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_result_has_the_dtype_of_the_parameters(name, dtype):
+    """With noise of any floating dtype, gradient included."""
+    x = X.abs().to(dtype).requires_grad_()
+    y = call(name, x)
+    assert y.dtype == dtype
+    assert torch.autograd.grad(y.sum(), x)[0].dtype == dtype
+    if name not in ("gumbel_rao", "gumbel_sinkhorn"):
+        assert call(name, x, noise=torch.full((4,), 0.3, dtype=torch.float64)).dtype == dtype
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_arguments_are_refused(name):
+    """By name, rule and what was found."""
+    for bad in (torch.arange(4), torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.complex64)):
+        with pytest.raises(TypeError, match=f"{name}: `.*` must be a floating tensor, got dtype"):
+            call(name, bad)
+    if name == "hard_concrete_l0":
+        return
+    noise = sampling.uniform_like(X.expand(4, 4) if name == "gumbel_sinkhorn" else X)
+    with pytest.raises(ValueError, match="`noise` and `generator` exclude each other"):
+        call(name, X, noise=noise, generator=torch.Generator())
+    with pytest.raises(ValueError, match=r"`noise` must have the shape"):
+        call(name, X, noise=torch.rand(7))
+    with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator"):
+        call(name, X, generator=3)
+    for temperature in ("tau", "sample_tau"):
+        if temperature in inspect.signature(getattr(sampling, name)).parameters:
+            with pytest.raises(ValueError, match=f"`{temperature}` must be positive"):
+                call(name, X, **{temperature: 0.0})
+
+
+def test_other_arguments():
+    """Of single operators."""
+    for wrong in ({"gap": -1.0}, {"gap": "logits"}):
+        with pytest.raises(ValueError, match="`gap`"):
+            sampling.gapped_st(X, **wrong)
+    for wrong in ({"gamma": 0.1}, {"zeta": 0.9}):
+        with pytest.raises(ValueError, match="must be"):
+            sampling.hard_concrete(X, **wrong)
+    with pytest.raises(ValueError, match="`gradient` must be one of"):
+        sampling.categorical_st(X, gradient="sigmoid")
+    with pytest.raises(ValueError, match="`k` must be from 0 to 4"):
+        sampling.k_subset_st(X, 5)
+    with pytest.raises(ValueError, match="`tau` must broadcast"):
+        sampling.gumbel_softmax(X, torch.ones(3))
+    with pytest.raises(IndexError, match="`dim` must be from"):
+        sampling.reinmax(X, dim=1)
+    with pytest.raises(ValueError, match="square"):
+        sampling.gumbel_sinkhorn(torch.ones(2, 3))
+
+
+def test_imle_has_no_tangent():
+    """Forward mode raises by name, with what to use instead."""
+    with pytest.raises(NotImplementedError, match=r"imle_topk: there is no tangent.*gumbel_topk"):
+        jacfwd(lambda x: sampling.imle_topk(x, 2, noise=torch.zeros(4)))(X)
+    assert (hessian_by_reverse(lambda x: (sampling.imle_topk(x, 2, noise=torch.zeros(4)) * X).sum())(X) == 0).all()
+
+
+def hessian_by_reverse(f):
+    return jacrev(jacrev(f))
+
+
+def test_hessian_takes_noise_or_randomness():
+    """`torch.func.hessian` has no argument for it: it raises, and works with noise, or as `jacfwd(jacrev)` with randomness."""
+    f = lambda x, **kwargs: (sampling.categorical_st(x, **kwargs) * X).sum()  # noqa: E731
+    with pytest.raises(RuntimeError, match="random"):
+        hessian(f)(X)
+    noise = sampling.gumbel_like(X)
+    expected = hessian(lambda x: f(x, noise=noise))(X)
+    torch.manual_seed(1)
+    assert jacfwd(jacrev(f), randomness="same")(X).shape == expected.shape
+
+
+@pytest.mark.parametrize("name", [*CATEGORICAL, "k_subset_st", "imle_topk", "gumbel_topk"])
+def test_any_dimension(name):
+    """Rows along another dimension are those of the transpose, with its noise."""
+    x = torch.randn(4, 3, dtype=torch.float64)
+    size = (11,) if name == "gumbel_rao" else ()
+    noise = sampling.uniform_like(x, size) if name == "k_subset_st" else sampling.gumbel_like(x, size)
+    for dim in (0, -2):
+        torch.testing.assert_close(call(name, x, dim=dim, noise=noise), call(name, x.mT, noise=noise.mT).mT)
+
+
+def test_gumbel_softmax_has_torchs_signature():
+    """`torch.nn.functional.gumbel_softmax(logits, tau, hard, eps, dim)` without the obsolete eps."""
+    ours = list(inspect.signature(sampling.gumbel_softmax).parameters)
+    theirs = list(inspect.signature(torch.nn.functional.gumbel_softmax).parameters)
+    assert [n for n in theirs if n != "eps"] == ours[:4]
+
+
+def test_saved_bytes_of_large_tensors():
+    """Nothing, or eight bytes per row beyond the logits."""
+    kept = []
+    x = torch.randn(256, 64, requires_grad=True)
+    for name, most in (("categorical_st", 0), ("reinmax", 8 * 256), ("gapped_st", 8 * 256), ("gumbel_softmax", 4 * 256 * 64)):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = getattr(sampling, name)(x, **({"hard": True} if name == "gumbel_softmax" else {}))
+        alive = {x.untyped_storage().data_ptr(), y.untyped_storage().data_ptr()}
+        assert sum(t.untyped_storage().nbytes() for t in kept if t.untyped_storage().data_ptr() not in alive) <= most

@@ -1,0 +1,211 @@
+"""The checks of operators that draw: a right one passes, and each kind of check catches one that is broken on purpose."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullgrad import Elementwise, Function
+from fullgrad._dispatch import alias, is_identity
+from fullgrad._noise import uniform_like
+from fullgrad._suite.cases._case import numbers
+from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, check_operator
+
+
+class RandomStep(Elementwise):
+    """1 where u < sigmoid(x), with the derivative of the sigmoid."""
+
+    reads = {0: (0,), 1: ()}
+
+    @staticmethod
+    def forward(x, u):
+        return (u < torch.sigmoid(x)).to(x.dtype)
+
+    @staticmethod
+    def vjp_term(i, v, x, u):
+        s = torch.sigmoid(x)
+        return v * s * (1 - s) if i == 0 else None
+
+
+def right(x: Tensor, *, noise=None, generator=None) -> Tensor:
+    """Noise is drawn outside, or given."""
+    return RandomStep.apply(x, uniform_like(x, generator=generator) if noise is None else noise)
+
+
+def generator_and_like(x, *, noise=None, generator=None):
+    """`rand_like` with a generator: vmap asks in vain."""
+    generator = generator or torch.default_generator
+    return RandomStep.apply(x, torch.rand_like(x, generator=generator) if noise is None else noise)
+
+
+def samples_by_torch(x, *, noise=None, generator=None):
+    """`torch.bernoulli` cannot draw once for all samples."""
+    s = torch.sigmoid(x)
+    if noise is not None:
+        return s + (right(x, noise=noise) - s).detach()
+    return s + (torch.bernoulli(s, generator=generator) - s).detach()
+
+
+def strided(x, *, noise=None, generator=None):
+    """The noise has the strides of the input."""
+    if generator is not None:
+        return right(x, generator=generator)
+    return RandomStep.apply(x, torch.rand_like(x) if noise is None else noise)
+
+
+def half(x, *, noise=None, generator=None):
+    """Noise in the dtype of the input, which is too coarse."""
+    return RandomStep.apply(x, torch.rand(x.shape, dtype=x.dtype, generator=generator) if noise is None else noise)
+
+
+def draws_anyway(x, *, noise=None, generator=None):
+    """Noise that was given is not needed, and more is drawn all the same."""
+    torch.rand(1)
+    return right(x, noise=noise, generator=generator)
+
+
+def ignores_noise(x, *, noise=None, generator=None):
+    """Noise that is given is not used."""
+    return right(x, generator=generator)
+
+
+def one_for_all(x, *, noise=None, generator=None):
+    """One number for all elements, drawn in Python: no transform sees it, a graph keeps it, a checkpoint draws another."""
+    if noise is None:
+        noise = torch.full_like(x, random.random())
+    return RandomStep.apply(x, noise)
+
+
+def draws_twice(x, *, noise=None, generator=None):
+    """The value has one draw, the surrogate another."""
+    value = right(x.detach(), noise=noise, generator=generator)
+    again = torch.sigmoid(x + (uniform_like(x, generator=generator) if noise is None else noise))
+    return again + (value - again).detach()
+
+
+class DrawsInTheBackward(RandomStep):
+    @staticmethod
+    def vjp_term(i, v, x, u):
+        return v * torch.sigmoid(x) * (torch.sigmoid(x) < torch.rand_like(x)) if i == 0 else None
+
+
+def draws_in_the_backward(x, *, noise=None, generator=None):
+    """The derivative draws again."""
+    return DrawsInTheBackward.apply(x, uniform_like(x, generator=generator) if noise is None else noise)
+
+
+class ReadsItsOutput(Function):
+    """A sample with the derivative mean(p, y)(1 - mean(p, y)), where y is the saved output: autograd differentiates it."""
+
+    @staticmethod
+    @is_identity
+    def forward(sample, x):
+        return alias(sample)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1], output)
+        ctx.save_for_forward(inputs[1], output)
+
+    @staticmethod
+    def vjp(ctx, g):
+        x, y = ctx.saved_tensors
+        mean = (torch.sigmoid(x) + y) / 2
+        return None, g * mean * (1 - mean)
+
+    @staticmethod
+    def jvp(ctx, _, t):
+        x, y = ctx.saved_tensors
+        mean = (torch.sigmoid(x) + y) / 2
+        return t * mean * (1 - mean)
+
+    @staticmethod
+    def vmap(info, in_dims, sample, x):
+        return ReadsItsOutput.apply(sample.movedim(in_dims[0], 0), x.movedim(in_dims[1], 0)), 0
+
+
+class KeepsItsSample(ReadsItsOutput):
+    """The same with the sample as an input."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        sample, x = inputs
+        ctx.save_for_backward(x, sample.detach().clone())
+        ctx.save_for_forward(x, sample.detach().clone())
+
+    @staticmethod
+    def vmap(info, in_dims, sample, x):
+        return KeepsItsSample.apply(sample.movedim(in_dims[0], 0), x.movedim(in_dims[1], 0)), 0
+
+
+CAUGHT_BY = {
+    generator_and_like: {"randomness_error_raises", "randomness_same_is_one_draw", "randomness_of_nested_vmaps"},
+    samples_by_torch: {"randomness_same_is_one_draw", "randomness_of_nested_vmaps"},
+    strided: {"strides_do_not_change_the_draw"},
+    half: {"rare_events_in_half_precision"},
+    draws_anyway: {"given_noise_draws_nothing", "randomness_different_is_a_draw_each"},
+    ignores_noise: {"given_noise_draws_nothing", "randomness_error_raises", "compiled_draws_once"},
+    one_for_all: {"randomness_error_raises", "randomness_different_is_a_draw_each", "randomness_of_nested_vmaps"}
+    | {"checkpoint_draws_again_the_same", "one_draw_in_value_and_derivatives", "compiled_draws_once"},
+    draws_twice: {"one_draw_in_value_and_derivatives"},
+    draws_in_the_backward: {"one_draw_in_value_and_derivatives"},
+}
+X = numbers(2, 3, seed=4)
+RARE = (torch.full((1,), -6.9068, dtype=torch.float64),), torch.sigmoid
+
+
+def subject(operator) -> Subject:
+    return Subject(operator=operator, inputs=(X,), draws=uniform_like, options={"rare": RARE})
+
+
+@pytest.mark.parametrize("name", GROUPS["randomness"])
+def test_right_operator_passes(name):
+    """Noise that is drawn outside passes every check."""
+    CHECKS[name](subject(right))
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_broken_operator_is_caught(operator, name):
+    """By an error of the check, or torch's own."""
+    with pytest.raises(Exception) as caught:
+        CHECKS[name](subject(operator))
+    assert not isinstance(caught.value, NotApplicable)
+
+
+def test_every_check_catches_something():
+    """All of the group."""
+    assert set().union(*CAUGHT_BY.values()) == set(GROUPS["randomness"])
+
+
+def test_a_sample_in_the_saved_output_is_caught_by_differences_alone():
+    """Its derivatives agree under every transform, at the second and third order too; a kept sample is right."""
+    value = right(X, noise=torch.full_like(X, 0.4))
+    broken = lambda x: ReadsItsOutput.apply((torch.sigmoid(x.detach()) > 0.4).to(x.dtype), x)  # noqa: E731
+    kept = lambda x: KeepsItsSample.apply((torch.sigmoid(x.detach()) > 0.4).to(x.dtype), x)  # noqa: E731
+    assert torch.equal(broken(X), value)
+    checks = ["reverse", "forward", "second order", "third order", "batching", "gradient_by_differences"]
+    found = check_operator(broken, X, checks=checks, raise_exception=False).failures
+    assert set(found) == {"gradient_by_differences"}
+    assert not check_operator(kept, X, checks=checks).failures
+
+
+def test_operators_that_take_no_noise():
+    """torch's own dropout passes what can be asked of it; `torch.bernoulli` does not, and raises nothing silently wrong."""
+    dropout = check_operator(torch.nn.functional.dropout, X, draws=True, raise_exception=False)
+    assert {"randomness_same_is_one_draw", "one_draw_in_value_and_derivatives"} & set(dropout)
+    with pytest.raises(OperatorError, match="randomness_same_is_one_draw"):
+        check_operator(lambda x: samples_by_torch(x), X, draws=True)
+
+
+def test_the_kit_draws_nothing_from_its_callers_generator():
+    """Seeded runs are forked."""
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for name in ("randomness_same_is_one_draw", "checkpoint_draws_again_the_same", "strides_do_not_change_the_draw"):
+        CHECKS[name](subject(right))
+    assert torch.equal(torch.get_rng_state(), before)

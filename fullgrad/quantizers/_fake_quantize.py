@@ -12,7 +12,7 @@ from fullgrad._buffers import mul_into
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
+from fullgrad._half_precision import HALF, PIECE, chunked_in_float32, in_pieces
 from fullgrad._kernels import between
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
@@ -99,6 +99,20 @@ def fake_quantize(
     et
         al., https://arxiv.org/abs/1902.08153.
     """
+    if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
+        scale.__class__ is float
+        and zero_point.__class__ is quant_min.__class__ is quant_max.__class__ is int
+        and 1e-37 < scale < 1e37
+        and -(2**24) <= quant_min <= zero_point <= quant_max <= 2**24
+        and quant_min < quant_max
+        and inside == "rounded"
+        and rounding == "half_even"
+        and dim is noise is generator is None
+        and isinstance(x, Tensor)
+        and x.dtype in _arguments.FLOATING
+    ):
+        options = (inside, rounding, bool(reciprocal), bool(round_zero_point), None)
+        return FakeQuantize.apply(x, scale, zero_point, quant_min, quant_max, *options)
     x = _arguments.floating_input("fake_quantize", "x", x)
     dtype = x.dtype
     _arguments.check_scale("fake_quantize", "scale", scale, dtype, reciprocal)
@@ -160,7 +174,7 @@ class FakeQuantize(Elementwise):
     ) -> Tensor:
         args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
         if x.dtype not in HALF:
-            return in_pieces(_value, x, scale, zero_point, *args)
+            return _value(x, scale, zero_point, *args) if x.numel() < PIECE else in_pieces(_value, x, scale, zero_point, *args)
         pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
         return _value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
 

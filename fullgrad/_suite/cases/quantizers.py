@@ -61,7 +61,7 @@ def _code(x: Tensor, s: Any, z: Any, inside: str, reciprocal: bool, round_z: boo
     return r, z, (inner >= LOW) & (inner <= HIGH) if inside != "all" else torch.ones_like(v, dtype=torch.bool)
 
 
-def _fake(name: str, inputs: tuple[Any, ...], inside: str = "rounded", *, dim: int | None = None, **options: Any) -> Case:
+def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: int | None = None, **options: Any) -> Case:
     reciprocal, round_z = options.pop("reciprocal", True), options.pop("round_z", True)
 
     def aligned(t: Any) -> Any:
@@ -143,7 +143,7 @@ def _nearest(v: Tensor, format: FloatFormat) -> Tensor:
 E2M1, E4M3 = NAMED["float4_e2m1fn"], NAMED["float8_e4m3fn"]
 
 
-def _float(name: str, inputs: tuple[Any, ...], inside: str, format: FloatFormat = E2M1, **options: Any) -> Case:
+def _float(name: str, inputs: tuple[Any, ...], inside: Any, format: FloatFormat = E2M1, **options: Any) -> Case:
     bound = format.max + (0.5 * 2.0 ** (math.floor(math.log2(format.max)) - format.mantissa_bits) if inside == "rounded" else 0)
 
     def inner(v: Tensor) -> Tensor:
@@ -396,12 +396,15 @@ def _nearest_rows(vectors: Tensor) -> Tensor:
 
 def _vector(gradient: str, **options: Any) -> Case:
     through = gradient == "identity"
+
+    def operator(x: Tensor) -> Any:
+        rows = torch.tensor(ROWS, dtype=torch.float64, device=x.device)
+        return quantizers.vector_quantize(_vectors(x), rows, gradient=gradient)
+
     return Case(
         name=f"quantizers.vector_quantize, {gradient}",
         covers=("quantizers.vector_quantize",),
-        operator=lambda x: quantizers.vector_quantize(
-            _vectors(x), torch.tensor(ROWS, dtype=torch.float64, device=x.device), gradient=gradient
-        ),
+        operator=operator,
         inputs=(X,),
         surrogate=(lambda x: straight_through(_nearest_rows(_vectors(x.detach())), _vectors(x))) if through else None,
         value=lambda x: _nearest_rows(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),

@@ -436,6 +436,17 @@ def _few_levels() -> Iterator[Case]:
     yield _ternarize("quantizers.ternarize everywhere", (X, 0.5, 1.5, None), None, False)
     yield _ternarize("quantizers.ternarize with one scale", (X, 0.5, SCALE, None), None, True, exhaustive=True)
     yield _ternarize("quantizers.ternarize with plain gradients", (X, 0.5, SCALE, NEGATIVE), 1.7, False, exhaustive=True)
+    yield Case(
+        name="quantizers.codebook_quantize, nf4",
+        covers=("quantizers.codebook_quantize",),
+        operator=lambda x: quantizers.codebook_quantize(x, quantizers.levels("nf4").to(x.device)),
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_levels(x.detach(), quantizers.levels("nf4").to(x)), x),
+        value=in_compute_dtype(lambda x: _levels(x, quantizers.levels("nf4").to(x))),
+        smooth_forwards={_codebook_file.CodebookQuantize: lambda x, *_: x.clone()},
+        elementwise=False,
+        exhaustive=True,
+    )
     yield _codebook("quantizers.codebook_quantize", (X, SCALE, CODEBOOK), "exact")
     yield _codebook("quantizers.codebook_quantize without a scale", (X, None, CODEBOOK), "all", exhaustive=True)
     yield _vector("identity")
@@ -532,9 +543,9 @@ def _xnor(w: Tensor) -> Tensor:
 
 
 def _fsq(x: Tensor) -> Tensor:
-    levels = torch.tensor([5.0, 4.0, 3.0], dtype=x.dtype)
-    reach, offset = (levels - 1) * 1.001 / 2, torch.tensor([0.0, 0.5, 0.0], dtype=x.dtype)
-    return rounded_through(torch.tanh(x + torch.atanh(offset / reach)) * reach - offset) / (levels // 2)
+    """Of one channel with four levels."""
+    reach = 3 * 1.001 / 2
+    return rounded_through(torch.tanh(x + math.atanh(0.5 / reach)) * reach - 0.5) / 2
 
 
 def _bsq(x: Tensor) -> Tensor:
@@ -582,7 +593,7 @@ def _presets() -> Iterator[Case]:
             Scale: lambda x, forward, backward: x * backward,
         },
     )
-    yield _preset("dorefa_weight", lambda w: quantizers.dorefa_weight(w, 3), (X,), _dorefa_weight)
+    yield _preset("dorefa_weight", lambda w: quantizers.dorefa_weight(w, 3), (X,), _dorefa_weight, of="rows")
     yield _preset(
         "dorefa_activation",
         lambda x: quantizers.dorefa_activation(x, 3),
@@ -598,10 +609,10 @@ def _presets() -> Iterator[Case]:
         long=False,
         smooth_forwards={Round: lambda x: x.clone()},
     )
-    yield _preset("twn", lambda w: quantizers.twn(w, -1), (X,), _twn)
-    yield _preset("xnor", lambda w: quantizers.xnor(w, -1), (X,), _xnor)
-    yield _preset("fsq", lambda x: quantizers.fsq(x, (5, 4, 3)), (X,), _fsq)
-    yield _preset("bsq", quantizers.bsq, (X,), _bsq)
+    yield _preset("twn", lambda w: quantizers.twn(w, -1), (X,), _twn, of="rows")
+    yield _preset("xnor", lambda w: quantizers.xnor(w, -1), (X,), _xnor, of="rows")
+    yield _preset("fsq", lambda x: quantizers.fsq(x.unsqueeze(-1), (4,)).squeeze(-1), (X,), _fsq)
+    yield _preset("bsq", quantizers.bsq, (X,), _bsq, of="rows")
 
 
 CASES = [*_fakes(), *_floats(), *_few_levels(), *_presets()]

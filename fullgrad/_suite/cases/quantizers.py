@@ -64,17 +64,17 @@ def _code(x: Tensor, s: Any, z: Any, inside: str, reciprocal: bool, round_z: boo
 def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: int | None = None, **options: Any) -> Case:
     reciprocal, round_z = options.pop("reciprocal", True), options.pop("round_z", True)
 
-    def aligned(t: Any) -> Any:
-        return t.view(-1, 1) if dim is not None and isinstance(t, Tensor) and t.ndim else t
+    def aligned(t: Any, x: Tensor) -> Any:
+        return t.view(-1, 1) if dim is not None and isinstance(t, Tensor) and t.ndim and x.ndim == 2 else t
 
     def operator(x: Tensor, s: Any, z: Any) -> Tensor:
         return quantizers.fake_quantize(
-            x, s, z, LOW, HIGH, dim=dim, inside=inside, reciprocal=reciprocal, round_zero_point=round_z
+            x, s, z, LOW, HIGH, dim=dim if x.ndim == 2 else None, inside=inside, reciprocal=reciprocal, round_zero_point=round_z
         )
 
     @in_compute_dtype
     def value(x: Tensor, s: Any, z: Any) -> Tensor:
-        s, z = aligned(s), aligned(z)
+        s, z = aligned(s, x), aligned(z, x)
         step = s if isinstance(s, Tensor) else torch.full((), s, dtype=x.dtype)
         v = x * (1 / step) if reciprocal else x / step
         if round_z and isinstance(z, Tensor):
@@ -83,10 +83,10 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
         return (torch.clamp(r, LOW, HIGH) - z) * s
 
     def surrogate(x: Tensor, s: Any, z: Any) -> Tensor:
-        r, z, inner = _code(x, aligned(s), aligned(z), inside, reciprocal, round_z)
+        r, z, inner = _code(x, aligned(s, x), aligned(z, x), inside, reciprocal, round_z)
         clamped = torch.clamp(r, LOW, HIGH).detach()
         through = straight_through(clamped, r) if inside == "all" else r
-        return (torch.where(inner, through, clamped) - z) * aligned(s)
+        return (torch.where(inner, through, clamped) - z) * aligned(s, x)
 
     def smooth(x: Tensor, s: Any, z: Any, *_: Any) -> Tensor:
         r, _, inner = _code(x, s, z, inside, reciprocal, round_z)

@@ -73,9 +73,9 @@ def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
     where that is large, so that the steps are in the cache.
     """
     first = args[0]
-    size = 2**17 * torch.get_num_threads()
-    if first.numel() < 2 * size or not first.is_cpu or not can_reuse_buffers():
+    if first.numel() < PIECE or not first.is_cpu or not can_reuse_buffers():
         return formula(*args)
+    size = PIECE // 2 * torch.get_num_threads()
     tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     if not all(args[i].__class__ in _PLAIN and can_broadcast(args[i].shape, first.shape) for i in tensors):
         return formula(*args)

@@ -37,8 +37,8 @@ def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
         x = x.detach()
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    size = _PIECE * torch.get_num_threads()
-    if sign > 0 and x.numel() >= 2 * size and can_reuse_buffers() and _is_plain(x) and _is_plain(g) and g.dtype == x.dtype:
+    if x.numel() >= 2 * _PIECE and sign > 0 and can_reuse_buffers() and _is_plain(x) and _is_plain(g) and g.dtype == x.dtype:
+        size = _PIECE * torch.get_num_threads()
         out, buffer = torch.empty_like(x), x.new_empty(size)
         for some_g, some_x, some_out in zip(*[t.view(-1).split(size) for t in (g, x, out)], strict=True):
             finite = torch.nan_to_num(some_x, nan, math.inf, -math.inf, out=buffer[: len(some_x)])

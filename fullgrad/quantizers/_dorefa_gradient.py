@@ -51,7 +51,7 @@ def dorefa_gradient(
         >>> x = torch.tensor([0.3, -3.0, 1.2])
         >>> f = lambda x: (quantizers.dorefa_gradient(x, 2, noise=torch.full((3,), 0.5)) ** 2 / 2).sum()
         >>> torch.func.grad(f)(x)
-        tensor([ 1., -3.,  1.])
+        tensor([ 1.0000, -3.0000,  1.0000])
 
     Source: Zhou et al., https://arxiv.org/abs/1606.06160.
     """

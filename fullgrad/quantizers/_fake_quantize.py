@@ -1,32 +1,19 @@
 """`fake_quantize`: to a grid of integers, times a scale that learns."""
 
-import functools
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import mul_into
-from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
-from fullgrad._kernels import between
-from fullgrad._neighbors import rounded
-from fullgrad.clamping._clamp import pass_inside
+from fullgrad._half_precision import HALF, PIECE, chunked_in_float32, in_pieces
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
-from fullgrad.quantizers._arithmetic import (
-    constant,
-    divided,
-    first_and_last,
-    in_dtype,
-    reciprocal_number,
-    to_compute,
-)
-from fullgrad.rounding._modes import round_to_integer
+from fullgrad.quantizers._arguments import Inside, Parameter
+from fullgrad.quantizers._arithmetic import to_compute
+from fullgrad.quantizers._integers import is_in_range, pass_in_range, residual, value
 
 
 def fake_quantize(
@@ -99,6 +86,20 @@ def fake_quantize(
     et
         al., https://arxiv.org/abs/1902.08153.
     """
+    if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
+        scale.__class__ is float
+        and zero_point.__class__ is quant_min.__class__ is quant_max.__class__ is int
+        and 1e-37 < scale < 1e37
+        and -(2**24) <= quant_min <= zero_point <= quant_max <= 2**24
+        and quant_min < quant_max
+        and inside == "rounded"
+        and rounding == "half_even"
+        and dim is noise is generator is None
+        and isinstance(x, Tensor)
+        and x.dtype in _arguments.FLOATING
+    ):
+        options = (inside, rounding, bool(reciprocal), bool(round_zero_point), None)
+        return FakeQuantize.apply(x, scale, zero_point, quant_min, quant_max, *options)
     x = _arguments.floating_input("fake_quantize", "x", x)
     dtype = x.dtype
     _arguments.check_scale("fake_quantize", "scale", scale, dtype, reciprocal)
@@ -160,20 +161,20 @@ class FakeQuantize(Elementwise):
     ) -> Tensor:
         args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
         if x.dtype not in HALF:
-            return in_pieces(_value, x, scale, zero_point, *args)
-        pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
-        return _value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
+            return value(x, scale, zero_point, *args) if x.numel() < PIECE else in_pieces(value, x, scale, zero_point, *args)
+        pieces = chunked_in_float32(lambda *a: (value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
+        return value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
         if i == 9 or (i == 2 and options[2] == "all"):
             return None
         if i == 0:
-            return _pass_in_range(v, x, scale, zero_point, *options)
+            return pass_in_range(v, x, scale, zero_point, *options)
         x, v, scale, zero_point = to_compute(x, v, scale, zero_point)
         if i == 1:
             return mul_into(v, FakeQuantizeResidual.apply(x, scale, zero_point, *options))
-        return torch.where(_is_in_range(x, scale, zero_point, *options), 0, -v * scale)
+        return torch.where(is_in_range(x, scale, zero_point, *options), 0, -v * scale)
 
 
 class FakeQuantizeEverywhere(Elementwise):
@@ -206,166 +207,10 @@ class FakeQuantizeResidual(Elementwise):
         noise: Tensor | None,
     ) -> Tensor:
         args = (quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
-        return in_pieces(_residual, *to_compute(x, scale, zero_point), *args)
+        return in_pieces(residual, *to_compute(x, scale, zero_point), *args)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
         if i != 2 or options[2] == "all":
             return None
-        return torch.where(_is_in_range(*to_compute(x, scale, zero_point), *options), 0, -v)
-
-
-def _value(
-    x: Tensor,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,
-    quant_max: int,
-    rounding: str,
-    reciprocal: bool,
-    round_zero_point: bool,
-    noise: Tensor | None,
-) -> Tensor:
-    """The value in the dtype of the computation.
-
-    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into
-    0.0.
-    """
-    if scale.__class__ is float and zero_point.__class__ is int and round_zero_point and noise is None:
-        low, high = quant_min - zero_point, quant_max - zero_point
-        if x.is_cpu and rounding == "half_even" and can_reuse_buffers():
-            factor = reciprocal_number(scale, x.dtype) if reciprocal else scale
-            y = (torch.mul if reciprocal else torch.div)(x, constant(factor, x.dtype))
-            return torch.add(constant(0.0, x.dtype), y.round_().clamp_(low, high), alpha=scale, out=y)
-        r = torch.clamp(round_to_integer(_scaled(x, scale, reciprocal), rounding), low, high)
-        return torch.add(r.new_zeros(()), r, alpha=scale)
-    x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
-    z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    r = _rounded(_scaled(x, scale, reciprocal), z, rounding, round_zero_point, noise, fresh=True)
-    r = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-    r = torch.sub(r, z, out=out_buffer(r))
-    return torch.mul(r, scale, out=out_buffer(r))
-
-
-def _residual(
-    x: Tensor,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,
-    quant_max: int,
-    inside: str,
-    rounding: str,
-    reciprocal: bool,
-    round_zero_point: bool,
-    noise: Tensor | None,
-) -> Tensor:
-    """:math:`D_s` in the dtype of the computation."""
-    v = _scaled(expanded(x, scale, zero_point, noise), scale, reciprocal)
-    z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    r = _rounded(v, z, rounding, round_zero_point, noise, fresh=False)
-    if inside != "all":
-        inner = r if inside == "rounded" else v + z
-        v = pass_inside(v, inner, float(quant_min), float(quant_max))
-    q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-    q = torch.sub(q, z, out=out_buffer(q))
-    return torch.sub(q, v, out=out_buffer(q))
-
-
-def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:
-    if not reciprocal:
-        return divided(x, scale)
-    if isinstance(scale, Tensor):
-        return x * scale.reciprocal()
-    return x * reciprocal_number(scale, x.dtype)
-
-
-def _zero_point(zero_point: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
-    if is_rounded and isinstance(zero_point, Tensor):
-        return torch.clamp(torch.round(zero_point), quant_min, quant_max)
-    return zero_point
-
-
-def _rounded(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None, fresh: bool) -> Tensor:
-    """The code before it is clamped. 0 is added too, which makes -0.0 into 0.0, as in torch. ``fresh`` says that ``v`` may go."""
-    if round_zero_point:
-        r = round_to_integer(v, rounding, noise, out_buffer(v) if fresh else None)
-        return torch.add(r, z, out=out_buffer(r))
-    r = torch.add(v, z, out=out_buffer(v) if fresh else None)
-    return round_to_integer(r, rounding, noise, out_buffer(r))
-
-
-def _in_range_of(
-    x: Tensor,
-    scale: Any,
-    zero_point: Any,
-    quant_min: int,
-    quant_max: int,
-    inside: str,
-    rounding: str,
-    reciprocal: bool,
-    round_zero_point: bool,
-    noise: Tensor | None,
-) -> Tensor:
-    """What is in the range where the gradient passes: the rounded code, or the exact one."""
-    x, scale, zero_point = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, zero_point)]
-    x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
-    v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    return v + z if inside == "exact" else _rounded_again(v, z, rounding, round_zero_point, noise)
-
-
-def _rounded_again(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None) -> Tensor:
-    """The code in a rule, which overwrites nothing."""
-    return round_to_integer(v, rounding, noise) + z if round_zero_point else round_to_integer(v + z, rounding, noise)
-
-
-def _is_in_range(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, *options: Any) -> Tensor:
-    return between(_in_range_of(x, scale, zero_point, quant_min, quant_max, *options), quant_min, quant_max)
-
-
-def _pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, *options: Any) -> Tensor:
-    """``g`` where the code is in the range, else 0."""
-    inside, rounding, reciprocal, round_zero_point, noise = options
-    if inside == "all":
-        return g
-    if scale.__class__ is float and not isinstance(zero_point, Tensor) and (rounding == "half_even" or inside == "exact"):
-        args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
-        return pass_inside(g, x, *_first_and_last(x.dtype, *args))
-    low, high, args = float(quant_min), float(quant_max), (quant_min, quant_max, *options)
-
-    def formula(g: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Tensor | None) -> tuple[Tensor]:
-        return (pass_inside(g, _in_range_of(x, scale, zero_point, *args[:-1], noise), low, high),)
-
-    if g.dtype not in HALF:
-        return in_pieces(lambda g, *rest: formula(g, *rest)[0], g, x, scale, zero_point, noise)
-    pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, zero_point, noise)
-    return formula(g.float(), x, scale, zero_point, noise)[0].to(g.dtype) if pieces is None else pieces[0]
-
-
-@functools.lru_cache(maxsize=1024)
-def _first_and_last(
-    dtype: torch.dtype,
-    scale: float,
-    zero_point: float,
-    quant_min: int,
-    quant_max: int,
-    exact: bool,
-    reciprocal: bool,
-    round_zero_point: bool,
-) -> tuple[float, float]:
-    """The first and the last number of ``dtype`` in the range, in the arithmetic of the value, which is monotone: two numbers
-    instead of four operations.
-    """
-    to, computed = in_dtype(dtype), compute_dtype(dtype)
-    inverse, scale = reciprocal_number(scale, computed), rounded(scale, computed)
-
-    def code(x: float) -> float:
-        v = to(x * inverse) if reciprocal else to(x / scale)
-        if exact or math.isinf(v):
-            return to(v + zero_point)
-        return to(round(v) + zero_point) if round_zero_point else _round(to(v + zero_point))
-
-    return first_and_last(dtype, code, quant_min, quant_max)
-
-
-def _round(v: float) -> float:
-    return v if math.isinf(v) else cast("float", round(v))
+        return torch.where(is_in_range(*to_compute(x, scale, zero_point), *options), 0, -v)

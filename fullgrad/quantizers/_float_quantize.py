@@ -68,10 +68,10 @@ def float_quantize(
     Example:
         >>> import torch
         >>> from fullgrad import quantizers
-        >>> x = torch.tensor([-0.3, 17.0, 464.0, 1000.0], requires_grad=True)
+        >>> x = torch.tensor([-5.1, 17.0, 464.0, 1000.0], requires_grad=True)
         >>> y = quantizers.float_quantize(x, "float8_e4m3fn")
         >>> y.detach()
-        tensor([ -0.3125,  16.0000, 448.0000, 448.0000])
+        tensor([ -5.,  16., 448., 448.])
         >>> torch.autograd.grad(y.sum(), x)
         (tensor([1., 1., 1., 0.]),)
 

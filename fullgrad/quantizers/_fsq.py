@@ -46,8 +46,8 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         >>> import torch
         >>> from fullgrad import quantizers
         >>> quantizers.fsq(torch.tensor([[0.2, -2.0, 0.9], [1.5, 0.1, -0.6]]), (5, 4, 3))
-        tensor([[ 0.0000, -1.0000,  1.0000],
-                [ 1.0000,  0.0000, -1.0000]])
+        tensor([[ 0., -1.,  1.],
+                [ 1.,  0., -1.]])
 
     Source: Mentzer et al., https://arxiv.org/abs/2309.15505; ``vector_quantize_pytorch.FSQ``.
     """

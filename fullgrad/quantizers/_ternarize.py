@@ -147,7 +147,9 @@ class TernaryCode(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, window: Any, above: float, below: float, scale_gradient: bool) -> Any:
-        if i != 0 or not scale_gradient:
+        if i != 0:
             return None
+        if not scale_gradient:
+            return torch.zeros_like(v)
         v = torch.where(x > threshold, v * above, torch.where(x < -threshold, v * below, 0))
         return pass_in_window(v, x, window)

@@ -23,7 +23,7 @@ from fullgrad.testing._subject import by_cotangent_map
 
 X = numbers(4, 3)
 SCALE = torch.tensor([[0.5], [0.31], [0.83], [0.62]], dtype=torch.float64)
-ZERO_POINT = torch.tensor([-0.7, 0.3, 1.2], dtype=torch.float64)
+ZERO_POINT = torch.tensor([1.0, 0.3, -0.7], dtype=torch.float64)
 
 
 def in_compute_dtype(value):
@@ -61,20 +61,20 @@ def _code(x: Tensor, s: Any, z: Any, inside: str, reciprocal: bool, round_z: boo
     return r, z, (inner >= LOW) & (inner <= HIGH) if inside != "all" else torch.ones_like(v, dtype=torch.bool)
 
 
-def _fake(name: str, inputs: tuple[Any, ...], inside: str = "rounded", *, dim: int | None = None, **options: Any) -> Case:
+def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: int | None = None, **options: Any) -> Case:
     reciprocal, round_z = options.pop("reciprocal", True), options.pop("round_z", True)
 
-    def aligned(t: Any) -> Any:
-        return t.view(-1, 1) if dim is not None and isinstance(t, Tensor) and t.ndim else t
+    def aligned(t: Any, x: Tensor) -> Any:
+        return t.view(-1, 1) if dim is not None and isinstance(t, Tensor) and t.ndim and x.ndim == 2 else t
 
     def operator(x: Tensor, s: Any, z: Any) -> Tensor:
         return quantizers.fake_quantize(
-            x, s, z, LOW, HIGH, dim=dim, inside=inside, reciprocal=reciprocal, round_zero_point=round_z
+            x, s, z, LOW, HIGH, dim=dim if x.ndim == 2 else None, inside=inside, reciprocal=reciprocal, round_zero_point=round_z
         )
 
     @in_compute_dtype
     def value(x: Tensor, s: Any, z: Any) -> Tensor:
-        s, z = aligned(s), aligned(z)
+        s, z = aligned(s, x), aligned(z, x)
         step = s if isinstance(s, Tensor) else torch.full((), s, dtype=x.dtype)
         v = x * (1 / step) if reciprocal else x / step
         if round_z and isinstance(z, Tensor):
@@ -83,10 +83,10 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: str = "rounded", *, dim: i
         return (torch.clamp(r, LOW, HIGH) - z) * s
 
     def surrogate(x: Tensor, s: Any, z: Any) -> Tensor:
-        r, z, inner = _code(x, aligned(s), aligned(z), inside, reciprocal, round_z)
+        r, z, inner = _code(x, aligned(s, x), aligned(z, x), inside, reciprocal, round_z)
         clamped = torch.clamp(r, LOW, HIGH).detach()
         through = straight_through(clamped, r) if inside == "all" else r
-        return (torch.where(inner, through, clamped) - z) * aligned(s)
+        return (torch.where(inner, through, clamped) - z) * aligned(s, x)
 
     def smooth(x: Tensor, s: Any, z: Any, *_: Any) -> Tensor:
         r, _, inner = _code(x, s, z, inside, reciprocal, round_z)
@@ -143,7 +143,7 @@ def _nearest(v: Tensor, format: FloatFormat) -> Tensor:
 E2M1, E4M3 = NAMED["float4_e2m1fn"], NAMED["float8_e4m3fn"]
 
 
-def _float(name: str, inputs: tuple[Any, ...], inside: str, format: FloatFormat = E2M1, **options: Any) -> Case:
+def _float(name: str, inputs: tuple[Any, ...], inside: Any, format: FloatFormat = E2M1, **options: Any) -> Case:
     bound = format.max + (0.5 * 2.0 ** (math.floor(math.log2(format.max)) - format.mantissa_bits) if inside == "rounded" else 0)
 
     def inner(v: Tensor) -> Tensor:
@@ -396,12 +396,15 @@ def _nearest_rows(vectors: Tensor) -> Tensor:
 
 def _vector(gradient: str, **options: Any) -> Case:
     through = gradient == "identity"
+
+    def operator(x: Tensor) -> Any:
+        rows = torch.tensor(ROWS, dtype=torch.float64, device=x.device)
+        return quantizers.vector_quantize(_vectors(x), rows, gradient=gradient)
+
     return Case(
         name=f"quantizers.vector_quantize, {gradient}",
         covers=("quantizers.vector_quantize",),
-        operator=lambda x: quantizers.vector_quantize(
-            _vectors(x), torch.tensor(ROWS, dtype=torch.float64, device=x.device), gradient=gradient
-        ),
+        operator=operator,
         inputs=(X,),
         surrogate=(lambda x: straight_through(_nearest_rows(_vectors(x.detach())), _vectors(x))) if through else None,
         value=lambda x: _nearest_rows(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),
@@ -433,6 +436,17 @@ def _few_levels() -> Iterator[Case]:
     yield _ternarize("quantizers.ternarize everywhere", (X, 0.5, 1.5, None), None, False)
     yield _ternarize("quantizers.ternarize with one scale", (X, 0.5, SCALE, None), None, True, exhaustive=True)
     yield _ternarize("quantizers.ternarize with plain gradients", (X, 0.5, SCALE, NEGATIVE), 1.7, False, exhaustive=True)
+    yield Case(
+        name="quantizers.codebook_quantize, nf4",
+        covers=("quantizers.codebook_quantize",),
+        operator=lambda x: quantizers.codebook_quantize(x, quantizers.levels("nf4").to(x.device)),
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_levels(x.detach(), quantizers.levels("nf4").to(x)), x),
+        value=in_compute_dtype(lambda x: _levels(x, quantizers.levels("nf4").to(x))),
+        smooth_forwards={_codebook_file.CodebookQuantize: lambda x, *_: x.clone()},
+        elementwise=False,
+        exhaustive=True,
+    )
     yield _codebook("quantizers.codebook_quantize", (X, SCALE, CODEBOOK), "exact")
     yield _codebook("quantizers.codebook_quantize without a scale", (X, None, CODEBOOK), "all", exhaustive=True)
     yield _vector("identity")
@@ -529,9 +543,9 @@ def _xnor(w: Tensor) -> Tensor:
 
 
 def _fsq(x: Tensor) -> Tensor:
-    levels = torch.tensor([5.0, 4.0, 3.0], dtype=x.dtype)
-    reach, offset = (levels - 1) * 1.001 / 2, torch.tensor([0.0, 0.5, 0.0], dtype=x.dtype)
-    return rounded_through(torch.tanh(x + torch.atanh(offset / reach)) * reach - offset) / (levels // 2)
+    """Of one channel with four levels."""
+    reach = 3 * 1.001 / 2
+    return rounded_through(torch.tanh(x + math.atanh(0.5 / reach)) * reach - 0.5) / 2
 
 
 def _bsq(x: Tensor) -> Tensor:
@@ -579,7 +593,7 @@ def _presets() -> Iterator[Case]:
             Scale: lambda x, forward, backward: x * backward,
         },
     )
-    yield _preset("dorefa_weight", lambda w: quantizers.dorefa_weight(w, 3), (X,), _dorefa_weight)
+    yield _preset("dorefa_weight", lambda w: quantizers.dorefa_weight(w, 3), (X,), _dorefa_weight, of="rows")
     yield _preset(
         "dorefa_activation",
         lambda x: quantizers.dorefa_activation(x, 3),
@@ -595,10 +609,10 @@ def _presets() -> Iterator[Case]:
         long=False,
         smooth_forwards={Round: lambda x: x.clone()},
     )
-    yield _preset("twn", lambda w: quantizers.twn(w, -1), (X,), _twn)
-    yield _preset("xnor", lambda w: quantizers.xnor(w, -1), (X,), _xnor)
-    yield _preset("fsq", lambda x: quantizers.fsq(x, (5, 4, 3)), (X,), _fsq)
-    yield _preset("bsq", quantizers.bsq, (X,), _bsq)
+    yield _preset("twn", lambda w: quantizers.twn(w, -1), (X,), _twn, of="rows")
+    yield _preset("xnor", lambda w: quantizers.xnor(w, -1), (X,), _xnor, of="rows")
+    yield _preset("fsq", lambda x: quantizers.fsq(x.unsqueeze(-1), (4,)).squeeze(-1), (X,), _fsq)
+    yield _preset("bsq", quantizers.bsq, (X,), _bsq, of="rows")
 
 
 CASES = [*_fakes(), *_floats(), *_few_levels(), *_presets()]

@@ -46,7 +46,8 @@ intersphinx_mapping = {
 nitpick_ignore = [("py:class", f"torch.return_types.{name}") for name in ("max", "median", "min", "sort", "topk")]
 nitpick_ignore += [("py:class", "fullgrad.estimators._st.F")]
 # Where the classes live, and not where their pages are.
-nitpick_ignore += [("py:class", "torch.autograd.function.Function"), ("py:class", "types.ModuleType")]
+nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function.Function", "_C.Generator")]
+nitpick_ignore += [("py:class", "types.ModuleType")]
 
 # --- Docstrings ---
 autodoc_member_order = "bysource"

@@ -5,6 +5,7 @@ from torch import Generator, Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import apply_steps
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
 from fullgrad._noise import noise_for
 
@@ -58,6 +59,9 @@ class BernoulliST(Elementwise):
 
 
 def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 where ``noise < probs``, else 0, and NaN where that is; without a comparison, whose result torch converts slowly."""
+    """1 where ``noise < probs``, else 0, and NaN where that is; without a tensor of bools, which torch converts slowly."""
+    if noise.dtype == probs.dtype and can_reuse_buffers():
+        less = torch.lt(noise, probs, out=torch.empty_like(probs))
+        return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
     # Only what is above 0 rounds up to 1.
     return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)

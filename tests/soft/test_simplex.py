@@ -1,8 +1,15 @@
 """Sparse softmaxes, soft subsets and their losses."""
 
-import pytest
+import math
 
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fullgrad import soft
 from tests import golden
+
+INF, NAN = math.inf, math.nan
 
 CASES = [c for c in golden.ALL["cases"] if not c["op"].startswith("sampling.")]
 
@@ -11,3 +18,147 @@ CASES = [c for c in golden.ALL["cases"] if not c["op"].startswith("sampling.")]
 def test_golden(case):
     """The value, the gradient by all inputs, and its derivative along a direction."""
     golden.check(case)
+
+
+X = torch.tensor([[0.3, -0.4, 1.1, 0.2, 0.9], [2.0, 2.0, -1.0, 0.5, 2.0]], dtype=torch.float64)
+ALPHAS = (1.0, 1 + 1e-9, 1.1, 4 / 3, 1.5, 1.9, 2.0, 2.5, 4.0)
+MODES = ("smooth", "c0", "c1", "c2", "laplace")
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_entmax_by_a_number_and_by_a_tensor(alpha):
+    """The same weights, which sum to 1, are 0 at minus infinity, and do not change with a shift by a million."""
+    for a in (alpha, torch.tensor(alpha, dtype=torch.float64)):
+        p = soft.entmax(X, a)
+        torch.testing.assert_close(p.sum(-1), torch.ones(2).double(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(p, soft.entmax(X, alpha), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(soft.entmax(X + 1e6, a), p, rtol=1e-7, atol=1e-7)
+        masked = torch.cat((X, torch.full((2, 1), -INF).double()), -1).requires_grad_()
+        q = soft.entmax(masked, a)
+        torch.testing.assert_close(q[:, :-1], p, rtol=1e-10, atol=1e-12)
+        assert (q[:, -1] == 0).all()
+        assert (torch.autograd.grad((q * torch.arange(6)).sum(), masked)[0][:, -1] == 0).all()
+    assert p[1, 0] == p[1, 1]
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
+def test_the_projection_is_entmax(mode):
+    """With the factor of the mode."""
+    a = {"smooth": 0.0, "c0": 1.0, "c1": 1 / 2, "c2": 1 / 3}[mode]
+    x = X / 0.3 / (a or 1)
+    torch.testing.assert_close(soft.proj_simplex(X, softness=0.3, mode=mode), soft.entmax(x, torch.tensor(1 + a).double()))
+
+
+def test_the_exponent_is_smooth_at_1():
+    """Its derivative at 1 is in closed form, and that next to it is close."""
+    p = torch.softmax(X, -1)
+    log_p = p.log()
+    expected = 0.5 * p * ((p * log_p**2).sum(-1, keepdim=True) - log_p**2)
+    for alpha in (1.0, 1 + 1e-9, 1 + 1e-6):
+        found = torch.func.jacfwd(lambda a: soft.entmax(X, a))(torch.tensor(alpha, dtype=torch.float64))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 7, 5000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_long_rows_and_every_dtype(n, dtype):
+    """Weights that sum to 1 up to rounding, for normal, geometric and nearly equal rows, in few steps."""
+    geometric = 0.99 ** torch.arange(n, dtype=torch.float64)
+    rows = torch.stack((torch.linspace(-2, 2, n).double().sin() * 3, geometric, 1e-3 * geometric)).to(dtype)
+    eps = torch.finfo(dtype).eps
+    for f in (*[lambda x, a=a: soft.entmax(x, a) for a in (1.2, 1.5, 2.0, 2.5)], soft.normmax, lambda x: soft.normmax(x, 1.5)):
+        p = f(rows)
+        assert p.dtype == dtype
+        assert (p >= 0).all()
+        # A threshold is rounded, and with it as many weights as there are.
+        assert ((p.double().sum(-1) - 1).abs() < 4 * eps + n * torch.finfo(torch.promote_types(dtype, torch.float32)).eps).all()
+    k = max(n // 3, 1)
+    for mode in MODES:
+        p = soft.proj_capped_simplex(rows, k, mode=mode).double()
+        assert ((p.sum(-1) - k).abs() < 8 * eps * k).all()
+        assert ((p >= 0) & (p <= 1 + 32 * eps)).all()  # the polynomial of c2 rounds its coefficients' sum
+
+
+def test_rows_without_an_answer_are_nan():
+    """NaN, plus infinity, or minus infinity alone; the others are what they are."""
+    rows = torch.tensor([[0.1, NAN, 0.2], [0.1, INF, 0.2], [-INF, -INF, -INF], [0.1, 0.2, 0.3]])
+    functions = [soft.sparsemax, soft.normmax, *[lambda x, a=a: soft.entmax(x, a) for a in (1.0, 1.3, 1.5, 2.5)]]
+    functions += [lambda x, m=m: soft.proj_capped_simplex(x, 1, mode=m) for m in MODES] + [lambda x: soft.subset_marginals(x, 2)]
+    for f in functions:
+        assert f(rows)[:3].isnan().all()
+        assert not f(rows)[3].isnan().any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_none_and_all_of_the_capped_simplex(mode):
+    """k = 0 and k = n: zeros and ones without a derivative; a gap wider than the curve: exact, without a derivative."""
+    for k in (0, 5, torch.tensor(0.0), torch.tensor(5.0)):
+        p, gradient = torch.func.vjp(lambda x, k=k: soft.proj_capped_simplex(x, k, mode=mode), X)
+        assert (p == float(k > 0)).all()
+        assert (gradient(torch.ones_like(p))[0] == 0).all()
+    if mode in ("c0", "c1", "c2"):
+        x = torch.tensor([100.0, -50.0, 100.0, 0.0])
+        p, gradient = torch.func.vjp(lambda x: soft.proj_capped_simplex(x, 2, mode=mode), x)
+        assert p.tolist() == [1.0, 0.0, 1.0, 0.0]
+        assert (gradient(torch.randn(4))[0] == 0).all()
+    masked = torch.tensor([0.3, -INF, 0.5, 0.1], requires_grad=True)
+    p = soft.proj_capped_simplex(masked, 1.5, mode=mode)
+    assert p[1] == 0
+    assert torch.autograd.grad((p * torch.arange(4)).sum(), masked)[0][1] == 0
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_loss_at_1_is_the_cross_entropy(reduction):
+    """Classes with ignored ones, and distributions; along another dimension too."""
+    x, y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 4, -100, 2, 2, -100])
+    for a in (1.0, torch.tensor(1.0).double()):
+        expected = cross_entropy(x, y, reduction=reduction)
+        torch.testing.assert_close(soft.entmax_loss(x, y, a, reduction=reduction), expected)
+        torch.testing.assert_close(soft.entmax_loss(x.mT, y, a, dim=0, reduction=reduction), expected)
+        q = torch.softmax(torch.randn(6, 5), -1).double()
+        q = q / q.sum(-1, keepdim=True)
+        entropy = (q * q.log()).sum(-1)
+        entropy = entropy if reduction == "none" else entropy.mean() if reduction == "mean" else entropy.sum()
+        torch.testing.assert_close(
+            soft.entmax_loss(x, q, a, reduction=reduction), cross_entropy(x, q, reduction=reduction) + entropy
+        )
+
+
+def test_a_sure_row_has_no_loss():
+    """Exactly 0, whatever its scores, masked ones among them."""
+    x = torch.tensor([[1e6 + 3, 1e6, -INF], [5.0, 1.0, 2.0]])
+    for loss in (soft.entmax_loss, soft.normmax_loss):
+        assert loss(x, torch.tensor([0, 0]), 2.0, reduction="none").tolist() == [0.0, 0.0]
+
+
+def test_wrong_arguments_are_refused():
+    """By name, rule and what was found."""
+    for alpha in (0.9, NAN, INF):
+        with pytest.raises(ValueError, match="entmax: `alpha` must be at least 1"):
+            soft.entmax(X, alpha)
+    with pytest.raises(ValueError, match="normmax: `alpha` must be above 1"):
+        soft.normmax(X, 1.0)
+    with pytest.raises(ValueError, match="must have the size 1 along `dim`"):
+        soft.entmax(X, torch.full((5,), 1.5))
+    with pytest.raises(ValueError, match="`k` must be from 0 to 5"):
+        soft.proj_capped_simplex(X, 6)
+    with pytest.raises(ValueError, match="`target` must have the shape"):
+        soft.entmax_loss(X, torch.zeros(3).long())
+    with pytest.raises(ValueError, match="`reduction` must be one of"):
+        soft.entmax_loss(X, torch.zeros(2).long(), reduction="max")
+    with pytest.raises(ValueError, match="`mode` must be 'laplace' for the method 'lapsum'"):
+        soft.sort(X, method="lapsum")
+    with pytest.raises(ValueError, match="`method` must be one of 'sigmoid', 'lapsum'"):
+        soft.rank(X, mode="laplace")
+
+
+def test_sums_of_laplace_steps_with_ties():
+    """Ranks, their derivatives, and sorted values are those of the n by n formula, with equal elements too."""
+    x = torch.tensor([0.5, -1.0, 0.5, 2.0, 0.5, -1.0], dtype=torch.float64)
+    step = lambda z: torch.where(z < 0, z.exp() / 2, 1 - (-z).exp() / 2)  # noqa: E731
+    dense = lambda x: 0.5 + step(x.unsqueeze(-2) - x.unsqueeze(-1)).sum(-1)  # noqa: E731
+    ranks = lambda x: soft.rank(x, softness=1.0, mode="laplace", method="sigmoid", standardize=False)  # noqa: E731
+    torch.testing.assert_close(ranks(x), dense(x))
+    torch.testing.assert_close(torch.func.jacrev(ranks)(x), torch.func.jacrev(dense)(x))
+    y = soft.sort(x, softness=1.0, mode="laplace", method="lapsum", standardize=False).values
+    torch.testing.assert_close(step(y.unsqueeze(-1) - x).sum(-1), torch.arange(6).double() + 0.5)

@@ -28,8 +28,9 @@ WAYS = (NO_GRADIENT, FORWARD, BACKWARD, PER_SAMPLE, JVP, COMPILED)
 LARGE = 2**16
 # Elements of one row of an order statistic: all, up to this many; beyond it rows are short, as some methods take n^2 time.
 ONE_ROW, SHORT_ROW = 4096, 32
-# Surrogates that are no composite of the operator: one that holds a window for every place, and two that record nothing.
-NO_COMPOSITE = ("soft.narrow", "ScaleTracker", "track_scales")
+# Surrogates that are no composite of the operator: one that holds a window for every place, two that record nothing, and a closed
+# form of two by two.
+NO_COMPOSITE = ("soft.narrow", "ScaleTracker", "track_scales", "sampling.gumbel_sinkhorn")
 # Numbers in a composite's matrices that are still waited for: half a GiB for each in float32.
 MATRICES = 2**27
 
@@ -59,6 +60,8 @@ def comparisons(
     if {FORWARD, BACKWARD} & set(ways):
         kept = {who: saved_bytes(f, leaves) / n for who, f in functions.items() if who != PLAIN}
     for way in ways:
+        if way == JVP and not case.has_tangent:
+            continue
         statements = {}
         for who, function in functions.items():
             plainly = (NO_GRADIENT, FORWARD, BACKWARD) if COMPOSITE in functions else WAYS

@@ -1,5 +1,6 @@
 """Cases of the simplex family. A threshold is a constant solution with two steps of Newton's method, as in `order`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -156,7 +157,7 @@ CASES: list[Case] = [
     *[
         _case(
             "soft.proj_capped_simplex",
-            lambda x, mode=mode: soft.proj_capped_simplex(x, 1.5, softness=0.4, mode=mode),
+            functools.partial(soft.proj_capped_simplex, k=1.5, softness=0.4, mode=mode),
             (X,),
             lambda x, mode=mode: _capped(x, 1.5, 0.4, mode),
             f"in {mode}",

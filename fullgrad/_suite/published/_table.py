@@ -84,7 +84,7 @@ def page_table(results: dict[str, Counts]) -> str:
     for path, counts in results.items():
         packages.setdefault(counts["package"], []).append((path, counts))
     lines = [
-        "| package | Functions | checks | hold before | silently wrong before | hold after | fail alike before and after | complete |",
+        "| package | Functions | checks | hold before | silently wrong before | hold after | fail alike | complete |",
         "|---|---|---|---|---|---|---|---|",
     ]
     total = [0] * 7

@@ -90,6 +90,7 @@ else:
 
     def _bind(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if _way.is_free or not (transforms_active() or forward_mode_is_on() or _names.in_plain_code):
+            _way.is_free = False  # what the class calls is caught again
             return _torch_bind(forward, args, kwargs)
         if not transforms_active():
             torch_private.enter_level()
@@ -106,10 +107,7 @@ else:
         if transforms_active():
             return _torch_call(cls, *_torch_bind(cls.forward, args, kwargs))
         _way.is_free = True
-        try:
-            return cls.apply(*args, **(kwargs or {}))
-        finally:
-            _way.is_free = False
+        return cls.apply(*args, **(kwargs or {}))
 
     _names.bind, _names.dispatch = _bind, _dispatch
     _exchanged = [

@@ -118,7 +118,7 @@ class Batched:
 
     def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
         """All results. One warning for each class says why it is slow."""
-        if self.code not in _looped:
+        if self.code not in _looped or not self.options.allow_loop:
             try:
                 return self.vmap(self.inner.forward, self.in_dims, tensors)
             except Exception as error:

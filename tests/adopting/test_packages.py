@@ -262,24 +262,33 @@ def test_hessian_spectrum():
 
 
 def test_jacobian_descent():
-    """torchjd's Jacobians of the losses of a spiking network, one backward for all, are those one after the other."""
+    """torchjd's Jacobian of the losses of a spiking network, one backward for all, and the step that it takes: those of a loop.
+
+    The Jacobian that ``vmap(grad)`` gives in the context is the same.
+    """
     package("torchjd")
-    from torchjd.autojac import backward, mtl_backward  # noqa: F401
+    from torchjd.aggregation import AlignedMTL
+    from torchjd.autojac import backward, jac_to_grad
 
     torch.manual_seed(0)
     network, x = snntorch()
     samples = torch.stack([x, -x, 0.5 * x])
-    parameters = list(network.parameters())
+    named = dict(network.named_parameters())
+    parameters = list(named.values())
 
     def losses():
         return network(samples).square().mean(1)
 
+    loop = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses().split(1)]
+    expected = torch.cat([torch.stack(parts).flatten(1) for parts in zip(*loop, strict=True)], 1)
     with fullgrad.adopting():
-        value = losses()
-        batched = torch.autograd.grad(value, parameters, torch.eye(3), is_grads_batched=True)
-    value = losses()
-    loop = [torch.autograd.grad(v, parameters, retain_graph=True) for v in value]
-    close(list(batched), [torch.stack(g) for g in zip(*loop, strict=True)])
+        backward(losses(), inputs=parameters)
+        one = lambda parameters, x: functional_call(network, parameters, (x,)).square().mean()  # noqa: E731
+        per_sample = vmap(grad(one), in_dims=(None, 0))({n: p.detach() for n, p in named.items()}, samples)
+    close(torch.cat([p.jac.flatten(1) for p in parameters], 1), expected)
+    close(torch.cat([g.flatten(1) for g in per_sample.values()], 1), expected)
+    jac_to_grad(parameters, AlignedMTL())
+    close(torch.cat([p.grad.flatten() for p in parameters]), AlignedMTL()(expected))
 
 
 # --- Functions ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad.adoption._scope import options_for
 from tests.adopting import oracle
-from tests.adopting.functions import NewStyle, SavesInput, WithJvp, X
+from tests.adopting.functions import LooksAtNumbers, NewStyle, SavesInput, WithJvp, X
 
 
 def total(f):
@@ -210,6 +210,15 @@ def test_a_rule_for_vmap_is_not_needed():
         found = vmap(grad(lambda x: (fullgrad.adopt(Sorted)(x) * X).sum()))(samples)
     for one, s in zip(found, samples, strict=True):
         assert_close(one, oracle.gradient(lambda x: (Sorted.apply(x) * X).sum(), s))
+
+
+@pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
+def test_no_loop_also_where_one_ran():
+    """``allow_loop=False`` raises for a class that is known to look at numbers."""
+    cls = type("Looks", (LooksAtNumbers,), {})
+    vmap(fullgrad.adopt(cls))(oracle.batch(X))
+    with pytest.raises(NotImplementedError, match="allow_loop=False"):
+        vmap(fullgrad.adopt(cls, allow_loop=False))(oracle.batch(X))
 
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")

@@ -49,7 +49,7 @@ def results_of(published: Published, checks: Iterable[str] | None = None) -> Cou
         "wrong": [name for name in applies if before[name].status == FAILED and before[name].message.startswith("expected")],
         "after": sum(found[name].status == PASSED for name in applies),
         "fails": {name: _short(found[name].message) for name in applies if found[name].status != PASSED},
-        # Where eager autograd of the class itself does not hold a check, adoption, which is that, does not either.
+        # What eager autograd of the class itself, or torch's compiler, does not do, adoption does not either.
         "own": [name for name in applies if found[name].status != PASSED and before[name].message == found[name].message],
     }
 
@@ -84,16 +84,17 @@ def page_table(results: dict[str, Counts]) -> str:
     for path, counts in results.items():
         packages.setdefault(counts["package"], []).append((path, counts))
     lines = [
-        "| package | Functions | checks | hold before | silently wrong before | hold after | complete |",
-        "|---|---|---|---|---|---|---|",
+        "| package | Functions | checks | hold before | silently wrong before | hold after | fail alike | complete |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    total = [0] * 6
+    total = [0] * 7
     for package, entries in packages.items():
         numbers = [
             len(entries),
             *[sum(counts[key] for _, counts in entries) for key in ("checks", "before")],
             sum(len(counts["wrong"]) for _, counts in entries),
             sum(counts["after"] for _, counts in entries),
+            sum(len(counts["own"]) for _, counts in entries),
             sum(counts["after"] == counts["checks"] for _, counts in entries),
         ]
         total = [a + b for a, b in zip(total, numbers, strict=True)]
@@ -103,7 +104,7 @@ def page_table(results: dict[str, Counts]) -> str:
     for path, counts in results.items():
         if counts["fails"]:
             reasons = sorted({message.replace("|", "\\|") for message in counts["fails"].values()})
-            own = "; eager autograd of the class itself fails likewise" if set(counts["own"]) == set(counts["fails"]) else ""
+            own = "; the class itself fails in the same words" if set(counts["own"]) == set(counts["fails"]) else ""
             lines.append(f"| `{path.partition(':')[2]}` | {', '.join(counts['fails'])} | {'; '.join(reasons)}{own} |")
     lines += ["", f"Made on {datetime.date.today()} with torch {torch.__version__}, CPU."]
     return "\n".join(lines)

@@ -36,6 +36,8 @@ def applies(case, name):
         return False
     if name in GROUPS["randomness"]:
         return bool(case.draws) and (name != "rare_events_in_half_precision" or "rare" in case.options)
+    if name == "modes_inside_transforms" and case.surrogate is None:
+        return False
     if name == "gradient_by_differences" and (case.smooth_forwards == {} or "not_by_differences" in case.options):
         return False
     return not (

@@ -13,7 +13,7 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
-from fullgrad.soft.order.methods import PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
+from fullgrad.soft.order.methods import LAPLACE_METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
 
 INF, NAN = math.inf, math.nan
@@ -440,6 +440,7 @@ STATISTICS = (
 def test_types_and_docstring_name_the_methods(name):
     """The literals and the documented lists are those of the table of methods."""
     methods = PERMUTATION_METHODS if name.startswith("arg") else RANK_METHODS if name == "rank" else SORT_METHODS
+    methods += tuple(method for method in LAPLACE_METHODS.get(name, ()) if method not in methods)
     for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
         assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
         (line,) = re.findall(r"^ *method: (.*)$", function.__doc__, re.MULTILINE)

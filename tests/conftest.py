@@ -28,6 +28,7 @@ def devices() -> list[str]:
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="the long tests, and in CI today's slice of the exhaustive ones, alone")
+    parser.addoption("--everyday", action="store_true", help="the short and the long tests")
     parser.addoption("--exhaustive", default="", help="'all', or K/N for the K-th of N slices of the exhaustive tests")
 
 
@@ -81,7 +82,7 @@ def pytest_collection_modifyitems(config, items):
     kept, dropped = [], []
     for item in items:
         if item in everyday:
-            runs = config.getoption("--long") != (item in short)
+            runs = config.getoption("--everyday") or config.getoption("--long") != (item in short)
         else:
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         (kept if runs else dropped).append(item)

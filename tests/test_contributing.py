@@ -58,7 +58,7 @@ def touched(name: str, folder: Path, touches: int = 3) -> Path:
 def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The tests of the copy, in a process of their own."""
     environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "--everyday", "-n", "0", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False
     )

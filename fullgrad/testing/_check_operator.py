@@ -91,7 +91,7 @@ def check_operator(
         smooth_forwards=smooth_forwards,
         max_saved_bytes=max_saved_bytes,
         linear=cotangent_map is None,
-        options={"backend": backend, **_second_derivative_of(surrogate, adopted)},
+        options={"backend": backend},
         draws=draws,
     )
     if not subject.diff_argnums:
@@ -105,13 +105,6 @@ def check_operator(
 
 
 _RANDOM = ("randomness",)
-
-
-def _second_derivative_of(surrogate: Any, adopted: Any) -> dict[str, str]:
-    """Options by which the second derivative is what says so, and not what numerical differences of the first one are."""
-    if adopted is not None:
-        return {"not_by_differences": "the second derivative is that of the class's own double backward"}
-    return {} if surrogate is None else {"not_by_differences": "the surrogate has the second derivative"}
 
 
 def run_check(name: str, subject: Subject) -> Result:

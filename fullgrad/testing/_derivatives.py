@@ -307,13 +307,13 @@ def gradgradcheck(s: Subject) -> None:
 
 @check("gradcheck")
 def gradient_by_differences(s: Subject) -> None:
-    """``gradgradcheck`` with the forward as it is: a rule that reads a rounded value or a sample from its own saved output gives
-    second derivatives that agree with each other and are wrong.
+    """Without a surrogate, ``gradgradcheck`` with the forward as it is: a rule that reads a rounded value or a sample from its
+    own saved output gives second derivatives that agree with each other and are wrong.
 
-    The option ``not_by_differences`` has the reason where the derivative holds constant, or passes straight through, what moves.
+    A surrogate says what the derivative holds constant, or passes straight through; so does the class that was adopted.
     """
-    if "not_by_differences" in s.options:
-        raise NotApplicable(s.options["not_by_differences"])
+    if s.surrogate is not None or hasattr(s.operator, "adopted_class"):
+        raise NotApplicable("the surrogate has the second derivative")
     if s.smooth_forwards == {}:
         raise NotApplicable("the derivative is the true one: gradgradcheck has the forward as it is")
     torch.autograd.gradgradcheck(s.op, s.leaves())

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -616,34 +615,4 @@ def _presets() -> Iterator[Case]:
     yield _preset("bsq", quantizers.bsq, (X,), _bsq, of="rows")
 
 
-# Cases whose derivative reads a code or what it is made of, through which it is differentiated straight.
-_READS_THE_CODE = {
-    "quantizers.fake_quantize",
-    *(
-        f"quantizers.fake_quantize by {what}, {inside}"
-        for what in ("tensors", "channel")
-        for inside in ("rounded", "exact", "all")
-    ),
-    "quantizers.float_quantize",
-    *(f"quantizers.float_quantize by tensors, {inside}" for inside in ("rounded", "exact", "all")),
-    "quantizers.float_quantize_bwd",
-    "quantizers.ternarize",
-    "quantizers.ternarize with one scale",
-    "quantizers.codebook_quantize",
-    "quantizers.power_of_two",
-    "quantizers.lsq",
-    "quantizers.tqt",
-    "quantizers.stretched_elastic",
-    "quantizers.dorefa_gradient",
-    "quantizers.xnor",
-}
-
-
-def _noted(case: Case) -> Case:
-    if case.name not in _READS_THE_CODE:
-        return case
-    reason = "the derivative reads the code, through which it is differentiated straight"
-    return replace(case, options={**case.options, "not_by_differences": reason})
-
-
-CASES = [_noted(case) for case in (*_fakes(), *_floats(), *_few_levels(), *_presets())]
+CASES = [*_fakes(), *_floats(), *_few_levels(), *_presets()]

@@ -174,7 +174,6 @@ CASES = [
         surrogate=lambda x, step: straight_through(torch.round(x / step), x / step) * step,
         value=lambda x, step: torch.round(x / step) * step,
         smooth_forwards={fullgrad.StepQuantize: lambda x, step: x + 0 * step, fullgrad.Round: lambda x: x.clone()},
-        options={"not_by_differences": "the rounding in the derivative passes straight through"},
     ),
     Case(
         name="step_quantize_forward",
@@ -214,6 +213,5 @@ CASES = [
             fullgrad.AffineKBitQuantize: lambda x, k, w, b: w * x + b,
             fullgrad.KBitQuantize: lambda x, k: x.clone(),
         },
-        options={"not_by_differences": "the rounding in the derivative passes straight through"},
     ),
 ]

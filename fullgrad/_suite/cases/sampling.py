@@ -371,7 +371,6 @@ def _rows() -> list[Case]:
             (ROWS, TAU),
             lambda x, tau: _gapped(x, tau, 1.0),
             value=lambda x, tau: _sample(x),
-            options={"not_by_differences": "the gap is held constant"},
             long=True,
         ),
         _case(
@@ -382,7 +381,6 @@ def _rows() -> list[Case]:
             words="probs",
             value=lambda x, tau: _sample(x),
             random=lambda x, tau, **noise: sampling.gapped_st(x, tau, "probs", **noise),
-            options={"not_by_differences": "the gap is held constant"},
             exhaustive=True,
         ),
         _case(
@@ -391,7 +389,6 @@ def _rows() -> list[Case]:
             (ROWS, TAU),
             lambda x, tau: _rao(x, tau, 3),
             value=lambda x, tau: _sample(x, gumbel(x, 4)[0]),
-            options={"not_by_differences": "the noise, given the sample, is held constant"},
             draws=lambda x, generator: sampling.gumbel_like(x, (4,), generator=generator),
             random=lambda x, tau, **noise: rao(x, tau, 3, **noise),
             max_saved_bytes=None,

@@ -34,8 +34,8 @@ def rank(
         dim: The dimension along which the elements are ranked; None ranks all.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, ``"sigmoid"``, ``"lapsum"``
-            (the mode ``"laplace"`` has the last two, which are the same).
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, ``"sigmoid"``, or
+            ``"lapsum"``; the mode ``"laplace"`` has the last two, which are the same.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
 
@@ -82,8 +82,8 @@ def rank_st(
         dim: The dimension along which the elements are ranked; None ranks all.
         softness: How strongly elements are mixed: a positive number, or a 0-dimensional tensor, which has a gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
-        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, ``"sigmoid"``, ``"lapsum"``
-            (the mode ``"laplace"`` has the last two, which are the same).
+        method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"``, ``"sorting_network"``, ``"sigmoid"``, or
+            ``"lapsum"``; the mode ``"laplace"`` has the last two, which are the same.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
 

@@ -443,8 +443,8 @@ def test_types_and_docstring_name_the_methods(name):
     methods += tuple(method for method in LAPLACE_METHODS.get(name, ()) if method not in methods)
     for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
         assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
-        (line,) = re.findall(r"^ *method: (.*)$", function.__doc__, re.MULTILINE)
-        assert set(re.findall(r"``\"(\w+)\"``", line)) == set(methods)
+        (lines,) = re.findall(r"^ *method: (.*(?:\n {12}.*)*)", function.__doc__, re.MULTILINE)
+        assert set(re.findall(r"``\"(\w+)\"``", lines)) - {"laplace"} == set(methods)
 
 
 @pytest.mark.parametrize("call", [soft.quantile, soft.argquantile, fullgrad.quantile_st, fullgrad.argquantile_st])

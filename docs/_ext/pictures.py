@@ -86,7 +86,7 @@ def pictures(path: str) -> dict[str, Picture]:
         return {}
     parameters = inspect.signature(function).parameters
     found = {}
-    if "mode" in parameters:
+    if {"mode", "softness"} <= {*parameters}:
         method = [parameters["method"].default] if "method" in parameters else []
         for label in ("", "gated"):
             if label and label not in parameters:

@@ -82,9 +82,8 @@ def fake_quantize(
         >>> torch.autograd.grad(y, scale, torch.tensor([0.0, 0.0, 1.0, 1.0]))
         (tensor(7.4000),)
 
-    Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`, Esser
-    et
-        al., https://arxiv.org/abs/1902.08153.
+    Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`,
+    Esser et al., https://arxiv.org/abs/1902.08153.
     """
     if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
         scale.__class__ is float

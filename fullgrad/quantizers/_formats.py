@@ -99,7 +99,7 @@ class FloatFormat:
 
     @property
     def code(self) -> str:
-        """The numbers that make the format, in one word: what a compiled operator takes."""
+        """The numbers that make the format in one word, which a compiled operator takes."""
         return f"{self._min_exponent} {self.mantissa_bits} {self._max_exponent} {self.kind} {int(self.subnormals)}"
 
     def numbers(self) -> Tensor:

@@ -23,7 +23,7 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         log2_threshold: *t*: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in
-        :func:`fake_quantize`.
+            :func:`fake_quantize`.
         bits: An integer, from 1 to 24.
         signed: Whether there are negative codes.
 

@@ -347,7 +347,7 @@ ERRORS = [
     (
         lambda: soft.sigmoidal(x, mode="hard"),
         ValueError,
-        "sigmoidal: `mode` must be one of 'smooth', 'c0', 'c1', 'c2', got 'hard'",
+        "sigmoidal: `mode` must be one of 'smooth', 'c0', 'c1', 'c2', 'laplace', got 'hard'",
     ),
     (lambda: soft.abs(x, mode="_c1_pnorm"), ValueError, "abs: `mode` must be one of"),
     (lambda: soft.abs(3.0), TypeError, "abs: `x` must be a tensor, got a value of type float"),

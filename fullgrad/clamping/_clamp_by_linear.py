@@ -111,7 +111,7 @@ class _Sample:
 
     def weight_in(self, extreme: Tensor) -> Tensor:
         """The weight of each element in the derivative of the minimum or the maximum: ties share it."""
-        tied = self.x == extreme
+        tied = (self.x == extreme).to(self.x.dtype)  # a quotient of integers has the default dtype
         return tied / self.sum(tied)
 
     def sum(self, values: Tensor) -> Tensor:

@@ -550,7 +550,7 @@ def _fsq(x: Tensor) -> Tensor:
 
 def _bsq(x: Tensor) -> Tensor:
     u = x / (x * x).sum(-1, keepdim=True).sqrt()
-    return straight_through(torch.where(u > 0, 1.0, -1.0) / math.sqrt(3), u)
+    return straight_through(torch.where(u > 0, 1.0, -1.0).to(u) / math.sqrt(3), u)
 
 
 def _preset(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, **options: Any) -> Case:

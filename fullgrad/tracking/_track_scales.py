@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -60,7 +61,7 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
         raise TypeError(f"track_scales: `module` must be a module, got a value of type {type(module).__name__}.")
     check_statistic("track_scales", stat)
     scales = ModuleScales()
-    word = str(id(scales))
+    word = f"record {next(_COUNT)}"
     _RECORDS[word] = scales
     with contextlib.ExitStack() as restore:
         for name, submodule in module.named_modules():
@@ -202,4 +203,6 @@ def _key_in(word: str, name: str) -> Any:
 mark_for_dynamo(torch.compiler.assume_constant_result, _key_in)
 
 
+# By words that no later record has again, as an address may be: compiled code is guarded by its word.
 _RECORDS: weakref.WeakValueDictionary[str, ModuleScales] = weakref.WeakValueDictionary()
+_COUNT = itertools.count()

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import fullgrad
-from fullgrad import ScalePair, ScaleTracker, track_scales
+from fullgrad import ModuleScales, ScalePair, ScaleTracker, track_scales
 from fullgrad._dispatch import FakeTensorMode
 from fullgrad.testing._subject import close, like
 
@@ -468,6 +468,25 @@ def test_compiled_modules(backend):
         scales_before = scales.to_dict()
         call(7 * X)
         assert scales.to_dict() == scales_before
+
+
+def test_compiled_record_at_the_address_of_a_freed_one(monkeypatch):
+    """Code that was compiled for the one that is gone does not serve the other."""
+    module = nn.Linear(4, 2).double()
+    call = torch.compile(module, backend="aot_eager", fullgraph=True)
+    with track_scales(call) as scales:
+        call(X)
+    assert "(all)" in scales
+    address = id(scales)
+    del scales
+    gc.collect()
+    others = []
+    while not (others and id(others[-1]) == address) and len(others) < 100_000:
+        others.append(ModuleScales())
+    monkeypatch.setattr("fullgrad.tracking._track_scales.ModuleScales", others.pop)
+    with track_scales(module) as scales:
+        call(X)
+    assert list(scales) == ["(all)"]
 
 
 @pytest.mark.long

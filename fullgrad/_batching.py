@@ -2,8 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from fullgrad._checks import broadcast_shape
 
 
 def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int | None]:
@@ -14,7 +15,7 @@ def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any,
     y = operator.apply(*args)
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
     if y.ndim < max(map(len, shapes)):  # the value does not depend on what is batched, the derivative may
-        shape = torch.broadcast_shapes(*shapes)
+        shape = broadcast_shape(*shapes)
         y = operator.apply(*[a.expand(shape) if isinstance(a, Tensor) else a for a in args])
     return y, 0
 

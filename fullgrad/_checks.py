@@ -125,6 +125,12 @@ def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
     return len(shape) <= len(target) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
 
 
+def broadcast_shape(shape: torch.Size, *others: torch.Size) -> torch.Size:
+    """The shape to which all broadcast. torch.broadcast_shapes takes longer than the kernels of a small tensor."""
+    others = tuple([other for other in others if other != shape and not can_broadcast(other, shape)])
+    return torch.broadcast_shapes(shape, *others) if others else shape
+
+
 def dim(name: str, value: Any, ndim: int) -> None:
     """None, a dimension of a tensor, or several different ones."""
     if value is None:

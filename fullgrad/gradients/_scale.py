@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -48,7 +47,7 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
     _checks.real_number_or_tensor("scale", "forward", forward)
     _checks.real_number_or_tensor("scale", "backward", backward)
     if backward.__class__ is not float and isinstance(backward, Tensor):
-        shape = torch.broadcast_shapes(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
+        shape = _checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
         _checks.broadcasts_to("scale", "backward", backward, "the output", shape)
     return Scale.apply(x, forward, backward)
 

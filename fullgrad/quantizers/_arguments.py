@@ -195,9 +195,7 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
     """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
-    if not any(isinstance(p, Tensor) for p in parameters):
-        return x
-    shape = torch.broadcast_shapes(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
+    shape = _checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
     return x if x.shape == shape else x.expand(shape)
 
 

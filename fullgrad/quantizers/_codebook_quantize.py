@@ -136,7 +136,7 @@ class CodebookQuantize(_OfCodebook):
         if to_codebook is not None:
             part = _take(to_codebook.to(x.dtype), _index_of(x, s, c))
             parts.append(part if s is None else part * s)
-        shape = x.shape if not isinstance(s, Tensor) else torch.broadcast_shapes(x.shape, s.shape)
+        shape = _checks.broadcast_shape(x.shape, s.shape) if isinstance(s, Tensor) else x.shape
         return sum(parts[1:], parts[0]).expand(shape).to(ctx.dtype)
 
 

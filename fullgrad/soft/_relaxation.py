@@ -217,7 +217,7 @@ def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
     """A hard value in the shape that the soft one has, when a softness has more dimensions."""
     if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
-    shape = torch.broadcast_shapes(value.shape, softness.shape)
+    shape = _checks.broadcast_shape(value.shape, softness.shape)
     return value if value.shape == shape else value.expand(shape).clone()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._checks import broadcast_shape
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._half_precision import HALF
 from fullgrad._neighbors import rounded
@@ -43,7 +44,7 @@ def expanded(value: Tensor, *inputs: Any) -> Tensor:
     """A value in the shape to which it broadcasts with all inputs, so that a parameter may have more dimensions."""
     if all_numbers(inputs):
         return value
-    shape = torch.broadcast_shapes(value.shape, *[a.shape for a in inputs if isinstance(a, Tensor)])
+    shape = broadcast_shape(value.shape, *[a.shape for a in inputs if isinstance(a, Tensor)])
     return value if value.shape == shape else value.expand(shape).clone()
 
 

@@ -101,15 +101,8 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
     return value
 
 
-class Entmax(RowFunction):
-    """The operator of :func:`entmax`, of rows. The rules read the value alone."""
-
-    @staticmethod
-    def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
-        a = alpha - 1
-        if isinstance(a, Tensor):
-            return entmax_weights(x, a.to(x.dtype))
-        return entmax_weights_by_number(x, a) if 1e-3 < a < 1 else entmax_weights(x, x.new_full((1,), a))
+class OfExponent(RowFunction):
+    r"""Weights p of rows by an exponent, whose rules read p alone: the symmetric map :math:`D_x`, and :math:`D_\alpha`."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
@@ -119,38 +112,55 @@ class Entmax(RowFunction):
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
 
-    @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        p, alpha = _saved(ctx)
-        w = power_of_weights(p, 2 - alpha)
-        centered = g - (w * g).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)
-        by_alpha = (centered * _by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
-        return w * centered if ctx.needs_input_grad[0] else None, by_alpha
+    @classmethod
+    def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        p, *alpha = ctx.saved_tensors
+        alpha = alpha[0] if alpha else ctx.alpha
+        by_alpha = (g * cls.by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
+        return cls.by_x(p, alpha, g) if ctx.needs_input_grad[0] else None, by_alpha
 
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
-        p, alpha = _saved(ctx)
-        w = power_of_weights(p, 2 - alpha)
-        mean = w / w.sum(-1, keepdim=True)
-        total: Any = None
-        if t is not None:
-            total = w * (t - (mean * t).sum(-1, keepdim=True))
+    @classmethod
+    def jvp(cls, ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
+        p, *alpha = ctx.saved_tensors
+        alpha = alpha[0] if alpha else ctx.alpha
+        total: Any = None if t is None else cls.by_x(p, alpha, t)
         if t_alpha is not None:
-            c = _by_exponent(p, alpha)
-            part = (c - mean * c.sum(-1, keepdim=True)) * t_alpha
+            part = cls.by_exponent(p, alpha) * t_alpha
             total = part if total is None else total + part
         return total
 
+    @staticmethod
+    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
+        r""":math:`D_x\,t`."""
+        raise NotImplementedError
 
-def _saved(ctx: Any) -> tuple[Tensor, Any]:
-    p, *alpha = ctx.saved_tensors
-    return p, alpha[0] if alpha else ctx.alpha
+    @staticmethod
+    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
+        r""":math:`D_\alpha`."""
+        raise NotImplementedError
 
 
-def _by_exponent(p: Tensor, alpha: Tensor | float) -> Tensor:
-    r"""c: the derivative by :math:`\alpha` at a constant threshold. Of what sums to 0 with w, p log p^2 times a function."""
-    log_p = log_of_weights(p)
-    return p * log_p * log_p * _phi((alpha - 1) * log_p)
+class Entmax(OfExponent):
+    """The operator of :func:`entmax`, of rows."""
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
+        a = alpha - 1
+        if isinstance(a, Tensor):
+            return entmax_weights(x, a.to(x.dtype))
+        return entmax_weights_by_number(x, a) if 1e-3 < a < 1 else entmax_weights(x, x.new_full((1,), a))
+
+    @staticmethod
+    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
+        w = power_of_weights(p, 2 - alpha)
+        return w * (t - (w * t).sum(-1, keepdim=True) / w.sum(-1, keepdim=True))
+
+    @staticmethod
+    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
+        r"""c is the derivative at a constant threshold. Of what sums to 0 with w, p log p^2 times a function."""
+        log_p, w = log_of_weights(p), power_of_weights(p, 2 - alpha)
+        c = p * log_p * log_p * _phi((alpha - 1) * log_p)
+        return c - w / w.sum(-1, keepdim=True) * c.sum(-1, keepdim=True)
 
 
 def _phi(y: Tensor) -> Tensor:

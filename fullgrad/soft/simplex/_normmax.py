@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._half_precision import to_opmath
-from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows, per_row
+from fullgrad.soft.simplex._entmax import OfExponent, exponent_in_range, floating_rows, per_row
 from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
 
 
@@ -56,8 +55,8 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     return Normmax.apply(wide.movedim(dim, -1), alpha).movedim(-1, dim).to(x.dtype)
 
 
-class Normmax(RowFunction):
-    """The operator of :func:`normmax`, of rows. The rules read the value alone."""
+class Normmax(OfExponent):
+    """The operator of :func:`normmax`, of rows."""
 
     @staticmethod
     def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -65,48 +64,21 @@ class Normmax(RowFunction):
         return normmax_weights(x, a.to(x.dtype) if isinstance(a, Tensor) else x.new_full((1,), a))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
-        alpha = inputs[1]
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
+        a = alpha - 1
+        e = t - (p * t).sum(-1, keepdim=True)
+        be = power_of_weights(p, 1 - a) * e
+        return torch.exp(a * torch.log(norm(p, alpha))) / a * (be - p * be.sum(-1, keepdim=True))
 
     @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
-        by_x = _by_x(p, alpha, g) if ctx.needs_input_grad[0] else None
-        return by_x, (g * _by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
-        total: Any = None if t is None else _by_x(p, alpha, t)
-        if t_alpha is not None:
-            part = _by_exponent(p, alpha) * t_alpha
-            total = part if total is None else total + part
-        return total
+    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
+        q, r = p / norm(p, alpha), 1 / (alpha - 1)
+        log_q, total = log_of_weights(q), q.sum(-1, keepdim=True)
+        theta = -(power_of_weights(q, alpha) * log_q).sum(-1, keepdim=True) / (alpha * total)
+        dq = -r * (q * log_q + power_of_weights(q, 2 - alpha) * theta)
+        return (dq - p * dq.sum(-1, keepdim=True)) / total
 
 
 def norm(p: Tensor, alpha: Tensor | float) -> Tensor:
     r""":math:`\|p\|_\alpha` of rows."""
     return torch.exp(torch.log(power_of_weights(p, alpha).sum(-1, keepdim=True)) / alpha)
-
-
-def _by_x(p: Tensor, alpha: Tensor | float, t: Tensor) -> Tensor:
-    """D t, a symmetric map."""
-    a = alpha - 1
-    e = t - (p * t).sum(-1, keepdim=True)
-    be = power_of_weights(p, 1 - a) * e
-    return torch.exp(a * torch.log(norm(p, alpha))) / a * (be - p * be.sum(-1, keepdim=True))
-
-
-def _by_exponent(p: Tensor, alpha: Tensor | float) -> Tensor:
-    r""":math:`D_\alpha`."""
-    q, r = p / norm(p, alpha), 1 / (alpha - 1)
-    log_q, total = log_of_weights(q), q.sum(-1, keepdim=True)
-    theta = -(power_of_weights(q, alpha) * log_q).sum(-1, keepdim=True) / (alpha * total)
-    dq = -r * (q * log_q + power_of_weights(q, 2 - alpha) * theta)
-    return (dq - p * dq.sum(-1, keepdim=True)) / total

@@ -115,3 +115,19 @@ def _check_definition(cls: type) -> None:
     for p in parameters:
         if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
             raise TypeError(f"{cls.__name__}.forward must take positional parameters only, found {p}: autograd would not see it.")
+    if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
+        _check_arity(cls, [p.name for p in parameters])
+
+
+def _check_arity(cls: Any, inputs: list[str]) -> None:
+    """Refuse a rule that cannot be called with what it is given."""
+    for rule, given in (
+        ("setup_context", ["ctx", "inputs", "output"]),
+        ("jvp", ["ctx", *(f"tangent of {name}" for name in inputs)]),
+        ("vmap", ["info", "in_dims", *inputs]),
+    ):
+        try:
+            inspect.signature(getattr(cls, rule)).bind(*given)
+        except TypeError:
+            found = inspect.signature(getattr(cls, rule))
+            raise TypeError(f"{cls.__name__}.{rule} is called with ({', '.join(given)}), got the signature {found}.") from None

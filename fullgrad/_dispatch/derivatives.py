@@ -1,6 +1,7 @@
 """The ``vjp`` and ``jvp`` that an author wrote, made ready for autograd's engine."""
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -27,22 +28,83 @@ def as_backward(operator: Any) -> Any:
     return backward
 
 
+def checked_once(operator: Any, backward: Any, install: Callable[[Any], None]) -> Any:
+    """The backward that checks what the author's ``vjp`` returns; once that is right it installs the one without checks."""
+
+    def checking_backward(ctx: Any, *cotangents: Any) -> Any:
+        try:
+            gradients = backward(ctx, *cotangents)
+        except Exception as error:
+            _explain(operator, "vjp", "save_for_backward", ctx, cotangents, error)
+            raise
+        _check_gradients(operator.__name__, len(ctx.needs_input_grad), gradients)
+        install(backward)
+        return gradients
+
+    return checking_backward
+
+
+def _check_gradients(name: str, inputs: int, gradients: Any) -> None:
+    """Refuse what the engine refuses without the name of the rule, or converts to zeros."""
+    several = gradients if isinstance(gradients, tuple) else (gradients,)
+    if len(several) < inputs or any(g is not None for g in several[inputs:]):  # torch allows for more that are None
+        found = f"a tuple of {len(several)}" if isinstance(gradients, tuple) else f"a {type(gradients).__name__}"
+        raise TypeError(f"{name}.vjp must return one gradient for each of the {inputs} inputs of forward, or None, got {found}.")
+    for i, g in enumerate(several):
+        if not (g is None or (isinstance(g, Tensor) and (g.is_floating_point() or g.is_complex()))):
+            found = f"one of dtype {g.dtype}" if isinstance(g, Tensor) else f"a {type(g).__name__}"
+            raise TypeError(f"{name}.vjp must return floating tensors or None, got {found} for input {i}.")
+
+
+def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ...], error: Exception) -> None:
+    """Say why a rule failed where the reason is one of the first mistakes."""
+    written = getattr(operator, rule)
+    code = getattr(getattr(written, "__func__", written), "__code__", None)
+    without = next((i for i, t in enumerate(given) if t is None), None)
+    if rule == "jvp" and without is not None and isinstance(error, (TypeError, AttributeError)):
+        reason = f"the tangent of input {without} is None, as that has none; leave its part out"
+    elif (
+        code is not None
+        and "saved_tensors" in code.co_names
+        and not ctx.saved_tensors
+        and isinstance(error, (ValueError, IndexError))
+    ):
+        reason = f"it reads ctx.saved_tensors, and setup_context saves nothing for it by ctx.{save}"
+    else:
+        return
+    raise TypeError(f"{operator.__name__}.{rule} failed: {reason}.") from error
+
+
 def as_differentiable_jvp(operator: Any) -> Any:
-    """The ``jvp`` rule, itself differentiable in forward mode when a transform is active."""
+    """The ``jvp`` rule, itself differentiable in forward mode when a transform is active, its mistakes named."""
     jvp = _as_function(operator.jvp)
     active, is_on, switch = torch_private.transforms_active, torch_private.is_forward_mode, torch_private.set_forward_mode
 
+    def call(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+        try:
+            result = jvp(ctx, *tangents)
+        except Exception as error:
+            _explain(operator, "jvp", "save_for_forward", ctx, tangents, error)
+            raise
+        if not isinstance(result, Tensor) and (result.__class__ in _NUMBERS or result is None):
+            found = f"a {type(result).__name__}"
+            raise TypeError(f"{operator.__name__}.jvp must return one tangent for each output, a tensor, got {found}.")
+        return clone_if_aliased(result, tangents)
+
     def differentiable_jvp(ctx: Any, *tangents: Any) -> Any:
         if not active():
-            return clone_if_aliased(jvp(ctx, *tangents), tangents)
+            return call(ctx, tangents)
         previous = is_on()
         switch(True)
         try:
-            return clone_if_aliased(jvp(_PrimalContext(ctx), *tangents), tangents)
+            return call(_PrimalContext(ctx), tangents)
         finally:
             switch(previous)
 
     return differentiable_jvp
+
+
+_NUMBERS = (float, int, bool, list)
 
 
 def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch.derivatives import checked_once
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
@@ -32,6 +33,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
 
     body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
     function: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
+    install = lambda backward: setattr(function, "backward", staticmethod(backward))  # noqa: E731
+    install(checked_once(rules.operator, rules.backward, install))
 
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:

@@ -4,6 +4,7 @@ A transform on top of the stack handles the call at its level and passes it on t
 ordinary autograd. It mirrors what torch's C++ code does for its own operators, grad modes included.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fullgrad._dispatch import torch_private
+from fullgrad._dispatch.derivatives import checked_once
 from fullgrad._dispatch.forward_marks import saves_nothing
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
@@ -122,7 +124,8 @@ def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any, has_f
     replaced: dict[str, Any] = {"mark_dirty": refuse_in_place}
     if not has_forward_mode:
         replaced["save_for_forward"] = _drop
-    return torch_private.bind_apply(type(name, (kind,), body), rules.backward, rules.jvp, replaced)
+    backward = functools.partial(checked_once, rules.operator, rules.backward)
+    return torch_private.bind_apply(type(name, (kind,), body), backward, rules.jvp, replaced)
 
 
 def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:

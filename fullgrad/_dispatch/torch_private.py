@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import functools
 import importlib.abc
 import os
 import sys
@@ -130,10 +131,10 @@ APPLY_UNWRAPS: bool = (
 def bind_apply(function: Any, backward: Any, jvp: Any, methods: Mapping[str, Any]) -> Any:
     """``function.apply`` as C code offers it, and the engine calls the rules as they are: no Python of torch's in between.
 
-    ``methods`` are what ``ctx`` has in place of torch's own.
+    ``backward`` takes what installs another in its place. ``methods`` are what ``ctx`` has in place of torch's own.
     """
     context = function._backward_cls
-    context.apply, context.apply_jvp = backward, jvp
+    context.apply, context.apply_jvp = backward(functools.partial(setattr, context, "apply")), jvp
     for name, method in methods.items():
         setattr(context, name, method)
     return _FunctionBase.__dict__["apply"].__get__(None, function)

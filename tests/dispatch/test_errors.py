@@ -202,3 +202,97 @@ def test_nothing_is_kept_alive(call, requires_grad):
         assert gone() is None
     finally:
         gc.enable()
+
+
+class Product(Function):
+    """x y^n, right."""
+
+    @staticmethod
+    def forward(x, y, n=1):
+        return x * y**n
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.n = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def vjp(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y**ctx.n, g * x * ctx.n * y ** (ctx.n - 1), None
+
+    @staticmethod
+    def jvp(ctx, t, u, _):
+        x, y = ctx.saved_tensors
+        return t * y**ctx.n + u * x * ctx.n * y ** (ctx.n - 1)
+
+    @staticmethod
+    def vmap(info, in_dims, x, y, n):
+        return Product.apply(x.movedim(in_dims[0], 0), y.movedim(in_dims[1], 0), n), 0
+
+
+def _save_nothing(ctx, inputs, output):
+    ctx.n = inputs[2]
+
+
+def _save_for_backward_alone(ctx, inputs, output):
+    *tensors, ctx.n = inputs
+    ctx.save_for_backward(*tensors)
+
+
+MISTAKES = {
+    "too_few": (
+        "vjp",
+        lambda ctx, g: (g, g),
+        "vjp must return one gradient for each of the 3 inputs of forward, or None, got a tuple of 2",
+    ),
+    "too_many": ("vjp", lambda ctx, g: (g, g, None, g), "for each of the 3 inputs of forward, or None, got a tuple of 4"),
+    "one": ("vjp", lambda ctx, g: g, "for each of the 3 inputs of forward, or None, got a Tensor"),
+    "list": ("vjp", lambda ctx, g: [g, g, None], "for each of the 3 inputs of forward, or None, got a list"),
+    "nothing": ("vjp", lambda ctx, g: None, "for each of the 3 inputs of forward, or None, got a NoneType"),
+    "number": ("vjp", lambda ctx, g: (g, 1.0, None), "vjp must return floating tensors or None, got a float for input 1"),
+    "mask": ("vjp", lambda ctx, g: (g > 0, g, None), "got one of dtype torch.bool for input 0"),
+    "unsaved": (
+        "setup_context",
+        _save_nothing,
+        "vjp failed: it reads ctx.saved_tensors, and setup_context saves .* ctx.save_for_backward",
+    ),
+    "number_as_tangent": ("jvp", lambda ctx, t, u, _: 0.0, "jvp must return one tangent for each output, a tensor, got a float"),
+    "tangents_in_a_list": ("jvp", lambda ctx, t, u, _: [t], "jvp must return one tangent for each output, a tensor, got a list"),
+    "no_tangent": ("jvp", lambda ctx, t, u, n: t + u + 0 * n, "jvp failed: the tangent of input 2 is None"),
+    "unsaved_for_jvp": (
+        "setup_context",
+        _save_for_backward_alone,
+        "jvp failed: it reads ctx.saved_tensors, .* ctx.save_for_forward",
+    ),
+}
+BACKWARDS = {
+    "backward": lambda f, x, y: f(x.clone().requires_grad_(), y.clone().requires_grad_()).sum().backward(),
+    "grad": lambda f, x, y: grad(lambda x, y: f(x, y).sum(), (0, 1))(x, y),
+    "vmap_grad": lambda f, x, y: vmap(grad(lambda x, y: f(x, y).sum()))(x[None], y[None]),
+}
+FORWARDS = {
+    "jvp": lambda f, x, y: jvp(f, (x, y), (x, y)),
+    "vmap_jvp": lambda f, x, y: vmap(lambda x, y: jvp(f, (x, y), (x, y)))(x[None], y[None]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_named(name):
+    """The class, the rule, and what was found: at each call until the rule is right."""
+    rule, body, words = MISTAKES[name]
+    wrong = type("Mistaken", (Product,), {rule: staticmethod(body)})
+    for call in (FORWARDS if rule == "jvp" or name.endswith("jvp") else BACKWARDS).values():
+        for _ in range(2):
+            with pytest.raises(TypeError, match=rf"^Mistaken\.(?:vjp|jvp) ?.*{words.removeprefix('vjp ').removeprefix('jvp ')}"):
+                call(wrong.apply, sample(), sample())
+
+
+@pytest.mark.parametrize(
+    ("rule", "body"), [("jvp", lambda ctx, t: t), ("vmap", lambda info, x: x), ("setup_context", lambda ctx: None)]
+)
+def test_rule_that_cannot_be_called_is_refused(rule, body):
+    """When the class is defined, with what it is called with."""
+    with pytest.raises(TypeError, match=rf"^Mistaken\.{rule} is called with \(.*\), got the signature"):
+        type("Mistaken", (Product,), {rule: staticmethod(body)})

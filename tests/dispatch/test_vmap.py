@@ -131,6 +131,10 @@ class Told(Cube):
         ctx.set_materialize_grads(True)
 
     @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError
+
+    @staticmethod
     def vmap(info, in_dims, *args):
         Told.calls += ((info.batch_size, info.randomness, in_dims, tuple(getattr(a, "shape", a) for a in args)),)
         x, y = (a.movedim(d, 0) if d is not None else a for a, d in zip(args[:2], in_dims[:2], strict=True))

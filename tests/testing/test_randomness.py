@@ -172,6 +172,7 @@ def test_right_operator_passes(name):
 )
 def test_broken_operator_is_caught(operator, name):
     """By an error of the check, or torch's own."""
+    random.seed(0)  # `one_for_all` may else draw the same step again
     with pytest.raises(Exception) as caught:
         CHECKS[name](subject(operator))
     assert not isinstance(caught.value, NotApplicable)

@@ -92,11 +92,14 @@ def _permuted(u: Tensor, w: Tensor, mode: str) -> Tensor:
 
 
 def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
-    """The transport plan: potentials that are constants, and two steps of Newton's method."""
+    """The transport plan: potentials that are constants, and three steps of Newton's method.
+
+    After two the second derivative still has the error of the constants, 1e-8.
+    """
     n, m = cost.shape[-2:]
     f, g = _transport.Potentials.apply(cost.detach(), mu.detach(), nu.detach(), mode)
     potentials = torch.cat((f, g), -1).detach()
-    for _ in range(2):
+    for _ in range(3):
         t = potentials[..., :n, None] + potentials[..., None, n:] - cost
         if mode == "smooth":
             plan = slope = torch.exp(t)

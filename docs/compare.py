@@ -1,0 +1,192 @@
+"""One rounding written in three ways, under the transforms of torch: the table and the picture of the landing page.
+
+Run ``python docs/compare.py`` to make both anew. The table in ``docs/index.md`` is compared with it by a test.
+"""
+
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+
+import fullgrad
+
+HERE = pathlib.Path(__file__).parent
+TURN = 2 * math.pi
+
+
+def surrogate(x: Tensor) -> Tensor:
+    """The smooth stairs whose derivative is declared."""
+    return x - torch.sin(TURN * x) / TURN
+
+
+def slope(x: Tensor) -> Tensor:
+    """Their derivative."""
+    return 1 - torch.cos(TURN * x)
+
+
+def detach_trick(x: Tensor) -> Tensor:
+    """The usual line of two terms."""
+    soft = surrogate(x)
+    return soft + (torch.round(x) - soft).detach()
+
+
+class Plain(torch.autograd.Function):
+    """A Function of torch with all that torch asks for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g * slope(*ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return t * slope(*ctx.saved_tensors)
+
+
+class Round(fullgrad.Elementwise):
+    """The same for fullgrad."""
+
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
+        return v * slope(x)
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "detach trick": detach_trick,
+    "`torch.autograd.Function`": Plain.apply,
+    "fullgrad": Round.apply,
+}
+
+
+def total(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A number that depends on all outputs, and not linearly."""
+    return lambda x: (f(x) + x * f(x)).sum()
+
+
+def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """One graph."""
+    torch.compiler.reset()
+    return torch.compile(f, backend="aot_eager", fullgraph=True)
+
+
+TASKS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
+    "`backward`": lambda f: lambda x: torch.autograd.grad(f(leaf := x.clone().requires_grad_()), leaf)[0],
+    "`vmap(grad)`, per sample": lambda f: lambda x: vmap(grad(f))(x[:, None]),
+    "`jvp`": lambda f: lambda x: jvp(f, (x,), (torch.ones_like(x),))[1],
+    "`hessian`": hessian,
+    "`jacrev(jacrev)`": lambda f: jacrev(jacrev(f)),
+    "`jacfwd(jacfwd)`": lambda f: jacfwd(jacfwd(f)),
+    "compiled `vmap(grad)`": lambda f: compiled(lambda x: vmap(grad(f))(x[:, None])),
+    "compiled `hessian`": lambda f: compiled(hessian(f)),
+}
+
+
+def expected(x: Tensor) -> Tensor:
+    """The value without a derivative, plus the surrogate without a value: exact in float64 at the points of the table."""
+    soft = surrogate(x)
+    return torch.round(x.detach()) + (soft - soft.detach())
+
+
+def outcome(way: Callable[..., Tensor], task: Callable[..., Any]) -> str:
+    """What came out: right, wrong by how much, or an error."""
+    x = torch.linspace(-1.2, 1.3, 6, dtype=torch.float64)
+    try:
+        found = task(total(way))(x)
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    finally:
+        torch.compiler.reset()
+    difference = float((found - task(total(expected))(x)).abs().max())
+    return "right" if difference < 1e-12 else f"**wrong** by {difference:.2g}"
+
+
+def value(way: Callable[..., Tensor]) -> str:
+    """How many of a million values in float32 are not integers."""
+    y = way(torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)) * 10)
+    count = int((y != y.round()).sum())
+    return f"**wrong** for {count / 1e4:.0f}%" if count else "right"
+
+
+def at_infinity(way: Callable[..., Tensor]) -> str:
+    """The value of the largest input there is."""
+    return "right" if way(torch.tensor(math.inf)) == math.inf else f"**wrong**: {float(way(torch.tensor(math.inf)))}"
+
+
+def kept(way: Callable[..., Tensor]) -> str:
+    """What is kept for the backward, besides the input."""
+    x, held = torch.ones(1000, requires_grad=True), set()
+
+    def pack(t: Tensor) -> Tensor:
+        if t.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() and t.numel() == x.numel():
+            held.add(t.untyped_storage().data_ptr())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        way(x)
+    return f"{4 * len(held)} bytes" if held else "nothing"
+
+
+def rows() -> list[list[str]]:
+    """The table."""
+    measures = {"value, float32": value, "value at infinity": at_infinity}
+    table = [[name, *map(measure, WAYS.values())] for name, measure in measures.items()]
+    table += [[name, *(outcome(way, task) for way in WAYS.values())] for name, task in TASKS.items()]
+    return [*table, ["kept for the backward, per element", *map(kept, WAYS.values())]]
+
+
+def markdown() -> str:
+    """The table as it stands in ``docs/index.md``."""
+    lines = [["", *WAYS], ["---"] * (1 + len(WAYS)), *rows()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(path: pathlib.Path) -> None:
+    """The second derivative of the rounding by four ways to it: of torch's Function and of ours."""
+    from matplotlib.figure import Figure
+
+    x = torch.linspace(-1.25, 1.25, 101, dtype=torch.float64)
+    ways = {
+        "jacrev(jacrev)": lambda f: jacrev(jacrev(f)),
+        "jacfwd(jacrev)": lambda f: jacfwd(jacrev(f)),
+        "jacfwd(jacfwd)": lambda f: jacfwd(jacfwd(f)),
+        "compiled hessian": lambda f: compiled(hessian(f)),
+    }
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (title, way) in zip(panels, [("torch.autograd.Function", Plain.apply), ("fullgrad", Round.apply)], strict=True):
+        for (label, transform), (color, width) in zip(ways.items(), STROKES, strict=True):
+            second = transform(lambda x, way=way: way(x).sum())(x).diagonal()
+            axes.plot(x, second, color=color, linewidth=width, label=label)
+        axes.set(title=title, xlabel="x")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("second derivative")
+    figure.legend(*panels[1].get_legend_handles_labels(), fontsize="small", loc="outside right center")
+    figure.savefig(path, metadata={"Date": None})
+
+
+# Colors that the color-blind tell apart, and widths that show lines below others.
+STROKES = (("#BBBBBB", 7), ("#56B4E9", 4.5), ("#D55E00", 2.5), ("#000000", 1))
+
+if __name__ == "__main__":
+    draw(HERE / "pictures" / "transforms.svg")
+    print(markdown())

@@ -1,10 +1,11 @@
 """One rounding written in three ways, under the transforms of torch: the table and the picture of the landing page.
 
-Run ``python docs/compare.py`` to make both anew. The table in ``docs/index.md`` is compared with it by a test.
+Run ``python docs/compare.py`` to make both anew, with ``--table`` the table alone. The table in ``docs/index.md`` is compared with it by a test.
 """
 
 import math
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -188,5 +189,6 @@ def draw(path: pathlib.Path) -> None:
 STROKES = (("#BBBBBB", 7), ("#56B4E9", 4.5), ("#D55E00", 2.5), ("#000000", 1))
 
 if __name__ == "__main__":
-    draw(HERE / "pictures" / "transforms.svg")
+    if "--table" not in sys.argv:
+        draw(HERE / "pictures" / "transforms.svg")
     print(markdown())

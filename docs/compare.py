@@ -1,6 +1,7 @@
 """One rounding written in three ways, under the transforms of torch: the table and the picture of the landing page.
 
-Run ``python docs/compare.py`` to make both anew, with ``--table`` the table alone. The table in ``docs/index.md`` is compared with it by a test.
+Run ``python docs/compare.py`` to make both anew, with ``--table`` the table alone. A test compares it with the
+one in ``docs/index.md``.
 """
 
 import math

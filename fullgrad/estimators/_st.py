@@ -25,8 +25,8 @@ def st(fn: F) -> F:
     under ``torch.no_grad``. Whatever it computes with gets its gradient, tensors that it closes over and parameters of
     modules included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
 
-    The result keeps the signature of ``fn``, and can be pickled and copied where ``fn`` can. The outputs may be any structure; leaves that are not floating tensors, such as
-    integers and None, are those of the hard call. Saved is what the soft call saves.
+    The result keeps the signature of ``fn``, and can be pickled and copied where ``fn`` can. The outputs may be any structure;
+    leaves that are not floating tensors, such as integers and None, are those of the hard call. Saved is what the soft call saves.
 
     Args:
         fn: A function, method, ``functools.partial`` or other callable with a parameter ``mode``, positional or by keyword, or

@@ -41,6 +41,6 @@ class Made(functools.partial[Any]):
 
 def made(function: Any, maker: Any, *made_of: Any) -> Any:
     """``function``, with its name, signature and docstring, as what ``maker`` made of ``made_of``."""
-    result = functools.update_wrapper(Made(function), function)
+    result: Any = functools.update_wrapper(Made(function), function)
     result.function, result.maker, result.made_of = function, maker, made_of
     return result

@@ -26,7 +26,8 @@ def st(fn: F) -> F:
     modules included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
 
     The result keeps the signature of ``fn``, and can be pickled and copied where ``fn`` can. The outputs may be any structure;
-    leaves that are not floating tensors, such as integers and None, are those of the hard call. Saved is what the soft call saves.
+    leaves that are not floating tensors, such as integers and None, are those of the hard call. What the soft call saves is
+    saved.
 
     Args:
         fn: A function, method, ``functools.partial`` or other callable with a parameter ``mode``, positional or by keyword, or

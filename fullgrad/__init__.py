@@ -33,10 +33,11 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from fullgrad import nn as nn
+    from fullgrad import testing as testing
 
 
 def __getattr__(name: str) -> Any:
-    # Its classes are made when they are asked for. It is not in `__all__`, so that `import *` leaves the name `nn` to torch's.
-    if name == "nn":
-        return importlib.import_module("fullgrad.nn")
+    # Imported when they are asked for. `nn` is not in `__all__`, so that `import *` leaves the name to torch's.
+    if name in ("nn", "testing"):
+        return importlib.import_module(f"fullgrad.{name}")
     raise AttributeError(f"module 'fullgrad' has no attribute {name!r}")

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 # Given to the call and not to the constructor: they change with the input, or cannot be copied.
 _CALL_ONLY = ("noise", "generator")
+# To a neighbor of the function, which is none of the class.
+_REFERENCE = re.compile(r":(func|class|meth):`(\w+|[A-Z]\w*\.\w+)`")
 
 
 class FunctionModule(nn.Module):
@@ -113,8 +115,7 @@ def _docstring(function: Any, path: str, name: str, inputs: list[str], kept: Map
         *described,
         "    learnable: Names of arguments that learn: a number becomes a parameter of the default dtype, a tensor is copied.",
     ]
-    package = path.rpartition(".")[0]
-    return re.sub(r":func:`(\w+)`", rf":func:`\1 <{package}.\1>`", "\n".join(lines))
+    return _REFERENCE.sub(rf":\1:`\2 <{path.rpartition('.')[0]}.\2>`", "\n".join(lines))
 
 
 def _takes_tensors(parameter: inspect.Parameter) -> bool:

@@ -189,5 +189,7 @@ def test_probes_run_what_was_found(tmp_path):
     assert {*found} == {*PROBES}
     assert found["func.grad"] == "fails -> passes"
     assert found["backward"] == "passes -> passes"
+    file.write_text(function("(x + torch.randn_like(x) > 0).float()", "g / (1 + torch.rand_like(x))"))
+    assert probe(finding) == {"not run": "it draws random numbers"}
     file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
     assert "RuntimeError: this runs" in probe(finding)["not run"]

@@ -45,6 +45,8 @@ def probe(finding: Finding) -> dict[str, str]:
     inputs = next(filter(None, (_tried(cls, guess) for guess in _guesses(cls))), None)
     if inputs is None:
         return {"not run": "its inputs cannot be guessed"}
+    if _draws(cls, inputs):
+        return {"not run": "it draws random numbers"}
     found = {}
     own = Subject(cls.apply, inputs, None, cls.apply, max_saved_bytes=None)
     adopted = Subject(fullgrad.adopt(cls), inputs, None, cls.apply, max_saved_bytes=None)
@@ -82,13 +84,26 @@ def _guesses(cls: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _tried(cls: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The inputs, if the class has a value and a gradient there."""
-    x = inputs[0].clone().requires_grad_()
+    """The inputs, if the class has a value and a gradient there; in the dtype of its value, which many step functions choose."""
+    x = inputs[0]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            y = cls.apply(x, *inputs[1:])
-            torch.autograd.grad(y.sum(), x)
+        y, _ = _value_and_gradient(cls, inputs)
+        if isinstance(y, Tensor) and y.is_floating_point() and y.dtype != x.dtype:
+            inputs = tuple(v.to(y.dtype) if isinstance(v, Tensor) else v for v in inputs)
+            y, _ = _value_and_gradient(cls, inputs)
     except Exception:
         return None
     return inputs if isinstance(y, Tensor) and y.is_floating_point() else None
+
+
+def _value_and_gradient(cls: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    x = inputs[0].clone().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = cls.apply(x, *inputs[1:])
+        return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+
+def _draws(cls: Any, inputs: tuple[Any, ...]) -> bool:
+    first, second = (_value_and_gradient(cls, inputs) for _ in range(2))
+    return not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

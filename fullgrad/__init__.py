@@ -1,5 +1,8 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
@@ -26,3 +29,15 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "soft",
     "spikes",
 ]
+
+
+if TYPE_CHECKING:
+    from fullgrad import nn as nn
+    from fullgrad import testing as testing
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when they are asked for. `nn` is not in `__all__`, so that `import *` leaves the name to torch's.
+    if name in ("nn", "testing"):
+        return importlib.import_module(f"fullgrad.{name}")
+    raise AttributeError(f"module 'fullgrad' has no attribute {name!r}")

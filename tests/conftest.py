@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 import torch
 
+import pytest_fullgrad
 from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
@@ -46,6 +47,9 @@ def exhaustive_slice(config) -> tuple[int, int] | None:
 
 
 def pytest_configure(config):
+    # An installed wheel has it as an entry point, a clone whose installation is older has not.
+    if pytest_fullgrad not in config.pluginmanager.get_plugins():
+        config.pluginmanager.register(pytest_fullgrad, "fullgrad")
     hypothesis.settings.load_profile("fast" if not config.getoption("--exhaustive") else "exhaustive")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fullgrad
+import fullgrad.nn
 import fullgrad.testing
 
 DOCS = Path(__file__).parents[1]
@@ -36,11 +37,12 @@ class Family:
 
 def _public() -> dict[str, Any]:
     """Every public object by the path under which users know it, in the order of the lists."""
-    return {
+    return {"fullgrad.nn": fullgrad.nn} | {
         f"{package.__name__}.{name}": getattr(package, name)
         for package in (
             fullgrad,
             *filter(inspect.ismodule, [getattr(fullgrad, name) for name in fullgrad.__all__]),
+            fullgrad.nn,  # not in `__all__`
             fullgrad.testing,
         )
         for name in package.__all__

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import is_differentiating, tree_map_pairs
+from fullgrad.estimators._made import made
 from fullgrad.estimators._replace_grad import replace_grad
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +25,9 @@ def st(fn: F) -> F:
     under ``torch.no_grad``. Whatever it computes with gets its gradient, tensors that it closes over and parameters of
     modules included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
 
-    The result keeps the signature of ``fn``. The outputs may be any structure; leaves that are not floating tensors, such as
-    integers and None, are those of the hard call. Saved is what the soft call saves.
+    The result keeps the signature of ``fn``, and can be pickled and copied where ``fn`` can. The outputs may be any structure;
+    leaves that are not floating tensors, such as integers and None, are those of the hard call. What the soft call saves is
+    saved.
 
     Args:
         fn: A function, method, ``functools.partial`` or other callable with a parameter ``mode``, positional or by keyword, or
@@ -60,7 +62,7 @@ def st(fn: F) -> F:
             return _value_of_first("st", fn, (hard_args, kwargs), (args, kwargs))
         return _value_of_first("st", fn, (args, {**kwargs, "mode": "hard"}), (args, {"mode": default, **kwargs}))
 
-    return straight  # pyright: ignore[reportReturnType]
+    return made(straight, st, fn)
 
 
 def grad_replace(fn: F) -> F:
@@ -95,7 +97,7 @@ def grad_replace(fn: F) -> F:
     def replaced(*args: Any, **kwargs: Any) -> Any:
         return _value_of_first("grad_replace", fn, (args, {**kwargs, "forward": True}), (args, {**kwargs, "forward": False}))
 
-    return replaced  # pyright: ignore[reportReturnType]
+    return made(replaced, grad_replace, fn)
 
 
 def _value_of_first(name: str, fn: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:

@@ -11,6 +11,7 @@ from fullgrad._dispatch import can_reuse_buffers, unpack_dual
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import gradients, pullback, pushed_forward, recorded
+from fullgrad.estimators._made import made
 
 
 def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -31,7 +32,7 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
         soft: Called with the same; returns a floating tensor of the same shape and dtype.
 
     Returns:
-        The operator, a function of positional arguments.
+        The operator, a function of positional arguments. It can be pickled and copied where ``hard`` and ``soft`` can.
 
     Raises:
         TypeError: One of the two is not callable, or ``soft`` closes over a tensor that requires a gradient or over a module
@@ -51,7 +52,8 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
         if not callable(function):
             raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
     _refuse_closures(soft)
-    return _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
+    apply = _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
+    return made(apply, straight_through, hard, soft)
 
 
 def _operator(name: str, hard: Any, soft: Any) -> Any:

@@ -52,23 +52,23 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
     return Scale.apply(x, forward, backward)
 
 
-def scale_fwd(x: Tensor, scale: Factor) -> Tensor:
+def scale_fwd(input: Tensor, scale: Factor) -> Tensor:
     r"""Multiply the value and leave the gradient as it is.
 
     .. math::
         y = s\, x, \qquad D_x = 1, \quad D_s = x
 
-    It is :func:`scale` with ``forward=scale``, and saves what that saves.
+    for ``input`` :math:`x`. It is :func:`scale` with ``forward=scale``, and saves what that saves.
 
     Args:
-        x: Any shape; floating, or integer (without a gradient).
-        scale: A number, or a tensor that broadcasts with ``x``, which gets its own gradient.
+        input: Any shape; floating, or integer (without a gradient).
+        scale: A number, or a tensor that broadcasts with ``input``, which gets its own gradient.
 
     Returns:
         A tensor of the broadcast shape.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
+        TypeError: ``input`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
 
     Example:
         >>> import torch, fullgrad
@@ -77,30 +77,30 @@ def scale_fwd(x: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_fwd``.
     """
-    _checks.real_tensor("scale_fwd", "x", x)
+    _checks.real_tensor("scale_fwd", "input", input)
     _checks.real_number_or_tensor("scale_fwd", "scale", scale)
-    return Scale.apply(x, scale, 1.0)
+    return Scale.apply(input, scale, 1.0)
 
 
-def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
+def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
     r"""Multiply the gradient and leave the value as it is.
 
     .. math::
         y = x, \qquad D_x = s
 
-    It is :func:`scale` with ``backward=scale``: the value is the input itself, not a copy. Saved: ``scale`` if it is a tensor. A
-    number is multiplied in full precision; the source rounds it to the dtype of ``x`` first.
+    for ``input`` :math:`x`. It is :func:`scale` with ``backward=scale``: the value is the input itself, not a copy. Saved:
+    ``scale`` if it is a tensor. A number is multiplied in full precision; the source rounds it to the dtype of ``input`` first.
 
     Args:
-        x: Any shape; floating, or integer (without a gradient).
-        scale: A number, or a tensor that broadcasts to the shape of ``x``.
+        input: Any shape; floating, or integer (without a gradient).
+        scale: A number, or a tensor that broadcasts to the shape of ``input``.
 
     Returns:
-        ``x`` as a view.
+        ``input`` as a view.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
-        ValueError: ``scale`` has a shape that does not broadcast to that of ``x``.
+        TypeError: ``input`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
+        ValueError: ``scale`` has a shape that does not broadcast to that of ``input``.
 
     Example:
         >>> import torch, fullgrad
@@ -109,11 +109,11 @@ def scale_bwd(x: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_bwd``.
     """
-    _checks.real_tensor("scale_bwd", "x", x)
+    _checks.real_tensor("scale_bwd", "input", input)
     _checks.real_number_or_tensor("scale_bwd", "scale", scale)
     if scale.__class__ is not float and isinstance(scale, Tensor):
-        _checks.broadcasts_to("scale_bwd", "scale", scale, "the output", x.shape)
-    return Scale.apply(x, 1.0, scale)
+        _checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
+    return Scale.apply(input, 1.0, scale)
 
 
 class Scale(Elementwise):

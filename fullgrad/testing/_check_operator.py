@@ -76,28 +76,17 @@ def check_operator(
         'failed'
     """
     name = getattr(operator, "__qualname__", type(operator).__name__).removesuffix(".apply")
-    if surrogate is not None and cotangent_map is not None:
-        raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
-    adopted = getattr(operator, "adopted_class", None)
-    if adopted is not None and value is None:
-        value = adopted.apply
-    if cotangent_map is not None:
-        surrogate = by_cotangent_map(cotangent_map, value)
-    subject = Subject(
-        operator=operator,
-        inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
+    subject = make_subject(
+        operator,
+        inputs,
         surrogate=surrogate,
+        cotangent_map=cotangent_map,
         value=value,
         smooth_forwards=smooth_forwards,
         max_saved_bytes=max_saved_bytes,
-        linear=cotangent_map is None,
-        options={"backend": backend},
         draws=draws,
+        backend=backend,
     )
-    if not subject.diff_argnums:
-        raise ValueError("check_operator needs a floating tensor among the inputs to differentiate with respect to, got none.")
-    if isinstance(operator, torch.nn.Module):
-        operator.double()
     report = Report(name, {check: run_check(check, subject) for check in choose(_RANDOM if draws and checks is None else checks)})
     if raise_exception and report.failures:
         raise OperatorError(report)
@@ -105,6 +94,38 @@ def check_operator(
 
 
 _RANDOM = ("randomness",)
+
+
+def make_subject(
+    operator: Callable[..., Any],
+    inputs: Iterable[Any],
+    *,
+    surrogate: Callable[..., Any] | None = None,
+    cotangent_map: Callable[..., Any] | None = None,
+    value: Callable[..., Any] | None = None,
+    backend: str = "aot_eager",
+    **others: Any,
+) -> Subject:
+    """The subject of `check_operator`, of the arguments that it takes."""
+    if surrogate is not None and cotangent_map is not None:
+        raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
+    adopted = getattr(operator, "adopted_class", None)
+    if adopted is not None and value is None:
+        value = adopted.apply
+    subject = Subject(
+        operator=operator,
+        inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
+        surrogate=surrogate if cotangent_map is None else by_cotangent_map(cotangent_map, value),
+        value=value,
+        linear=cotangent_map is None,
+        options={"backend": backend},
+        **others,
+    )
+    if not subject.diff_argnums:
+        raise ValueError("check_operator needs a floating tensor among the inputs to differentiate with respect to, got none.")
+    if isinstance(operator, torch.nn.Module):
+        operator.double()
+    return subject
 
 
 def run_check(name: str, subject: Subject) -> Result:

@@ -458,9 +458,46 @@ KERNELS = [
     _kernel("averages by blocks of rows", _by_blocks, _placed),
 ]
 
+
+def _joined_quantile(hard: Any) -> Callable[..., Tensor]:
+    """The value and the weights of the quartile, as one row."""
+    return lambda *args: torch.cat([torch.as_tensor(part(*args)).flatten() for part in hard])
+
+
+# The straight-through versions that return what they do not by default.
+WITH_OR_WITHOUT_WEIGHTS = [
+    Case(
+        name="quantile_st with weights",
+        covers=("quantile_st",),
+        operator=lambda x: fullgrad.quantile_st(x, 0.25, -1, softness=SOFT, method="softsort", return_argquantile=True),
+        inputs=(X,),
+        surrogate=lambda x: straight_through(
+            _joined_quantile((_quantile_of, _hard_quartile))(x.detach()),
+            _joined_quantile((_quarter_value, _quarter))(x, SOFT, "smooth", "softsort"),
+        ),
+        smooth_forwards={_quantile.Quantile: _relaxed(_quantile.Quantile)},
+        of="rows",
+        exhaustive=True,
+        long=True,
+    ),
+    Case(
+        name="sort_st without indices",
+        covers=("sort_st",),
+        operator=lambda x: fullgrad.sort_st(x, softness=SOFT, method="softsort", return_indices=False),
+        inputs=(X,),
+        surrogate=lambda x: straight_through(x.detach().sort(-1).values, _values(x, SOFT, "smooth", "softsort")),
+        smooth_forwards={_sort.Sort: _relaxed(_sort.Sort)},
+        of="rows",
+        exhaustive=True,
+        long=True,
+    ),
+]
+
+
 CASES = [
     *PROJECTIONS,
     *KERNELS,
+    *WITH_OR_WITHOUT_WEIGHTS,
     *[
         make(name, method, mode)
         for name, (_, _, _, methods, _) in STATISTICS.items()

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
+from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -24,6 +25,8 @@ def quantile(
     standardize: bool = ...,
     return_argquantile: Literal[False] = ...,
     gated_grad: bool = ...,
+    *,
+    ot_kwargs: None = ...,
 ) -> Tensor: ...
 @overload
 def quantile(
@@ -39,6 +42,7 @@ def quantile(
     *,
     return_argquantile: Literal[True],
     gated_grad: bool = ...,
+    ot_kwargs: None = ...,
 ) -> tuple[Tensor, Tensor | None]: ...
 def quantile(
     x: Tensor,
@@ -52,6 +56,8 @@ def quantile(
     standardize: bool = True,
     return_argquantile: bool = False,
     gated_grad: bool = True,
+    *,
+    ot_kwargs: None = None,
 ) -> Tensor | tuple[Tensor, Tensor | None]:
     r"""A quantile, soft.
 
@@ -73,12 +79,14 @@ def quantile(
         standardize: Whether the softness is relative to the spread of the row.
         return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
+            ``ot_kwargs`` is given.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
@@ -94,11 +102,45 @@ def quantile(
 
     Source: ``softtorch.quantile``.
     """
+    if ot_kwargs is not None:
+        raise no_solver_settings("quantile")
     outputs = "values_and_weights" if return_argquantile else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation)
 
 
+@overload
+def quantile_st(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    interpolation: Interpolation = ...,
+    standardize: bool = ...,
+    return_argquantile: Literal[False] = ...,
+    gated_grad: bool = ...,
+    *,
+    ot_kwargs: None = ...,
+) -> Tensor: ...
+@overload
+def quantile_st(
+    x: Tensor,
+    q: float | Sequence[float] | Tensor,
+    dim: int | None = ...,
+    keepdim: bool = ...,
+    softness: Softness = ...,
+    mode: Mode = ...,
+    method: SortMethod = ...,
+    interpolation: Interpolation = ...,
+    standardize: bool = ...,
+    *,
+    return_argquantile: Literal[True],
+    gated_grad: bool = ...,
+    ot_kwargs: None = ...,
+) -> tuple[Tensor, Tensor | None]: ...
 def quantile_st(
     x: Tensor,
     q: float | Sequence[float] | Tensor,
@@ -109,8 +151,11 @@ def quantile_st(
     method: SortMethod = "neuralsort",
     interpolation: Interpolation = "linear",
     standardize: bool = True,
+    return_argquantile: bool = False,
     gated_grad: bool = True,
-) -> Tensor:
+    *,
+    ot_kwargs: None = None,
+) -> Tensor | tuple[Tensor, Tensor | None]:
     r"""A quantile, with the derivative of its relaxation.
 
     .. math::
@@ -130,13 +175,16 @@ def quantile_st(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
+        return_argquantile: Whether the weights are returned too: those of :func:`argquantile_st`.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
+        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
-        The quantile; several ``q`` give a first dimension.
+        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
+            ``ot_kwargs`` is given.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
@@ -152,5 +200,8 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
-    options = mode, method, standardize, gated_grad, "values", True
+    if ot_kwargs is not None:
+        raise no_solver_settings("quantile_st")
+    outputs = "values_and_weights" if return_argquantile else "values"
+    options = mode, method, standardize, gated_grad, outputs, True
     return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation)

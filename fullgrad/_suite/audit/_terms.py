@@ -1,0 +1,72 @@
+"""The detach trick as a sum of terms: ``a + b - b.detach()``, in whatever order and brackets it is written."""
+
+import ast
+from typing import NamedTuple
+
+_STRAIGHT = {"round": "round", "ceil": "ceil", "floor": "floor", "trunc": "trunc", "fix": "trunc"}
+
+
+class Term(NamedTuple):
+    """A summand: its sign, whether it is detached, and what it is."""
+
+    sign: int
+    detached: bool
+    node: ast.expr
+
+
+def terms(node: ast.expr, sign: int = 1, detached: bool = False) -> list[Term]:
+    """The summands of an expression, those in a detached bracket among them."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        right = sign if isinstance(node.op, ast.Add) else -sign
+        return terms(node.left, sign, detached) + terms(node.right, right, detached)
+    inner = _detached(node)
+    return terms(inner, sign, True) if inner is not None else [Term(sign, detached, node)]
+
+
+def _detached(node: ast.expr) -> ast.expr | None:
+    """What ``.detach()``, ``.data`` or a function of that name is applied to."""
+    if isinstance(node, ast.Attribute) and node.attr == "data":
+        return node.value
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "detach" and not node.args:
+        return node.func.value
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return node.args[0] if name in ("stop_gradient", "stopgrad", "sg") and len(node.args) == 1 else None
+
+
+def trick(node: ast.BinOp) -> tuple[list[Term], ast.expr] | None:
+    """The value and the tensor that gives the gradient, where a sum is the trick: ``b`` and ``-b.detach()`` among its terms."""
+    if not isinstance(node.op, (ast.Add, ast.Sub)):
+        return None
+    summands = terms(node)
+    for soft in summands:
+        for gone in summands:
+            opposite = gone.detached and not soft.detached and gone.sign == -soft.sign == -1
+            if opposite and ast.dump(gone.node) == ast.dump(soft.node) and not isinstance(soft.node, ast.Constant):
+                rest = [term for term in summands if term is not soft and term is not gone]
+                return (rest, soft.node) if rest else None
+    return None
+
+
+def replacement(value: list[Term], soft: ast.expr) -> str:
+    """What to write."""
+    if len(value) == 1 and value[0].sign == 1:
+        straight = _straight(value[0].node, soft)
+        if straight is not None:
+            return straight
+    return f"replace_grad({_text(value)}, {ast.unparse(soft)})"
+
+
+def _straight(node: ast.expr, soft: ast.expr) -> str | None:
+    """The operator of which the value is a rounding of the tensor that gives the gradient."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _STRAIGHT:
+        return None
+    of = node.args[0] if len(node.args) == 1 else node.func.value if not node.args else None
+    alike = of is not None and not node.keywords and ast.dump(of) == ast.dump(soft)
+    return f"{_STRAIGHT[node.func.attr]}({ast.unparse(soft)})" if alike else None
+
+
+def _text(value: list[Term]) -> str:
+    text = " ".join(f"{'-' if t.sign < 0 else '+'} {ast.unparse(t.node)}" for t in value)
+    return text.removeprefix("+ ")

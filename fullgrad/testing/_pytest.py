@@ -1,0 +1,164 @@
+"""`operator`: an operator as a test of pytest, with one line for each check."""
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad.testing._check_operator import choose, make_subject, run_check
+from fullgrad.testing._registry import CHECKS, GROUPS, UPSTREAM_ISSUES
+from fullgrad.testing._report import FAILED, PASSED
+
+# As long a smaller input is looked for that fails as well, in seconds.
+_SEARCH = 5.0
+# The beginning of the message of an error that is no AssertionError.
+_KIND = re.compile(r"(\w+): ")
+
+
+def operator(
+    *,
+    inputs: Any,
+    surrogate: Callable[..., Any] | None = None,
+    cotangent_map: Callable[..., Any] | None = None,
+    value: Callable[..., Any] | None = None,
+    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
+    max_saved_bytes: int | None = None,
+    draws: Callable[..., Tensor] | bool = False,
+    checks: Iterable[str] | None = None,
+    backend: str = "aot_eager",
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of pytest of an operator: one test for each check of the kit.
+
+    The tests are named after the checks and marked with their groups, such as ``-m second_order``. A check that has nothing to
+    say about the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
+    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
+
+    Args:
+        inputs: The inputs; a function that returns them, which is called when a test runs; or a strategy of hypothesis that draws
+            them, which then looks for the smallest.
+        surrogate: As for :func:`check_operator`.
+        cotangent_map: Likewise.
+        value: Likewise.
+        smooth_forwards: Likewise.
+        max_saved_bytes: Likewise.
+        draws: Likewise.
+        checks: Names of checks or of groups; all by default.
+        backend: The backend of ``torch.compile``.
+
+    Returns:
+        A decorator of the operator, whose result is the test.
+
+    Raises:
+        ValueError: ``checks`` has an unknown name.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> surrogate = lambda x: x + (x.round() - x).detach()
+        >>> @fullgrad.testing.operator(inputs=lambda: [torch.randn(4, 3)], surrogate=surrogate, value=torch.round)
+        ... def test_round(x):
+        ...     return fullgrad.round(x)
+        >>> test_round(check="func_hessian")
+    """
+    import pytest
+
+    names = choose(("randomness",) if draws and checks is None else checks)
+    group_of = {check: group for group, members in GROUPS.items() for check in members}
+    settings = {
+        "surrogate": surrogate,
+        "cotangent_map": cotangent_map,
+        "value": value,
+        "smooth_forwards": smooth_forwards,
+        "max_saved_bytes": max_saved_bytes,
+        "draws": draws,
+        "backend": backend,
+    }
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        def run(check: str, given: Any, search: bool) -> None:
+            __tracebackhide__ = True
+            result = run_check(check, make_subject(function, given, **settings))
+            if result.status == FAILED:
+                smallest = _smallest(check, function, given, settings, result.message) if search else tuple(given)
+                pytest.fail(_told(check, group_of[check], result.message, smallest), pytrace=False)
+            if result.status != PASSED:
+                pytest.skip(result.message)
+
+        def with_inputs(check: str) -> None:
+            __tracebackhide__ = True
+            run(check, inputs() if callable(inputs) else inputs, search=True)
+
+        def with_drawn(check: str, drawn: Any) -> None:
+            __tracebackhide__ = True
+            run(check, drawn, search=False)
+
+        test: Any = with_inputs
+        if _is_strategy(inputs):
+            import hypothesis
+
+            slow = hypothesis.HealthCheck.too_slow
+            test = hypothesis.given(drawn=inputs)(with_drawn)
+            test = hypothesis.settings(deadline=None, max_examples=20, suppress_health_check=[slow])(test)
+        # Not functools.wraps: pytest would take the operator's arguments for fixtures.
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            if hasattr(function, attribute):
+                setattr(test, attribute, getattr(function, attribute))
+        marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, group_of[check].replace(" ", "_"))) for check in names]
+        return pytest.mark.parametrize("check", marks)(test)
+
+    return decorate
+
+
+def _is_strategy(inputs: Any) -> bool:
+    return any(cls.__module__.startswith("hypothesis.") for cls in type(inputs).__mro__)
+
+
+def _told(check: str, group: str, message: str, smallest: tuple[Any, ...]) -> str:
+    proves = " ".join((inspect.getdoc(CHECKS[check]) or "").split("\n\n")[0].split())
+    lines = [message, f"{check}, of the group {group!r}: {proves}"]
+    if check in UPSTREAM_ISSUES:
+        lines.append(f"torch's own autograd.Function fails here: {UPSTREAM_ISSUES[check]}")
+    shown = [f"torch.tensor({v.tolist()}, dtype={v.dtype})" if isinstance(v, Tensor) else repr(v) for v in smallest]
+    return "\n".join([*lines, f"smallest input: ({', '.join(shown)}{',' * (len(shown) == 1)})"])
+
+
+def _smallest(check: str, function: Any, given: Any, settings: Mapping[str, Any], message: str) -> tuple[Any, ...]:
+    """Fewer and rounder numbers with which the check fails in the same way; those that were given where there are none."""
+    inputs, end = tuple(given), time.perf_counter() + _SEARCH
+    kind = _KIND.match(message)
+    searching = True
+    while searching:
+        searching = False
+        for smaller in _smaller(inputs):
+            if time.perf_counter() > end:
+                return inputs
+            result = run_check(check, make_subject(function, smaller, **settings))
+            other = _KIND.match(result.message)
+            if result.status == FAILED and (other and other[1]) == (kind and kind[1]):
+                inputs, searching = smaller, True
+                break
+    return inputs
+
+
+def _smaller(inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Half of the elements along a dimension, of all inputs that have as many there; then rounder numbers."""
+    tensors = [v for v in inputs if isinstance(v, Tensor)]
+    for d in range(-max(v.ndim for v in tensors), 0):
+        for n in sorted({v.shape[d] for v in tensors if v.ndim >= -d and v.shape[d] > 1}):
+            for start in (0, n - n // 2):
+                yield tuple(v.narrow(d, start, n // 2) if _has(v, d, n) else v for v in inputs)
+    for decimals in (0, 1):
+        rounder = tuple(torch.round(v, decimals=decimals) if _is_floating(v) else v for v in inputs)
+        if any(_is_floating(v) and not torch.equal(v, r) for v, r in zip(inputs, rounder, strict=True)):
+            yield rounder
+
+
+def _has(value: Any, d: int, n: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim >= -d and value.shape[d] == n
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

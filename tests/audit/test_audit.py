@@ -1,0 +1,195 @@
+"""`python -m fullgrad audit`: what it finds in source that is not run, and what it says of each."""
+
+import json
+
+import pytest
+
+from fullgrad._suite.audit import audit, audit_source
+from fullgrad._suite.audit._probe import PROBES, probe
+from fullgrad._suite.cli import main
+
+
+def function(forward, backward, setup="", extra=""):
+    """The source of a Function."""
+    return f"""
+import torch
+
+class Own(torch.autograd.Function):
+    {extra or "pass"}
+
+    @staticmethod
+    def forward(ctx, x, alpha=1.0):
+        ctx.save_for_backward(x)
+        {setup or "pass"}
+        return {forward}
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        grad = g.clone()
+        {backward.partition(";")[0] if ";" in backward else "pass"}
+        return {backward.rpartition(";")[2].strip()}, None
+"""
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("forward", "backward", "write"),
+    [
+        ("x.round()", "g", "round(x)"),
+        ("torch.ceil(x)", "grad", "ceil(x)"),
+        ("x.trunc()", "g", "trunc(x)"),
+        ("torch.round(x * alpha) / alpha", "g", "step_quantize, k_bit_quantize or replace_grad"),
+        ("x.round()", "g * 2", "adopt(Own)"),
+        ("x.clamp(-1, 1)", "g", "replace_grad(x.clamp(low, high), x)"),
+        ("x.clamp(-1, 1)", "grad[x.abs() > 1] = 0; grad", "clamp(x, low, high)"),
+        ("torch.clamp(x - x.max(), min=0)", "g", "adopt(Own)"),
+        ("x.sign()", "g", "spikes.ternary_sign(x, 0.0, None)"),
+        ("x.sign()", "g * (x.abs() <= 1)", "spikes.ternary_sign(x, 0.0)"),
+        ("(x > 0).float()", "g", "spikes.ste_heaviside(x, None, tie=0.0)"),
+        ("(x >= 0).to(x)", "g", "spikes.ste_heaviside(x, None)"),
+        ("(x > 0).float()", "grad[x < 0] = 0; grad", "spikes.from_slope(slope)"),
+        ("(x > 0).float()", "g * (x.abs() < 0.5)", "spikes.ste_heaviside(x, tie=0.0) or spikes.rect"),
+        ("(x > 0).float()", "g / (1 + x.abs()) ** 2", "spikes.fast_sigmoid(x, tie=0.0) or spikes.from_slope(slope)"),
+        ("x.view_as(x)", "-g", "reverse_grad(x)"),
+        ("x.clone()", "g.neg() * ctx.alpha", "reverse_grad(x, scale)"),
+        ("x.clone()", "g.clamp(-1, 1)", "clip_grad(x, bound)"),
+        ("x * 1", "g * ctx.alpha", "scale_bwd(x, scale)"),
+        ("x.clone()", "g / g.norm()", "clip_grad_norm(x, bound)"),
+        ("x.clone()", "torch.nan_to_num(g)", "nan_to_num_grad(x)"),
+        ("x.exp()", "g * x.exp()", "adopt(Own)"),
+    ],
+)
+def test_a_function_is_replaced_by_its_shape(forward, backward, write):
+    """By what its forward and its backward return; a shape that is not known is adopted."""
+    (finding,) = audit_source(function(forward, backward), "own.py")
+    assert (finding.kind, finding.name, finding.line) == ("Function", "Own", 4)
+    assert finding.replacement == write
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("expression", "write"),
+    [
+        ("x + (y - x).detach()", "replace_grad(y, x)"),
+        ("(y - x).detach() + x", "replace_grad(y, x)"),
+        ("x - (x - y).detach()", "replace_grad(y, x)"),
+        ("y.detach() + x - x.detach()", "replace_grad(y, x)"),
+        ("y_hard - y_soft.detach() + y_soft", "replace_grad(y_hard, y_soft)"),
+        ("(y - x).data + x", "replace_grad(y, x)"),
+        ("x + (x.round() - x).detach()", "round(x)"),
+        ("x + (torch.floor(x) - x).detach()", "floor(x)"),
+        ("x + (torch.round(x / s) * s - x).detach()", "replace_grad(torch.round(x / s) * s, x)"),
+        ("x + sg(q(x) - x)", "replace_grad(q(x), x)"),
+        ("x + (y - z).detach()", None),
+        ("x - x.detach()", None),
+        ("x.detach() + x", None),
+        ("1 + (2 - 1)", None),
+    ],
+)
+def test_a_detach_trick_in_any_order(expression, write):
+    """A sum with a term and the same detached, negative; nothing else."""
+    found = audit_source(f"def f(x, y, z):\n    return {expression}\n", "f.py")
+    assert [f.replacement for f in found] == ([] if write is None else [write])
+    assert all(f.breaks == ("float16", "inf", "-0.0") and f.line == 2 for f in found)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("statement", "kind", "write"),
+    [
+        ("x.register_hook(lambda g: g.clamp(-1, 1))", "hook", "clip_grad(x, bound)"),
+        ("x.register_hook(lambda g: -g)", "hook", "reverse_grad(x)"),
+        ("x.register_hook(lambda g: g * 0.5)", "hook", "scale_bwd(x, scale)"),
+        (
+            "self.weight.data = self.weight.data.sign()",
+            "in place",
+            "replace_grad(self.weight.data.sign(), self.weight)",
+        ),
+        ("x.data.copy_(torch.round(x))", "in place", "replace_grad(torch.round(x), x), as a new tensor"),
+        ("with torch.no_grad(): x.copy_(x.round())", "in place", "replace_grad(x.round(), x), as a new tensor"),
+        ("x.copy_(x.round())", None, ""),
+        ("x.data = y", None, ""),
+        ("print(x.detach())", None, ""),
+    ],
+)
+def test_hooks_and_code_in_place(statement, kind, write):
+    """In what is a forward; an initialization may change data."""
+    found = audit_source(f"def forward(self, x, y):\n    {statement}\n", "f.py")
+    assert [f.kind for f in found] == ([kind] if kind else [])
+    assert all(f.replacement.startswith(write) for f in found)
+    if kind == "in place":
+        assert audit_source(f"def reset_parameters(self, x, y):\n    {statement}\n", "f.py") == []
+
+
+def test_what_breaks_is_what_the_class_lacks():
+    """Rules that it declares do not break; a context that is misused does."""
+    text = function("x.round()", "g", setup="ctx.x = x")
+    assert audit_source(text, "")[0].breaks == ("func.grad", "vmap", "jvp", "compiled transforms", "in-place changes unnoticed")
+    whole = """
+from torch.autograd import Function
+
+class Whole(Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x): return x.round().item()
+    @staticmethod
+    def setup_context(ctx, inputs, output): pass
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g): return g
+    @staticmethod
+    def jvp(ctx, t): return t
+
+class Derived(Whole):
+    @staticmethod
+    def forward(x): return x
+"""
+    found = audit_source(whole, "")
+    assert found[0].breaks == ("compiled transforms", "second order", "one sample at a time")
+    assert [f.name for f in found] == ["Whole", "Derived"]
+
+
+SOURCE = function("x.round()", "g")
+
+
+def test_the_command(tmp_path, capsys):
+    """A table, or a list in JSON; 1 where something was found, 0 where nothing was, 2 for what does not exist."""
+    (tmp_path / "inner").mkdir()
+    file = tmp_path / "inner" / "own.py"
+    file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
+    (tmp_path / "broken.py").write_text("def (:\n")
+    assert main(["audit", str(tmp_path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["file"], found["line"], found["replacement"]) == (str(file), 4, "round(x)")
+    assert main(["audit", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert "round(x)" in shown
+    assert "Function: 1" in shown
+    file.write_text("x = 1\n")
+    assert main(["audit", str(file)]) == 0
+    assert main(["audit", "no_such_package_at_all"]) == 2
+    assert main(["audit", str(tmp_path / "broken.py")]) == 2
+
+
+def test_a_package_is_read_and_not_imported():
+    """By its name, and a module in it by a dotted one."""
+    found = audit(["torch.utils.checkpoint"])
+    assert {f.file for f in found} == {"torch/utils/checkpoint.py"}
+    assert "CheckpointFunction" in [f.name for f in found if f.kind == "Function"]
+
+
+@pytest.mark.long
+def test_probes_run_what_was_found(tmp_path):
+    """As it is and adopted; what cannot be imported or called says so."""
+    file = tmp_path / "audited_own.py"
+    file.write_text(SOURCE)
+    (finding,) = audit([str(file)])
+    found = probe(finding)
+    assert {*found} == {*PROBES}
+    assert found["func.grad"] == "fails -> passes"
+    assert found["backward"] == "passes -> passes"
+    file.write_text(function("(x + torch.randn_like(x) > 0).float()", "g / (1 + torch.rand_like(x))"))
+    assert probe(finding) == {"not run": "it draws random numbers"}
+    file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
+    assert "RuntimeError: this runs" in probe(finding)["not run"]

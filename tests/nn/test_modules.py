@@ -1,0 +1,192 @@
+"""`fullgrad.nn`: every class is its function, and behaves as a module does."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import fullgrad
+from fullgrad import quantizers, sampling, soft, spikes
+from fullgrad.nn import FunctionModule
+
+CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"]
+X = torch.tensor([[0.3, -1.2, 2.5, 0.9], [1.4, 0.1, -0.6, 0.7]])
+# Arguments without a default, those of some classes, and inputs that are no X.
+REQUIRED = {
+    "k": 2, "bits": 3, "scale": torch.tensor(0.5), "w": 2.0, "b": -1.0, "q": 0.25, "min_value": -1.0, "max_value": 1.5,
+    "max_norm": 1.0, "alpha": torch.tensor(1.5), "mask": X > 0, "v": torch.full((2, 4), 0.2), "levels": [5, 5, 5, 5],
+    "codebook": torch.linspace(-1, 1, 8), "threshold": 0.3, "log2_threshold": torch.tensor(1.0), "format": "float8_e4m3fn",
+    "dim": 0, "length": 2,
+}  # fmt: skip
+ARGUMENTS = {
+    "Clamp": {"min_value": -1.0},
+    "MXQuantize": {"block_size": 4},
+    "SoftTakeAlongDim": {"dim": -1},
+    "VectorQuantize": {"codebook": torch.randn(8, 4, generator=torch.Generator().manual_seed(0))},
+}
+WEIGHTS = torch.softmax(X, -1)
+INPUTS = {
+    "EntmaxLoss": (X, torch.tensor([1, 0])), "NormmaxLoss": (X, torch.tensor([1, 0])), "SoftTake": (X[0], WEIGHTS),
+    "SoftTakeAlongDim": (X, torch.stack([WEIGHTS, WEIGHTS])), "SoftIndexSelect": (X.T, WEIGHTS[0]),
+    "SoftNarrow": (X.T, WEIGHTS[0]), "GumbelSinkhorn": (X @ X.T,), "NVFP4Quantize": (torch.cat([X, X, X, X], -1),),
+    "ProjTransportPolytope": (X.T, torch.full((4,), 0.25), torch.full((2,), 0.5)), "BernoulliSpike": (WEIGHTS,),
+    "SoftAll": (WEIGHTS,), "SoftAny": (WEIGHTS,), "SoftLogicalAnd": (WEIGHTS, WEIGHTS),
+    "SoftLogicalOr": (WEIGHTS, WEIGHTS), "SoftLogicalXor": (WEIGHTS, WEIGHTS),
+}  # fmt: skip
+
+
+def made(name):
+    """A module, the arguments that it got, and inputs for it."""
+    cls = getattr(fullgrad.nn, name)
+    required = {k for k, p in inspect.signature(cls._function).parameters.items() if p.default is p.empty}
+    arguments = {k: REQUIRED[k] for k in cls._arguments if k in required} | ARGUMENTS.get(name, {})
+    return cls(**arguments), arguments, INPUTS.get(name, (X, X.flip(-1))[: len(required - {*cls._arguments})])
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_module_is_its_function(name):
+    """Value, name, constructor; pickled and copied; the words that show it and document it."""
+    module, arguments, inputs = made(name)
+    cls = type(module)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y = module(*inputs)
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            torch.manual_seed(0)
+            torch.testing.assert_close(other(*inputs), y, rtol=0, atol=0, equal_nan=True)
+        torch.manual_seed(0)
+        torch.testing.assert_close(cls._function(*inputs, **arguments), y, rtol=0, atol=0, equal_nan=True)
+    constructor = inspect.signature(cls).parameters
+    function = inspect.signature(cls._function).parameters
+    assert [*constructor] == [*cls._arguments, "learnable"]
+    assert all(constructor[k] == function[k] and hasattr(module, k) for k in cls._arguments)
+    assert (cls.__name__, cls.__module__) == (name, "fullgrad.nn")
+    described = [
+        line.split(":")[0].strip()
+        for line in cls.__doc__.split("Args:")[1].splitlines()
+        if line.startswith("    ") and line[4] != " "
+    ]
+    assert described == [*constructor]
+    assert all(f"{k}=" in repr(module) for k in arguments)
+
+
+def test_arguments_are_attributes():
+    """Numbers stay numbers, and may be changed; tensors are buffers; parameters are parameters."""
+    scale = nn.Parameter(torch.tensor(0.5))
+    module = fullgrad.nn.Clamp(-1.0, scale)
+    assert [*dict(module.named_parameters())] == ["max_value"]
+    assert module.max_value is scale
+    module.min_value = 0.0
+    assert torch.equal(module(X), fullgrad.clamp(X, 0.0, scale))
+    mask = fullgrad.nn.MaskGrad(X > 0)
+    assert [*mask.state_dict()] == ["mask"]
+    assert repr(fullgrad.nn.Clamp(-1.0)) == "Clamp(min_value=-1.0)"
+    assert repr(module) == "Clamp(min_value=0.0, max_value=Parameter of shape ())"
+
+
+def test_learnable_arguments_are_parameters():
+    """Of numbers and of tensors, which are copied; their gradients are those of the function's arguments."""
+    start = torch.full((2, 1), 0.25)
+    module = fullgrad.nn.LSQ(start, -8, 7, learnable="scale")
+    module(X).square().sum().backward()
+    expected = grad(lambda s: quantizers.lsq(X, s, -8, 7).square().sum())(start)
+    torch.testing.assert_close(module.scale.grad, expected)
+    with torch.no_grad():
+        module.scale.zero_()
+    assert start.ne(0).all()
+    both = fullgrad.nn.ATanSpike(2.0, threshold=0.5, learnable=("alpha", "threshold"))
+    assert {k: v.shape for k, v in both.named_parameters()} == {"alpha": (), "threshold": ()}
+    assert torch.equal(both(X), spikes.atan(X, 2.0, 0.5))
+    assert both.half().alpha.dtype == torch.float16
+
+
+def test_state_dicts_are_loaded():
+    """The parameters and buffers of another."""
+    one, other = (fullgrad.nn.StepQuantize(s, learnable="step") for s in (0.25, 0.5))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(X), one(X))
+    file = io.BytesIO()
+    torch.save(nn.Sequential(one), file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(X), one(X))
+
+
+def test_in_a_network_under_transforms():
+    """In ``nn.Sequential``, as a parametrization of a weight, under ``functional_call`` and ``vmap``."""
+    network = in_a_network()
+    network(X).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    parameters = dict(network.named_parameters())
+    per_sample = vmap(grad(lambda p, x: functional_call(network, p, (x,)).sum()), (None, 0))(parameters, X)
+    for name, p in parameters.items():
+        torch.testing.assert_close(per_sample[name].sum(0), p.grad)
+
+
+@pytest.mark.long
+def test_in_a_compiled_network():
+    """One graph."""
+    network = in_a_network()
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), network(X))
+
+
+def in_a_network():
+    """A layer with a quantized weight and an activation that learns."""
+    network = nn.Sequential(nn.Linear(4, 3), fullgrad.nn.SoftReLU(0.2, learnable="softness"), fullgrad.nn.ClipGrad(1.0))
+    quantize = fullgrad.nn.StepQuantize(0.1, learnable="step")
+    nn.utils.parametrize.register_parametrization(network[0], "weight", quantize)
+    torch.testing.assert_close(network[0].weight, fullgrad.step_quantize(network[0].parametrizations.weight.original, 0.1))
+    return network
+
+
+def test_noise_is_given_to_the_call():
+    """It changes with the input, so the module does not keep it; ``training`` is the module's own."""
+    module = fullgrad.nn.GumbelSoftmax(0.5, hard=True)
+    noise = sampling.gumbel_like(X)
+    assert torch.equal(module(X, noise=noise), sampling.gumbel_softmax(X, 0.5, True, noise=noise))
+    gate = fullgrad.nn.HardConcrete(0.5).eval()
+    assert torch.equal(gate(X), sampling.hard_concrete(X, 0.5, training=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: fullgrad.nn.LSQ(), TypeError, "LSQ: missing a required argument: 'scale'"),
+        (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: got an unexpected keyword argument 'low'"),
+        (
+            lambda: fullgrad.nn.SoftAbs(learnable="width"),
+            ValueError,
+            "`learnable` must be among softness, mode, got 'width'",
+        ),
+        (lambda: fullgrad.nn.SoftAbs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
+        (
+            lambda: fullgrad.nn.Clamp(learnable="min_value"),
+            TypeError,
+            "`min_value` must be a number .* learnable, got None",
+        ),
+        (lambda: fullgrad.nn.Nothing(), AttributeError, "Nothing"),
+        (lambda: fullgrad.nothing, AttributeError, "module 'fullgrad' has no attribute 'nothing'"),
+    ],
+)
+def test_errors_name_the_rule_and_what_was_found(make, error, message):
+    """Bad arguments raise."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_subclasses_have_their_own_constructor():
+    """A class may be derived from, and its signature is then its own."""
+
+    class Ternary(fullgrad.nn.Clamp):
+        def __init__(self, width: float):
+            super().__init__(-width, width)
+
+    assert [*inspect.signature(Ternary).parameters] == ["width"]
+    assert isinstance(Ternary(1.0), FunctionModule)
+    assert torch.equal(Ternary(1.0)(X), soft.clamp(X, -1.0, 1.0, mode="hard"))

@@ -1,0 +1,170 @@
+"""`fullgrad.testing.operator`: a test for each check, with marks, skips, the public thread and the smallest input."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fullgrad
+import pytest_fullgrad
+from fullgrad.testing import CHECKS, GROUPS, operator
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).parents[2]
+# An installed wheel has it as an entry point.
+PLUGIN = [] if importlib.metadata.entry_points(group="pytest11", name="fullgrad") else ["-p", "pytest_fullgrad"]
+
+
+@operator(
+    inputs=lambda: [torch.tensor([[0.3, -1.7], [2.2, 0.9]])],
+    surrogate=lambda x: x + (x.round() - x).detach(),
+    value=torch.round,
+    smooth_forwards={fullgrad.Round: lambda x: x.clone()},
+    checks=["forward", "gradcheck", "value"],
+)
+def test_round(x):
+    """The plugin on an operator of the package."""
+    return fullgrad.round(x)
+
+
+OPERATORS = """
+import torch
+import fullgrad
+from hypothesis import strategies
+
+SETTINGS = dict(
+    inputs=[torch.tensor([[0.31, -1.72, 0.2], [2.24, 0.93, -0.7]])],
+    surrogate=lambda x: x + (x.round() - x).detach(),
+    checks=["reverse", "second order", "randomness"],
+)
+
+
+@fullgrad.testing.operator(**SETTINGS)
+def test_right(x):
+    return fullgrad.round(x)
+
+
+class Tripled(fullgrad.Round):
+    @staticmethod
+    def vjp(ctx, g):
+        return g * 3
+
+
+@fullgrad.testing.operator(**SETTINGS)
+def test_broken(x):
+    return Tripled.apply(x)
+"""
+
+DRAWN = """
+
+numbers = strategies.lists(strategies.floats(-50, 50, width=32), min_size=1, max_size=3)
+drawn = strategies.tuples(numbers.map(lambda v: torch.tensor(v) + 0.25))
+
+
+class Large(fullgrad.Round):
+    @staticmethod
+    def forward(x):
+        return torch.where(x > 10, x, x.round())
+
+
+exact = fullgrad.testing.operator(inputs=drawn, value=torch.round, checks=["value_is_exact"])
+test_drawn = exact(fullgrad.round)
+test_large = exact(Large.apply)
+"""
+
+OWN = """
+
+class Own(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+
+
+test_own = fullgrad.testing.operator(inputs=lambda: [torch.tensor([0.3, 1.7])], checks=["compile_jvp"])(Own.apply)
+"""
+
+
+def run(pytester, *args):
+    """A run in a process of its own: pytester's in this one would import torch's modules twice."""
+    return pytester.runpytest_subprocess(*PLUGIN, *args, "--strict-markers", "-p", "no:cacheprovider", timeout=120)
+
+
+def test_a_line_for_each_check(pytester):
+    """The right operator passes, the broken one fails with what it proves and the smallest input; the rest is skipped.
+
+    hypothesis draws the inputs where they are a strategy, and finds the smallest.
+    """
+    pytester.makepyfile(test_operators=OPERATORS + DRAWN + OWN)
+    result = run(pytester, "-v", "-rs")
+    text = result.stdout.str()
+    for check in (*GROUPS["reverse"], *GROUPS["second order"]):
+        assert f"test_right[{check}] PASSED" in text
+    assert "test_broken[func_grad] FAILED" in text
+    assert "func_grad, of the group 'reverse': " in text
+    smallest = text.partition("smallest input: (torch.tensor([[")[2].partition("]]")[0]
+    assert smallest
+    assert "," not in smallest  # one element
+    assert "test_right[compiled_draws_once] SKIPPED" in text
+    assert "draws nothing" in text or "draws no" in text  # the reason
+    assert "test_drawn[value_is_exact] PASSED" in text
+    assert "smallest input: (torch.tensor([10.25], dtype=torch.float32),)" in text
+    assert "torch's own autograd.Function fails here: https://github.com/pytorch/pytorch/issues/" in text
+    assert "Traceback" not in text
+    assert "fullgrad/testing/_pytest.py" not in text
+
+
+@pytest.mark.long
+def test_marks_choose_groups(pytester):
+    """``-m`` takes the name of a group, with the workers of xdist too."""
+    pytester.makepyfile(test_operators=OPERATORS)
+    result = run(pytester, "-m", "second_order", "-k", "right", "-n", "2")
+    result.assert_outcomes(passed=len(GROUPS["second order"]))
+
+
+def test_every_mark_is_registered(pytester):
+    """The plugin, which does not import the package, knows the groups."""
+    assert {*pytest_fullgrad.GROUPS} == {*GROUPS}
+    shown = pytester.runpytest_inprocess(*PLUGIN, "--markers").stdout.str()
+    assert all(f"@pytest.mark.{pytest_fullgrad.mark_of(group)}:" in shown for group in GROUPS)
+
+
+def test_the_plugin_loads_without_torch():
+    """pytest loads it in every run, of whatever."""
+    code = "import sys, pytest_fullgrad; assert 'torch' not in sys.modules and 'fullgrad' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_wheel_has_the_plugin():
+    """The entry point and the module that it names."""
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '[project.entry-points.pytest11]\nfullgrad = "pytest_fullgrad"' in text
+    assert 'only-include = ["fullgrad", "pytest_fullgrad.py"]' in text
+
+
+def test_unknown_checks_are_refused():
+    """At the definition."""
+    with pytest.raises(ValueError, match="unknown checks: nothing"):
+        operator(inputs=[torch.zeros(1)], checks=["nothing"])
+
+
+def test_all_checks_are_made_by_default():
+    """One parameter for each."""
+    (mark,) = operator(inputs=[torch.zeros(1)])(torch.sin).pytestmark
+    assert [p.id for p in mark.args[1]] == [*CHECKS]

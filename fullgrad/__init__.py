@@ -1,6 +1,9 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
+import sys
+
 from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+from fullgrad._dispatch import make_overridable
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.adoption import *  # noqa: F403
@@ -26,3 +29,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "soft",
     "spikes",
 ]
+
+# The public functions honor ``__torch_function__``, under the names by which users know them.
+_HERE = sys.modules[__name__]
+make_overridable(_HERE, soft, spikes, quantizers, sampling, adoption, clamping, estimators, gradients, rounding, tracking)

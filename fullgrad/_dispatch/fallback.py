@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
+from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
@@ -36,6 +38,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
             if not isinstance(a, Tensor):
+                if is_override(a):
+                    return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
         if torch.compiler.is_exporting():
             return rules.export(args)

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
@@ -42,6 +44,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
                         return in_transforms(args)
                     needs_grad = True
             elif kind not in SCALAR_TYPES:
+                if is_override(a):
+                    return handle_torch_function(operator.apply, args, *args)
                 needs_grad = check_uncommon_argument(a) or needs_grad
         grad_mode = is_grad_enabled()
         if is_exporting():
@@ -73,6 +77,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
             if isinstance(a, Tensor):
                 a = unwrap_if_dead(a)
             elif a.__class__ not in SCALAR_TYPES:
+                if is_override(a):
+                    return handle_torch_function(operator.apply, args, *args)
                 check_argument(a)
             plain.append(a)
         if is_exporting():

@@ -44,6 +44,11 @@ def make_overridable(*modules: types.ModuleType) -> None:
                 setattr(module, name, _wrappers[function])
 
 
+def is_override(value: Any) -> bool:
+    """Whether an argument of an operator's ``apply`` is no tensor, and overrides functions of torch: the nodes of `torch.fx` do."""
+    return not isinstance(value, Tensor) and has_torch_function_unary(value)
+
+
 def _wrapper(function: Any, module: str) -> Any:
     """What is public in place of a function: itself, if it takes no tensors."""
     signature = inspect.signature(function).parameters.values()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
@@ -35,12 +36,16 @@ def connect(rules: Rules) -> Callable[..., Any]:
     body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
     function: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
 
+    is_elementwise = getattr(rules.operator, "is_elementwise", False)
+
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
             if not isinstance(a, Tensor):
                 if is_override(a):
                     return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
+            elif is_elementwise and is_jagged(a):
+                return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
         if torch.compiler.is_exporting():
             return rules.export(args)
         if not transforms_active():

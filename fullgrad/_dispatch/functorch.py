@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
@@ -30,6 +31,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
     operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
+    is_elementwise = getattr(operator, "is_elementwise", False)
     apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -46,6 +48,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
             elif kind not in SCALAR_TYPES:
                 if is_override(a):
                     return handle_torch_function(operator.apply, args, *args)
+                if is_elementwise and is_jagged(a):
+                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 needs_grad = check_uncommon_argument(a) or needs_grad
         grad_mode = is_grad_enabled()
         if is_exporting():
@@ -75,6 +79,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
         plain: list[Any] = []
         for a in args:
             if isinstance(a, Tensor):
+                if is_elementwise and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
+                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 a = unwrap_if_dead(a)
             elif a.__class__ not in SCALAR_TYPES:
                 if is_override(a):

@@ -16,17 +16,18 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.torch_private import has_function_mode, no_torch_function, subclasses_override
 
-# Names of its own begin with two underscores, so that parameters may have any name.
+# Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure.
 _WRAPPER = """\
 def {name}({parameters}):
     if __has_override({tensors}):
-        return __overridden(__self, __function, ({tensors},), {arguments})
+        return __overridden(__self, __function, {names}, ({tensors},), {arguments})
     return __function({arguments})
 """
 
-_KEYWORD_ONLY, _POSITIONAL_ONLY = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -45,8 +46,8 @@ def make_overridable(*modules: types.ModuleType) -> None:
 
 
 def is_override(value: Any) -> bool:
-    """Whether an argument of an operator's ``apply`` is no tensor, and overrides functions of torch: the nodes of `torch.fx` do."""
-    return not isinstance(value, Tensor) and has_torch_function_unary(value)
+    """Whether an argument of an operator's ``apply`` is no tensor and overrides functions of torch, as nodes of `torch.fx` do."""
+    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
 def _wrapper(function: Any, module: str) -> Any:
@@ -58,22 +59,20 @@ def _wrapper(function: Any, module: str) -> Any:
     parameters = ["*" if p.kind is _KEYWORD_ONLY else p.name for p in signature]
     first = parameters.index("*") if "*" in parameters else len(parameters)
     named = [p.name for p in signature if p.kind is _KEYWORD_ONLY]
-    text = _WRAPPER.format(
-        name=function.__name__,
-        parameters=", ".join([*parameters[: first + 1], *named] if named else parameters),
-        tensors=", ".join(tensors),
-        arguments=", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
-    )
-    file = f"<{module}.{function.__name__}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    namespace = {
+    text = {
+        "name": function.__name__,
+        "parameters": ", ".join([*parameters[: first + 1], *named] if named else parameters),
+        "names": repr(tuple(parameters[:first])),
+        "tensors": ", ".join(tensors),
+        "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
+    }
+    given = {
         "__function": function,
         "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
         "__overridden": _overridden,
     }
-    exec(compile(text, file, "exec"), namespace)
-    wrapper: Any = namespace[function.__name__]
-    namespace["__self"] = wrapper
+    wrapper: Any = _executed(f"<{module}.{function.__name__}>", _WRAPPER.format(**text), {**given})[function.__name__]
+    wrapper.__globals__["__self"] = wrapper
     for attribute in ("__defaults__", "__kwdefaults__", "__doc__", "__type_params__"):
         if hasattr(function, attribute):
             setattr(wrapper, attribute, getattr(function, attribute))
@@ -83,20 +82,30 @@ def _wrapper(function: Any, module: str) -> Any:
     return wrapper
 
 
+def _executed(file: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """What a text defines, in the namespace that it uses."""
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), namespace)
+    return namespace
+
+
 def _may_be_tensor(annotation: Any) -> bool:
     """Whether an annotation is a tensor, or several types among which it is."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return annotation is Tensor or (is_union and Tensor in get_args(annotation))
 
 
-def _overridden(public: Any, function: Any, tensors: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-    """The call of a function of which an argument or a mode overrides the functions of torch.
+def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+    """The call of a function of which an argument or a mode overrides the functions of torch, or is nested.
 
-    It sees the arguments that differ from the defaults, by position as far as they are without a gap.
+    An override sees the arguments that differ from the defaults, by position as far as they are without a gap.
     """
-    if not has_function_mode() and (not subclasses_override() or all(_inherits(type(t)) for t in tensors)):
-        return function(*args, **kwargs)
-    names, defaults = function.__code__.co_varnames, function.__defaults__ or ()
+    if not has_function_mode():
+        if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
+            return function(*args, **kwargs)
+        if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or _inherits(type(t)) for t in tensors):
+            return call_on_buffers(public.__name__, function, names, args, kwargs)
+    defaults = function.__defaults__ or ()
     required = len(args) - len(defaults)
     given = [i for i, value in enumerate(args) if i < required or value is not defaults[i - required]]
     leading = next((i for i in range(len(args)) if i not in given), len(args))

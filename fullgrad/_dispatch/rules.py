@@ -1,5 +1,6 @@
 """The rules of an operator, their arguments and results checked. Both dispatches call them."""
 
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -31,6 +32,7 @@ class Rules:
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.name: str = operator.__name__
+        self.parameters = tuple(inspect.signature(operator.forward).parameters)
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
         self._output = threading.local()

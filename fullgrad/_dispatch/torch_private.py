@@ -217,6 +217,13 @@ def has_function_mode() -> bool:
     return _modes_are_on() and (_count_of_modes() > 1 or not isinstance(_mode_at(0), _DefaultDevice))
 
 
+# A jagged tensor from its buffer. The public function of torch refuses to be traced, which is no matter for AOTAutograd.
+to_jagged = _optional(
+    "nested._internal.nested_tensor.nested_view_from_values_offsets",
+    torch.nested.nested_tensor_from_jagged,
+    "some compiled operators of jagged tensors raise",
+)
+
 # --- Names with a safe default: dispatch keys -----------------------------------------------------------------------------
 
 # A transform at work on a composite operator of torch.library, whose code may call ours, hides the dispatch keys of the

@@ -201,6 +201,15 @@ def test_a_mode_sees_the_public_functions_alone():
     assert torch.equal(torch.autograd.grad(y @ weight, x)[0], torch.autograd.grad(plain @ weight, x)[0])
 
 
+def test_a_mode_does_not_see_the_apply_of_a_class():
+    """As with `torch.autograd.Function`: it sees the operations inside, whatever the arguments are."""
+    with Log() as mode:
+        fullgrad.RoundByMode.apply(torch.ones(2), "half_away")
+        fullgrad.Clamp.apply(torch.ones(2), torch.tensor(0.0).as_subclass(Plain))
+    assert fullgrad.RoundByMode.apply not in mode.calls
+    assert fullgrad.Clamp.apply not in mode.calls
+
+
 def test_a_default_device_overrides_nothing():
     """`torch.set_default_device` is a mode too, for functions that create tensors: those inside see it as before."""
     seen = []

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 _FLOAT32 = torch.float32
-_UNORDERED = frozenset({torch.bool, torch.complex32, torch.complex64, torch.complex128})
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
+# A quantized tensor has no gradient, and few of torch's functions.
+_QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+_NOT_REAL = frozenset({torch.bool} | _COMPLEX | _QUANTIZED)
 
 
 def tensor(name: str, argument: str, value: Any) -> None:
@@ -23,11 +26,11 @@ def tensor(name: str, argument: str, value: Any) -> None:
 
 
 def real_tensor(name: str, argument: str, value: Any) -> None:
-    """A tensor of real numbers: integer or floating, neither bool nor complex."""
+    """A tensor of real numbers: integer or floating, neither bool nor complex nor quantized."""
     # Every small operation comes here: the first halves of both conditions save the time of the second.
     if type(value) is not Tensor and not isinstance(value, Tensor):
         tensor(name, argument, value)
-    if value.dtype is not _FLOAT32 and value.dtype in _UNORDERED:
+    if value.dtype is not _FLOAT32 and value.dtype in _NOT_REAL:
         raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
 
 

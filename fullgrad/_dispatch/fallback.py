@@ -16,7 +16,7 @@ from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
-from fullgrad._dispatch.torch_private import transforms_active
+from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
                 rules.check_argument(a)
             elif is_elementwise and is_jagged(a):
                 return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))

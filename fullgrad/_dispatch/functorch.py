@@ -32,6 +32,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
     is_elementwise = getattr(operator, "is_elementwise", False)
+    jit_tracing_state = torch_private.jit_tracing_state
     apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -52,7 +53,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
                     return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 needs_grad = check_uncommon_argument(a) or needs_grad
         grad_mode = is_grad_enabled()
-        if is_exporting():
+        if is_exporting() or jit_tracing_state() is not None:
             return in_transforms(args)
         if forward_ad._current_level >= 0:
             output = function(*args)
@@ -87,7 +88,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
                     return handle_torch_function(operator.apply, args, *args)
                 check_argument(a)
             plain.append(a)
-        if is_exporting():
+        if is_exporting() or jit_tracing_state() is not None:
             return rules.export(plain)
         if transforms_active():
             return transform(plain)

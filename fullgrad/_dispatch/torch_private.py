@@ -195,6 +195,9 @@ def dirty_tensors(ctx: Any) -> Any:
     return getattr(ctx, "dirty_tensors", None)
 
 
+# Whether torch.jit.trace is at work; `torch.jit.is_tracing` says the same through two more calls.
+jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
+
 # The modes that override functions: `torch.set_default_device` is one, which only functions that create tensors ask.
 _OVERRIDE = "a function of fullgrad is one function to every mode, `torch.set_default_device` included, and takes longer there"
 _modes_are_on = _optional("_C._is_torch_function_mode_enabled", lambda: True, _OVERRIDE)

@@ -35,37 +35,38 @@ def is_jagged(value: Any) -> bool:
 def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names."""
     arguments = dict(zip(names, args, strict=True)) | kwargs
-    like = next(v for v in arguments.values() if is_jagged(v))
+    like: Any = next(v for v in arguments.values() if is_jagged(v))
     values = like.values()
     # The samples fill the buffer, and the ragged dimension is the first after the batch.
     if like.lengths() is not None or like.shape[2:] != values.shape[1:]:
-        raise _error(name, "must have its ragged dimension behind the batch and no holes", like, arguments)
-    for key, value in list(arguments.items()):
+        argument = next(key for key, value in arguments.items() if value is like)
+        raise ValueError(
+            f"{name}: `{argument}` must have its ragged dimension behind the batch and no holes, got shape {_shape(like)}."
+        )
+    for key in [*arguments]:
+        value: Any = arguments[key]
         if key == "dim":
             arguments[key] = _inner_dim(name, value, like, arguments)
-        elif key in _LEADING and not isinstance(value, (int, float)) and (getattr(value, "ndim", 1) and value != ()):
-            raise ValueError(f"{name}: `{key}` must be one number for a jagged tensor, got {value}.")
         elif is_jagged(value):
             if value.shape[:2] != like.shape[:2]:
-                raise ValueError(
-                    f"{name}: jagged tensors must have the same offsets, got shapes {_shape(like)} and {_shape(value)}."
-                )
+                found = f"{_shape(like)} and {_shape(value)}"
+                raise ValueError(f"{name}: jagged tensors must have the same offsets, got shapes {found}.")
             arguments[key] = value.values()
+        elif key in _LEADING and not isinstance(value, (int, float)) and getattr(value, "ndim", 1) and value != ():
+            raise ValueError(f"{name}: `{key}` must be one number for a jagged tensor, got {value}.")
         elif isinstance(value, Tensor) and key not in _TABLES and value.ndim >= values.ndim:
             raise ValueError(
                 f"{name}: `{key}` must be jagged as well, or broadcast with the dimensions behind the ragged one, which are "
                 f"{tuple(values.shape[1:])}, got shape {tuple(value.shape)}."
             )
-    if getattr(function, "last_dims", 0) >= values.ndim:
-        raise ValueError(
-            f"{name}: the ragged dimension must not be among the last {function.last_dims}, got shape {_shape(like)}."
-        )
-    return _wrapped(
-        name, function(*[arguments[key] for key in names], **{key: arguments[key] for key in kwargs}), like, values.shape[0]
-    )
+    last = getattr(function, "last_dims", 0)
+    if last >= values.ndim:
+        raise ValueError(f"{name}: the ragged dimension must not be among the last {last}, got shape {_shape(like)}.")
+    output = function(*[arguments[key] for key in names], **{key: arguments[key] for key in kwargs})
+    return _wrapped(name, output, like, values.shape[0])
 
 
-def _inner_dim(name: str, dim: Any, like: Tensor, arguments: Any) -> Any:
+def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
     """``dim`` of a jagged tensor as that of its buffer."""
     if dim is None:
         # Of relaxations and selections it makes one row of all elements.
@@ -81,7 +82,7 @@ def _inner_dim(name: str, dim: Any, like: Tensor, arguments: Any) -> Any:
     return dim - 1 if dim > 0 else dim
 
 
-def _wrapped(name: str, output: Any, like: Tensor, total: int) -> Any:
+def _wrapped(name: str, output: Any, like: Any, total: int) -> Any:
     """The outputs of a function of buffers, as jagged tensors; a number of the whole tensor stays one."""
     if isinstance(output, tuple):
         items = [_wrapped(name, item, like, total) for item in output]
@@ -91,11 +92,6 @@ def _wrapped(name: str, output: Any, like: Tensor, total: int) -> Any:
     if output.shape[0] != total:
         raise NotImplementedError(f"{name}: of a jagged tensor there is no jagged result, got shape {tuple(output.shape)}.")
     return to_jagged(output, like.offsets())
-
-
-def _error(name: str, rule: str, found: Tensor, arguments: Any) -> ValueError:
-    argument = next(key for key, value in arguments.items() if value is found)
-    return ValueError(f"{name}: `{argument}` {rule}, got shape {_shape(found)}.")
 
 
 def _shape(tensor: Tensor) -> str:

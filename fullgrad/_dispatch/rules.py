@@ -97,8 +97,8 @@ class Rules:
             )
 
     def export(self, args: Any) -> Any:
-        """The call while torch.export or torch.jit.trace traces. The graph holds the value and nothing of the declared derivative;
-        torch has no way to keep it. ``vmap`` of the value is exported as that of plain code, and a derivative is not exported at all.
+        """The call while torch.export or torch.jit.trace traces. The graph holds the value and nothing of the declared
+        derivative, as torch has no way to keep it. ``vmap`` of the value is that of plain code, and no derivative is exported.
         """
         tracer = "torch.export" if torch.compiler.is_exporting() else "torch.jit.trace"
         if not only_vmap_active():

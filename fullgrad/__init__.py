@@ -1,9 +1,11 @@
 """Declared gradients for PyTorch: operators whose derivative you choose, right under every transform."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+from fullgrad._dispatch import make_overridable
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import Function
 from fullgrad.adoption import *  # noqa: F403
@@ -30,6 +32,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "spikes",
 ]
 
+# The public functions honor ``__torch_function__``, under the names by which users know them.
+_HERE = sys.modules[__name__]
+make_overridable(_HERE, soft, spikes, quantizers, sampling, adoption, clamping, estimators, gradients, rounding, tracking)
 
 if TYPE_CHECKING:
     from fullgrad import nn as nn

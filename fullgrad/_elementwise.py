@@ -61,6 +61,7 @@ class Elementwise(Function):
     """
 
     recompute_in_backward = True
+    is_elementwise = True  # a jagged tensor is called by its buffer
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 

@@ -31,7 +31,7 @@ class Family:
         """How closely a module of this family names the one of an object; 0 where none does."""
         if self.public not in (None, path.rpartition(".")[0]):
             return 0
-        module = PUBLIC[path].__module__
+        module = inspect.unwrap(PUBLIC[path]).__module__
         return max(len(prefix) if f"{module}.".startswith(f"{prefix}.") else 0 for prefix in self.modules)
 
 

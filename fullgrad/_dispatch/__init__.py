@@ -4,6 +4,7 @@
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
 * `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
   graphs, `trees` maps structures.
+* `overrides` gives the public functions ``__torch_function__``, `jagged` nested tensors.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
 * `torch_private` has the private names.
 """
@@ -13,7 +14,9 @@ from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.interception import catcher, intercept
+from fullgrad._dispatch.jagged import uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
+from fullgrad._dispatch.overrides import make_overridable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,

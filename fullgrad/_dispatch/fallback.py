@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch.derivatives import checked_once
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
-from fullgrad._dispatch.torch_private import transforms_active
+from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
@@ -36,11 +39,17 @@ def connect(rules: Rules) -> Callable[..., Any]:
     install = lambda backward: setattr(function, "backward", staticmethod(backward))  # noqa: E731
     install(checked_once(rules.operator, rules.backward, install))
 
+    is_elementwise = getattr(rules.operator, "is_elementwise", False)
+
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
             if not isinstance(a, Tensor):
+                if is_override(a):
+                    return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
-        if torch.compiler.is_exporting():
+            elif is_elementwise and is_jagged(a):
+                return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
+        if torch.compiler.is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))

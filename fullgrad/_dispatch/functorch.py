@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.derivatives import checked_once
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import through_transforms
@@ -30,6 +33,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
     operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
+    is_elementwise = getattr(operator, "is_elementwise", False)
+    jit_tracing_state = torch_private.jit_tracing_state
     apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -44,9 +49,13 @@ def connect(rules: Rules) -> Callable[..., Any]:
                         return in_transforms(args)
                     needs_grad = True
             elif kind not in SCALAR_TYPES:
+                if is_override(a):
+                    return handle_torch_function(operator.apply, args, *args)
+                if is_elementwise and is_jagged(a):
+                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 needs_grad = check_uncommon_argument(a) or needs_grad
         grad_mode = is_grad_enabled()
-        if is_exporting():
+        if is_exporting() or jit_tracing_state() is not None:
             return in_transforms(args)
         if forward_ad._current_level >= 0:
             output = function(*args)
@@ -73,11 +82,15 @@ def connect(rules: Rules) -> Callable[..., Any]:
         plain: list[Any] = []
         for a in args:
             if isinstance(a, Tensor):
+                if is_elementwise and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
+                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 a = unwrap_if_dead(a)
             elif a.__class__ not in SCALAR_TYPES:
+                if is_override(a):
+                    return handle_torch_function(operator.apply, args, *args)
                 check_argument(a)
             plain.append(a)
-        if is_exporting():
+        if is_exporting() or jit_tracing_state() is not None:
             return rules.export(plain)
         if transforms_active():
             return transform(plain)

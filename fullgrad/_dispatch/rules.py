@@ -1,5 +1,6 @@
 """The rules of an operator, their arguments and results checked. Both dispatches call them."""
 
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence, Set
@@ -31,6 +32,7 @@ class Rules:
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.name: str = operator.__name__
+        self.parameters = tuple(inspect.signature(operator.forward).parameters)
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
         self._output = threading.local()
@@ -95,17 +97,18 @@ class Rules:
             )
 
     def export(self, args: Any) -> Any:
-        """The call while torch.export traces. Its graph holds the value and nothing of the declared derivative; torch has no way
-        to keep it. ``vmap`` of the value is exported as that of plain code, and a derivative is not exported at all.
+        """The call while torch.export or torch.jit.trace traces. The graph holds the value and nothing of the declared
+        derivative, as torch has no way to keep it. ``vmap`` of the value is that of plain code, and no derivative is exported.
         """
+        tracer = "torch.export" if torch.compiler.is_exporting() else "torch.jit.trace"
         if not only_vmap_active():
             raise NotImplementedError(
-                f"{self.name}: torch.export would replace the declared derivative by that of the plain operations inside a "
+                f"{self.name}: {tracer} would replace the declared derivative by that of the plain operations inside a "
                 "transform that differentiates. Compile the transform with torch.compile, or trace it with make_fx."
             )
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             warnings.warn(
-                f"{self.name}: torch.export keeps the value and drops the declared derivative; differentiating the exported "
+                f"{self.name}: {tracer} keeps the value and drops the declared derivative; differentiating the exported "
                 "program gives the derivative of the plain torch operations. Export under torch.no_grad() to silence this.",
                 stacklevel=4,
             )

@@ -21,6 +21,7 @@ import torch
 import torch._guards
 import torch._subclasses
 import torch.fx.traceback
+import torch.utils._device
 import torch.utils._python_dispatch
 import torch.utils._pytree
 from torch import Tensor
@@ -194,6 +195,38 @@ def dirty_tensors(ctx: Any) -> Any:
     """What ``setup_context`` has marked as dirty."""
     return getattr(ctx, "dirty_tensors", None)
 
+
+# Whether torch.jit.trace is at work; `torch.jit.is_tracing` says the same through two more calls.
+jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
+
+# The modes that override functions: `torch.set_default_device` is one, which only functions that create tensors ask.
+_OVERRIDE = "a function of fullgrad is one function to every mode, `torch.set_default_device` included, and takes longer there"
+_modes_are_on = _optional("_C._is_torch_function_mode_enabled", lambda: True, _OVERRIDE)
+_count_of_modes = _optional("_C._len_torch_function_stack", lambda: 2, _OVERRIDE)
+_mode_at = _optional("_C._get_function_stack_at", None, _OVERRIDE)
+_DefaultDevice = _optional("utils._device.DeviceContext", (), _OVERRIDE)
+
+# What a type has as ``__torch_function__`` that opts out of overriding, as `torch.nn.Parameter` does.
+no_torch_function = _optional("_C._disabled_torch_function_impl", None, "what opts out of overriding has results of its own type")
+
+
+# Dynamo takes a tensor for one that overrides, also where an override has switched that off.
+subclasses_override = _optional(
+    "_C._is_torch_function_enabled", lambda: True, "compiled code cannot call an override of a subclass"
+)
+
+
+def has_function_mode() -> bool:
+    """Whether a mode overrides functions of torch that do not create tensors. That of the default device is the first."""
+    return _modes_are_on() and (_count_of_modes() > 1 or not isinstance(_mode_at(0), _DefaultDevice))
+
+
+# A jagged tensor from its buffer. The public function of torch refuses to be traced, which is no matter for AOTAutograd.
+to_jagged = _optional(
+    "nested._internal.nested_tensor.nested_view_from_values_offsets",
+    torch.nested.nested_tensor_from_jagged,
+    "some compiled operators of jagged tensors raise",
+)
 
 # --- Names with a safe default: dispatch keys -----------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import uses_last_dims
 from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import BinarizeEverywhere
 
 
+@uses_last_dims(1)
 def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     r"""Binary spherical quantization: vectors to the corners of a cube on a sphere.
 

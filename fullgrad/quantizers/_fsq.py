@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import uses_last_dims
 from fullgrad._half_precision import to_opmath
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
@@ -16,6 +17,7 @@ from fullgrad.rounding._round import Round
 BOUNDS = ("tanh", "clamp")
 
 
+@uses_last_dims(1)
 def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: bool = False, eps: float = 1e-3) -> Tensor:
     r"""Finite scalar quantization: each channel on a few levels between -1 and 1, instead of a codebook.
 

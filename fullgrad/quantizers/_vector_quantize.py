@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._autocast import matmul
-from fullgrad._dispatch import is_tracing
+from fullgrad._dispatch import is_tracing, uses_last_dims
 from fullgrad._function import Function
 from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
@@ -17,6 +17,7 @@ GRADIENTS = ("identity", "rotation")
 _MOST = 2**24
 
 
+@uses_last_dims(1)
 def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") -> tuple[Tensor, Tensor]:
     r"""The nearest row of a codebook for each vector, with the gradient as it is, or rotated.
 

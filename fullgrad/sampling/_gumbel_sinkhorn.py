@@ -4,11 +4,13 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import uses_last_dims
 from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
 
 
+@uses_last_dims(2)
 def gumbel_sinkhorn(
     scores: Tensor, tau: Temperature = 1.0, *, noise: Tensor | None = None, generator: Generator | None = None
 ) -> Tensor:

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     for name in (*fullgrad.__all__, *[f"{within}.{name}" for within, found in packages.items() for name in found.__all__]):
         function = operator.attrgetter(name)(fullgrad)
         if inspect.isfunction(function):
-            families.setdefault(function.__module__.split(".")[1], []).append(name)
+            families.setdefault(inspect.unwrap(function).__module__.split(".")[1], []).append(name)
     width = max(len(name) for names in families.values() for name in names)
     for family, names in families.items():
         print(family)

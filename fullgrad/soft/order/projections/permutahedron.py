@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import uses_last_dims
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
@@ -13,6 +14,7 @@ from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
+@uses_last_dims(1)
 def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
     r"""The projection of rows onto the permutahedron, the convex hull of all orders of a row.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import uses_last_dims
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
@@ -28,6 +29,7 @@ from fullgrad.soft.order.kernels.transport_solver import potentials
 _SMALLEST = 1e-12
 
 
+@uses_last_dims(2)
 def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
     r"""The projection onto the transport polytope: soft assignments of n rows to m columns at a cost, with given shares.
 

@@ -1,0 +1,98 @@
+"""Jagged nested tensors: a public function of one is the function of its buffer, in which the samples lie one after the other.
+
+That is right for what treats elements alike, for what goes along the dimensions behind the ragged one, and for what reduces the
+whole tensor. All else raises. Of what is no function of the elements alone, `uses_last_dims` says so; ``dim`` says it otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch.torch_private import to_jagged
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Arguments that are tables and do not broadcast with the elements; and those which put dimensions in front of the batch.
+_TABLES, _LEADING = ("codebook",), ("q", "sample_shape")
+
+
+def uses_last_dims(count: int) -> Callable[[_Function], _Function]:
+    """A decorator: a function of rows, or of matrices, without a parameter ``dim``."""
+
+    def decorate(function: _Function) -> _Function:
+        function.last_dims = count  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return decorate
+
+
+def is_jagged(value: Any) -> bool:
+    """Whether a value is a nested tensor of the layout `torch.jagged`."""
+    return isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged
+
+
+def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names."""
+    arguments = dict(zip(names, args, strict=True)) | kwargs
+    like: Any = next(v for v in arguments.values() if is_jagged(v))
+    values = like.values()
+    # The samples fill the buffer, and the ragged dimension is the first after the batch.
+    if like.lengths() is not None or like.shape[2:] != values.shape[1:]:
+        argument = next(key for key, value in arguments.items() if value is like)
+        raise ValueError(
+            f"{name}: `{argument}` must have its ragged dimension behind the batch and no holes, got shape {_shape(like)}."
+        )
+    for key in [*arguments]:
+        value: Any = arguments[key]
+        if key == "dim":
+            arguments[key] = _inner_dim(name, value, like, arguments)
+        elif is_jagged(value):
+            if value.shape[:2] != like.shape[:2]:
+                found = f"{_shape(like)} and {_shape(value)}"
+                raise ValueError(f"{name}: jagged tensors must have the same offsets, got shapes {found}.")
+            arguments[key] = value.values()
+        elif key in _LEADING and not isinstance(value, (int, float)) and getattr(value, "ndim", 1) and value != ():
+            raise ValueError(f"{name}: `{key}` must be one number for a jagged tensor, got {value}.")
+        elif isinstance(value, Tensor) and key not in _TABLES and value.ndim >= values.ndim:
+            raise ValueError(
+                f"{name}: `{key}` must be jagged as well, or broadcast with the dimensions behind the ragged one, which are "
+                f"{tuple(values.shape[1:])}, got shape {tuple(value.shape)}."
+            )
+    last = getattr(function, "last_dims", 0)
+    if last >= values.ndim:
+        raise ValueError(f"{name}: the ragged dimension must not be among the last {last}, got shape {_shape(like)}.")
+    output = function(*[arguments[key] for key in names], **{key: arguments[key] for key in kwargs})
+    return _wrapped(name, output, like, values.shape[0])
+
+
+def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
+    """``dim`` of a jagged tensor as that of its buffer."""
+    if dim is None:
+        # Of relaxations and selections it makes one row of all elements.
+        if "softness" in arguments or "index" in arguments:
+            raise ValueError(f"{name}: `dim` must be given for a jagged tensor, and be behind the ragged dimension, got None.")
+        return None
+    if isinstance(dim, (tuple, list)):
+        return tuple([_inner_dim(name, d, like, arguments) for d in dim])
+    if not (1 < dim < like.ndim or -like.ndim + 2 <= dim < 0):
+        raise ValueError(
+            f"{name}: `dim` must be behind the ragged dimension 1 of a jagged tensor of {like.ndim} dimensions, got {dim}."
+        )
+    return dim - 1 if dim > 0 else dim
+
+
+def _wrapped(name: str, output: Any, like: Any, total: int) -> Any:
+    """The outputs of a function of buffers, as jagged tensors; a number of the whole tensor stays one."""
+    if isinstance(output, tuple):
+        items = [_wrapped(name, item, like, total) for item in output]
+        return type(output)(items) if not hasattr(output, "_make") else output._make(items)  # pyright: ignore
+    if not isinstance(output, Tensor) or output.ndim == 0:
+        return output
+    if output.shape[0] != total:
+        raise NotImplementedError(f"{name}: of a jagged tensor there is no jagged result, got shape {tuple(output.shape)}.")
+    return to_jagged(output, like.offsets())
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"

@@ -1,0 +1,126 @@
+"""``__torch_function__`` for the public functions: what overrides functions of torch overrides those of fullgrad too.
+
+The public name of a function that takes tensors holds a wrapper with the function's exact signature, which asks torch whether an
+argument or a mode overrides it. Inside the package the functions of the operators' files are called, without a wrapper: as with
+torch's composite functions, an override sees the outer call alone. The wrappers are generated text, since a generic one takes
+ten times as long; they are in `linecache`, so that tracebacks show them.
+"""
+
+import inspect
+import linecache
+import types
+from collections.abc import Callable
+from typing import Any, Union, get_args, get_origin
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
+
+from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.torch_private import has_function_mode, no_torch_function, subclasses_override
+
+# Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure.
+_WRAPPER = """\
+def {name}({parameters}):
+    if __has_override({tensors}):
+        return __overridden(__self, __function, {names}, ({tensors},), {arguments})
+    return __function({arguments})
+"""
+
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def make_overridable(*modules: types.ModuleType) -> None:
+    """Put wrappers in the place of the functions in ``__all__`` that take tensors.
+
+    A function that several modules offer has one wrapper, which names the first of them as its module.
+    """
+    for module in modules:
+        for name in module.__all__:
+            function = getattr(module, name)
+            if inspect.isfunction(function) and function not in _wrappers.values():
+                if function not in _wrappers:
+                    _wrappers[function] = _wrapper(function, module.__name__)
+                setattr(module, name, _wrappers[function])
+
+
+def is_override(value: Any) -> bool:
+    """Whether an argument of an operator's ``apply`` is no tensor and overrides functions of torch, as nodes of `torch.fx` do."""
+    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
+
+
+def _wrapper(function: Any, module: str) -> Any:
+    """What is public in place of a function: itself, if it takes no tensors."""
+    signature = inspect.signature(function).parameters.values()
+    tensors = [p.name for p in signature if _may_be_tensor(p.annotation)]
+    if not tensors:
+        return function
+    parameters = ["*" if p.kind is _KEYWORD_ONLY else p.name for p in signature]
+    first = parameters.index("*") if "*" in parameters else len(parameters)
+    named = [p.name for p in signature if p.kind is _KEYWORD_ONLY]
+    text = {
+        "name": function.__name__,
+        "parameters": ", ".join([*parameters[: first + 1], *named] if named else parameters),
+        "names": repr(tuple(parameters[:first])),
+        "tensors": ", ".join(tensors),
+        "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
+    }
+    given = {
+        "__function": function,
+        "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
+        "__overridden": _overridden,
+    }
+    wrapper: Any = _executed(f"<{module}.{function.__name__}>", _WRAPPER.format(**text), {**given})[function.__name__]
+    wrapper.__globals__["__self"] = wrapper
+    for attribute in ("__defaults__", "__kwdefaults__", "__doc__", "__type_params__"):
+        if hasattr(function, attribute):
+            setattr(wrapper, attribute, getattr(function, attribute))
+    annotations = next(name for name in ("__annotate__", "__annotations__") if hasattr(function, name))
+    setattr(wrapper, annotations, getattr(function, annotations))  # the first since Python 3.14
+    wrapper.__module__, wrapper.__wrapped__ = module, function
+    return wrapper
+
+
+def _executed(file: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """What a text defines, in the namespace that it uses."""
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), namespace)
+    return namespace
+
+
+def _may_be_tensor(annotation: Any) -> bool:
+    """Whether an annotation is a tensor, or several types among which it is."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return annotation is Tensor or (is_union and Tensor in get_args(annotation))
+
+
+def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+    """The call of a function of which an argument or a mode overrides the functions of torch, or is nested.
+
+    An override sees the arguments that differ from the defaults, by position as far as they are without a gap.
+    """
+    if not has_function_mode():
+        if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
+            return function(*args, **kwargs)
+        if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or _inherits(type(t)) for t in tensors):
+            return call_on_buffers(public.__name__, function, names, args, kwargs)
+    defaults = function.__defaults__ or ()
+    required = len(args) - len(defaults)
+    given = [i for i, value in enumerate(args) if i < required or value is not defaults[i - required]]
+    leading = next((i for i in range(len(args)) if i not in given), len(args))
+    named = {names[i]: args[i] for i in given if i > leading}
+    usual = function.__kwdefaults__ or {}
+    named.update({name: value for name, value in kwargs.items() if name not in usual or value is not usual[name]})
+    return handle_torch_function(public, tensors, *args[:leading], **named)
+
+
+def _inherits(kind: type) -> bool:
+    """Whether a type leaves the functions of torch as they are: a plain subclass gets what it got without a wrapper."""
+    if kind is Tensor or kind is Parameter:
+        return True
+    override: Any = getattr(kind, "__torch_function__", None)
+    return override is None or override is no_torch_function or getattr(override, "__func__", None) is _OF_TENSOR
+
+
+_OF_TENSOR: Any = Tensor.__torch_function__.__func__  # pyright: ignore[reportFunctionMemberAccess]

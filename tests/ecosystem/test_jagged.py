@@ -1,0 +1,134 @@
+"""Jagged nested tensors: each public function of one is right, forward and backward, or says why there is none."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullgrad
+from fullgrad import quantizers, soft, spikes
+from fullgrad._suite.cases import CASES
+
+OFFSETS = torch.tensor([0, 1, 3])
+CALLS = [case for case in CASES if not (case.exhaustive or case.long or case.draws) and isinstance(case.inputs[0], Tensor)]
+# They reduce the whole tensor, which is here the whole buffer.
+OF_WHOLE_TENSORS = {"clamp_by_linear", "scale_grad", "clip_grad_norm"}
+# The classes of a loss are jagged as well; the operators of the others are no public functions, and compute with the input.
+RAISING = {
+    "soft.entmax_loss",
+    "stochastic_round",
+    "quantizers.dorefa_gradient",
+    "quantizers.nvfp4_quantize",
+    "ScaleTracker",
+    *(f"averages by {way}" for way in ("scans", "prefix sums", "blocks of rows")),
+}
+
+
+def jagged(values, offsets=OFFSETS):
+    """A nested tensor with this buffer."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def value_and_gradient(call, values):
+    """Of the buffer, for a function of it."""
+    values = values.clone().requires_grad_(values.is_floating_point())
+    found = call(values)
+    found = [v for v in (found if isinstance(found, tuple) else (found,)) if isinstance(v, Tensor)]
+    found = [v.values() if v.is_nested else v for v in found]
+    if not any(v.requires_grad for v in found):
+        return found, values.new_zeros(values.shape)
+    total = sum((v.square().sum() for v in found if v.requires_grad), torch.tensor(0.0, dtype=values.dtype))
+    return found, torch.autograd.grad(total, values)[0]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_a_jagged_tensor_is_right_or_an_error(case):
+    """One of samples like the input of the case, whose other tensors broadcast: as the loop over the samples."""
+    x, *rest = case.inputs
+    values = torch.stack([x, x.flip(-1) if x.ndim else x / 2, x * 0.75] if x.is_floating_point() else [x, x, x])
+    if case.name in RAISING:
+        with pytest.raises((ValueError, NotImplementedError)):
+            value_and_gradient(lambda v: case.operator(jagged(v), *rest), values)
+        return
+    found, gradient = value_and_gradient(lambda v: case.operator(jagged(v), *rest), values)
+    if case.name in OF_WHOLE_TENSORS:
+        expected, true = value_and_gradient(lambda v: case.operator(v, *rest), values)
+    else:
+        loop = [value_and_gradient(lambda v: case.operator(v, *rest), v) for v in values]
+        expected = [torch.stack(parts) for parts in zip(*(parts for parts, _ in loop), strict=True)]
+        true = torch.stack([part for _, part in loop])
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.to(b.dtype), b, equal_nan=True, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, true, equal_nan=True, rtol=1e-9, atol=1e-9)
+
+
+ELEMENTWISE = {
+    "round": fullgrad.round,
+    "soft_round": fullgrad.soft_round,
+    "clamp": lambda x: fullgrad.clamp(x, -1.0, torch.full((3,), 0.5, dtype=x.dtype)),
+    "soft.abs": soft.abs,
+    "greater_st": lambda x: fullgrad.greater_st(x, 0.3),
+    "atan": lambda x: spikes.atan(x, threshold=0.2),
+    "fake_quantize": lambda x: quantizers.fake_quantize(x, torch.tensor(0.1, dtype=x.dtype)),
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_compiled_code_is_right(name):
+    """Forward and backward, in one graph."""
+    values = torch.tensor([[0.3, -1.7, 0.8], [2.2, 0.1, -0.4], [1.4, -0.6, 0.9]], dtype=torch.float64)
+    compiled, x = torch.compile(ELEMENTWISE[name], backend="aot_eager", fullgraph=True), jagged(values).requires_grad_()
+    y = compiled(x)
+    (gradient,) = torch.autograd.grad(y.values().square().sum(), x)
+    (value,), plain = value_and_gradient(ELEMENTWISE[name], values)
+    torch.testing.assert_close(y.values(), value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient.values(), plain, rtol=1e-12, atol=1e-14)
+
+
+def test_order_statistics_go_along_the_dimensions_behind_the_ragged_one():
+    """By a negative or a positive ``dim``, and return types of torch hold jagged tensors."""
+    values = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for dim, inner in ((-1, -1), (2, 1)):
+        found, expected = soft.sort(jagged(values), dim), soft.sort(values, inner)
+        assert type(found) is torch.return_types.sort
+        assert torch.equal(found.values.values(), expected.values)
+        assert torch.equal(found.indices.values(), expected.indices)
+        assert torch.equal(soft.max(jagged(values), dim).values.values(), soft.max(values, inner).values)
+
+
+def test_results_fit_what_they_are_made_of():
+    """A result has the offsets of its input, so that torch adds the two."""
+    x = jagged(torch.randn(3, 4))
+    assert torch.equal((x + fullgrad.round(x)).values(), x.values() + x.values().round())
+    assert fullgrad.clamp(x, min_value=fullgrad.round(x)).shape == x.shape
+
+
+X = jagged(torch.randn(3, 4))
+ERRORS = {
+    "the ragged dimension": (lambda: soft.sort(X, 1), "must be behind the ragged dimension 1 .* got 1"),
+    "the ragged dimension from the end": (lambda: soft.max(X, -2), "soft|max: `dim` must be behind .* got -2"),
+    "the batch": (lambda: soft.narrow(X, torch.ones(3), 1, 0), "must be behind .* got 0"),
+    "no dimension": (lambda: fullgrad.rank_st(X), "rank_st: `dim` must be given for a jagged tensor"),
+    "ragged rows": (lambda: quantizers.bsq(jagged(torch.randn(3))), "bsq: the ragged dimension must not be among the last 1"),
+    "several quantiles": (lambda: soft.quantile(X, [0.2, 0.5, 0.7], -1), "`q` must be one number"),
+    "other offsets": (lambda: fullgrad.clamp(X, jagged(torch.ones(3, 4), torch.tensor([0, 2, 3]))), "must have the same offsets"),
+    "a tensor for each sample": (lambda: spikes.atan(X, torch.ones(2, 1, 1)), "`alpha` must be jagged as well, or broadcast"),
+    "a transposed tensor": (lambda: fullgrad.round(X.transpose(1, 2)), "must have its ragged dimension behind the batch"),
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_a_buffer_cannot_say_is_an_error(name):
+    """With the function, the rule and what was found."""
+    call, message = ERRORS[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_tensor_with_holes_is_an_error():
+    """Between its samples lie elements that belong to none."""
+    x = torch.nested.nested_tensor_from_jagged(torch.randn(5, 2), torch.tensor([0, 3, 5]), lengths=torch.tensor([2, 1]))
+    with pytest.raises(ValueError, match=r"clamp_by_linear: `x` must have .* no holes"):
+        fullgrad.clamp_by_linear(x)

@@ -61,6 +61,7 @@ class Elementwise(Function):
     """
 
     recompute_in_backward = True
+    whole_dims = 0
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 

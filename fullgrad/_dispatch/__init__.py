@@ -4,6 +4,7 @@
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
 * `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
   graphs, `trees` maps structures.
+* `distributed` runs operators on torch's distributed tensors; it is imported when one is met.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
 * `torch_private` has the private names.
 """
@@ -17,6 +18,7 @@ from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,
+    any_distributed,
     can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
@@ -25,6 +27,7 @@ from fullgrad._dispatch.state import (
     has_data,
     in_legacy_vmap,
     is_differentiating,
+    is_distributed,
     is_tracing,
     out_buffer,
     unwrap_legacy_batched,
@@ -57,4 +60,4 @@ from fullgrad._dispatch.torch_private import (
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 
-connect = functorch.connect if DISPATCH == "functorch" else fallback.connect
+connect, dispatch = (functorch.connect, functorch.dispatch) if DISPATCH == "functorch" else (fallback.connect, fallback.dispatch)

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.rules import Rules, VmapInfo
+from fullgrad._dispatch.rules import Rules, VmapInfo, run_distributed
 from fullgrad._dispatch.signature import make_apply
-from fullgrad._dispatch.state import through_transforms
+from fullgrad._dispatch.state import any_distributed, through_transforms
 from fullgrad._dispatch.torch_private import transforms_active
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
+    return make_apply(rules.operator, *dispatch(rules))
+
+
+def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What ``apply`` calls with the tuple of its arguments, in a graph too."""
     # torch's own dispatch compares structures of outputs, in which a namedtuple is not a tuple: it gets plain ones.
 
     def forward(*args: Any) -> Any:
@@ -39,6 +44,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
                 rules.check_argument(a)
         if torch.compiler.is_exporting():
             return rules.export(args)
+        if rules.meets_distributed and any_distributed(args):
+            return run_distributed(rules, args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))
             # A view of a tensor that requires a gradient reports that it requires one too, though without grad mode it has none.
@@ -53,7 +60,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
         return rules.restore(transform(args))
 
     transform = through_transforms(lambda args: function.apply(*args))
-    return make_apply(rules.operator, call, call)
+    return call, call
 
 
 def _plain(output: Any) -> Any:

@@ -33,6 +33,8 @@ class Rules:
         self.name: str = operator.__name__
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
+        # The conversions between distributed tensors and their shards are the only ones that handle both themselves.
+        self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
 
     def forward(self, *args: Any) -> Any:
@@ -110,6 +112,14 @@ class Rules:
                 stacklevel=4,
             )
         return self.forward(*args)
+
+
+def run_distributed(rules: Rules, args: Any) -> Any:
+    """The call with distributed tensors among its arguments."""
+    # Not at the top: that would import torch.distributed.tensor, which takes a second, with every import of fullgrad.
+    from fullgrad._dispatch.distributed import run
+
+    return run(rules, args)
 
 
 def in_place_message(name: str) -> str:

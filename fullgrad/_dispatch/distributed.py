@@ -53,8 +53,9 @@ def _is_declared(operator: Any) -> bool:
 
 
 def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
-    """A number is the same on every rank; of a plain tensor with dimensions torch asks that somebody says so."""
-    if args[i].ndim and not torch_private.replicates_plain_tensors():
+    """A number is the same on every rank, also expanded; of a plain tensor of several torch asks that somebody says so."""
+    is_number = all(n == 1 or step == 0 for n, step in zip(args[i].shape, args[i].stride(), strict=True))
+    if not is_number and not torch_private.replicates_plain_tensors():
         argument = _parameters(rules.operator)[i]
         raise TypeError(
             f"{rules.name}: plain tensors cannot be mixed with distributed ones, got `{argument}` as a plain "
@@ -293,8 +294,10 @@ class ToWhole(Function):
     @staticmethod
     def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements) -> Tensor:
         # The strides of the whole are in the order of those of the shard.
-        stride, step = [0] * y.ndim, 1
-        for d in sorted(range(y.ndim), key=lambda d: (y.stride(d), -d)):
+        dims, stride, step = list(reversed(range(y.ndim))), [0] * y.ndim, 1
+        if not y.is_contiguous():
+            dims.sort(key=y.stride)
+        for d in dims:
             stride[d], step = step, step * max(shape[d], 1)
         whole = DTensor.from_local(y.view_as(y), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
         return whole if held == to else whole.redistribute(placements=to)

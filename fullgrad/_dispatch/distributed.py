@@ -393,17 +393,20 @@ def _share(x: Tensor, y: Tensor, dims: tuple[int, ...]) -> Tensor:
 def _operation_by_operation(rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> Any:
     """The operator's own rules on distributed tensors. The tensors that they make are the same on every rank."""
     if not (torch_private.transforms_active() or hasattr(rules.operator.forward, "is_identity")):
-        args = [_without_parts(a) if i in spread else a for i, a in enumerate(args)]
+        args = [without_parts(a) if i in spread else a for i, a in enumerate(args)]
     with _replicating():
         return _whole_call(rules.operator)(tuple(args))
 
 
-def _without_parts(a: Any) -> Any:
+def without_parts(a: Tensor) -> Tensor:
     """A distributed tensor of which no rank holds a part of a sum: torch reads a number of those as this rank's part."""
-    to = _summed(a.placements)
-    if a.placements == to:
+    spread: Any = torch_private.innermost(a)
+    to, mesh = _summed(spread.placements), spread.device_mesh
+    if spread.placements == to:
         return a
-    return ToWhole.apply(ToShards.apply(a, a.device_mesh, to, to, a.shape, to), a.device_mesh, to, a.shape, to)
+    if _wraps_batch(a):
+        to = (Replicate(),) * mesh.ndim
+    return ToWhole.apply(ToShards.apply(a, mesh, to, to, a.shape, to), mesh, to, a.shape, to)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_l
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
 from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad._reductions import without_parts
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
@@ -233,7 +234,7 @@ def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
     """A real tensor, integers in the default dtype."""
     if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
         _checks.real_tensor(name, argument, x)
-        x = floating(x)
+        x = without_parts(floating(x))
     return x
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tests.distributed.ranks import laid_out, like
 
@@ -54,7 +55,11 @@ def _per_sample(case, inputs):
             given[i] = x
         return sum(y.square().sum() for y in floating(case.operator(*given)))
 
-    batch = [torch.stack([inputs[i].detach(), 0.75 * inputs[i].detach()]) for i in positions]
+    xs = [inputs[i].detach() for i in positions]
+    if any(isinstance(x, DTensor) for x in xs):  # of numbers, too, of which there is one for each sample now
+        mesh = next(x.device_mesh for x in xs if isinstance(x, DTensor))
+        xs = [x if isinstance(x, DTensor) else laid_out(x, mesh, [Replicate()] * mesh.ndim) for x in xs]
+    batch = [torch.stack([x, 0.75 * x]) for x in xs]
     return torch.func.vmap(torch.func.grad(loss, tuple(range(len(positions)))))(*batch)
 
 

@@ -41,8 +41,37 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
     # The rule for a batch calls `apply` again, one level further down.
     if not _is_declared(rules.operator) or active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
         return _operation_by_operation(rules, args, spread)
-    plan = _Plan(rules, args, spread, mesh)
-    output = rules.operator.apply(*[plan.shard_of(i, a) if i in found else a for i, a in enumerate(args)])
+    return _on_shards(_Plan(rules, args, spread, mesh), rules.operator.apply, args)
+
+
+class _PlainCode:
+    """Plain differentiable code in the place of an operator and its rules."""
+
+    whole_dims = 0
+
+    def __init__(self, name: str, function: Callable[..., Any], layout: Any) -> None:
+        self.name, self.forward, self.operator = name, function, self
+        self.dim_labels = None if layout is None else lambda *_: layout
+
+
+def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
+    """Plain differentiable code of arguments of which one is distributed: elementwise, or with the layout that ``dim_labels``
+    would return.
+    """
+    found = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
+    code: Any = _PlainCode(name, function, layout)
+    for i in found:
+        if i not in spread:
+            _check_plain(code, args, i)
+    if active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
+        with _replicating():
+            return function(*args)
+    return _on_shards(_Plan(code, args, spread, next(iter(spread.values())).device_mesh), function, args)
+
+
+def _on_shards(plan: "_Plan", function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    output = function(*[plan.shard_of(i, a) if isinstance(a, Tensor) else a for i, a in enumerate(args)])
     if isinstance(output, Tensor):
         return plan.whole_of(output)
     return rebuild(type(output), [plan.whole_of(y) if isinstance(y, Tensor) else y for y in output])
@@ -112,7 +141,7 @@ class _Plan:
         self.strided: dict[int, Any] = {}
         if not any(_wraps_batch(args[i]) for i in spread):
             self._choose()
-            if rules.operator.whole_dims != 0:
+            if rules.operator.whole_dims != 0 or rules.operator.dim_labels is not None:
                 self._drop_empty()
         # The value of an identity is a sum in parts where its input is.
         self.parts: list[Any] = [None] * mesh.ndim

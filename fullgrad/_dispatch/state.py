@@ -141,8 +141,8 @@ def is_distributed(value: Any) -> bool:
 
 
 def any_distributed(values: Iterable[Any]) -> bool:
-    """Whether one of some values is a `DTensor`, or wraps one."""
-    if "torch.distributed.tensor" not in sys.modules:
+    """Whether one of some values is a `DTensor`, or wraps one. Not for code that Dynamo traces, which goes as it is."""
+    if _is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return False
     return any(is_distributed(torch_private.innermost(v)) for v in values if isinstance(v, Tensor))
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import extremes
 from fullgrad._function import Function, out_buffer
-from fullgrad._reductions import extremes
 
 
 def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers, is_distributed
-from fullgrad._reductions import extremes
+from fullgrad._distributed import extremes
 
 Dim = int | Sequence[int] | None
 

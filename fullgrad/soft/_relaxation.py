@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
+from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
 from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
-from fullgrad._reductions import without_parts
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 

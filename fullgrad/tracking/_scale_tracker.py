@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
+from fullgrad._distributed import on_every_rank
 from fullgrad._function import Function, alias, saves_nothing
-from fullgrad._reductions import on_every_rank
 from fullgrad.tracking._scale_pair import PAIRS, ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 

@@ -3,7 +3,6 @@
 import contextlib
 
 import pytest
-import torch
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing import assert_close
 

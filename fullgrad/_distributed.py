@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._dispatch import any_distributed, is_distributed
+from fullgrad._dispatch import any_distributed, is_distributed, on_shards
 
 
 def extremes(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -14,18 +14,14 @@ def extremes(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     Elements that tie share the derivative.
     """
     if any_distributed((x,)):
-        from fullgrad._dispatch.distributed import Extremes
-
-        return Extremes.apply(x, dims)
+        return on_shards().Extremes.apply(x, dims)
     return x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
 
 
 def without_parts(x: Tensor) -> Tensor:
     """A distributed tensor of which the ranks hold parts of a sum as that sum, before code that is not linear in it."""
     if x.__class__ is not Tensor and any_distributed((x,)):
-        from fullgrad._dispatch.distributed import without_parts
-
-        return without_parts(x)
+        return on_shards().without_parts(x)
     return x
 
 
@@ -35,20 +31,16 @@ def along_rows(
     """``function(x, *vectors)``, plain code along a dimension of ``x``; on shards with whole rows of a distributed tensor."""
     if not any_distributed((x, *vectors)):
         return function(x, *vectors)
-    from fullgrad._dispatch.distributed import run_code
-
     labels = tuple([None if d == dim % x.ndim else d for d in range(x.ndim)])
     outputs = labels if keeps_dim else tuple([d for d in labels if d is not None])
-    return run_code(name, function, (x, *vectors), ([labels, *[(None,) * v.ndim for v in vectors]], outputs))
+    return on_shards().run_code(name, function, (x, *vectors), ([labels, *[(None,) * v.ndim for v in vectors]], outputs))
 
 
 def elementwise_code(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
     """``function(*args)``, plain elementwise code; on the shards of distributed tensors."""
     if not any_distributed(args):
         return function(*args)
-    from fullgrad._dispatch.distributed import run_code
-
-    return run_code(name, function, args, None)
+    return on_shards().run_code(name, function, args, None)
 
 
 def on_every_rank(x: Tensor) -> Tensor:

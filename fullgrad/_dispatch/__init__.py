@@ -9,6 +9,8 @@
 * `torch_private` has the private names.
 """
 
+from typing import Any
+
 from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
@@ -60,4 +62,14 @@ from fullgrad._dispatch.torch_private import (
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 
-connect, dispatch = (functorch.connect, functorch.dispatch) if DISPATCH == "functorch" else (fallback.connect, fallback.dispatch)
+connect = functorch.connect if DISPATCH == "functorch" else fallback.connect
+
+
+def on_shards() -> Any:
+    """The module `distributed`. Not imported with the others, as it imports torch.distributed.tensor, which takes a second."""
+    from fullgrad._dispatch import distributed
+
+    return distributed
+
+
+Rules.run_distributed = lambda rules, args: on_shards().run(rules, args)

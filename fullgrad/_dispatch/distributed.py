@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 
-from fullgrad._dispatch import dispatch, torch_private
+from fullgrad._dispatch import fallback, functorch, torch_private
 from fullgrad._dispatch.rules import Rules, rebuild
 from fullgrad._dispatch.state import active_transforms
-from fullgrad._function import Function
 
+_dispatch: Any = functorch if torch_private.DISPATCH == "functorch" else fallback
 Placements = tuple[Any, ...]
 # What a dimension is called that inputs and outputs share and that may be split; None for one that must be whole.
 Label = int | None
@@ -281,12 +281,23 @@ def _moved(placements: Placements, by: int) -> Placements:
 # value: second derivatives are lost in silence.
 
 
-class ToShards(Function):
+class _Conversion:
+    """An operator between distributed tensors and shards, which it handles itself. (Its base is not `fullgrad.Function`, which
+    is made with this folder.)
+    """
+
+    recompute_in_backward = False
+    distributes_itself = True
+    apply: Callable[..., Any]
+
+    def __init_subclass__(cls) -> None:
+        cls.apply = staticmethod(_dispatch.connect(Rules(cls)))
+
+
+class ToShards(_Conversion):
     """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient is that of a shard or, where
     ``gradient`` has it so, a part of a sum; the gradient of the whole is laid out as ``to``.
     """
-
-    distributes_itself = True
 
     @staticmethod
     def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
@@ -315,10 +326,8 @@ class ToShards(Function):
         return ToShards.apply(x.movedim(in_dims[0], 0), *layout), 0
 
 
-class ToWhole(Function):
+class ToWhole(_Conversion):
     """The distributed tensor of a ``shape``, laid out as ``to``, of which the ranks hold local tensors in the layout ``held``."""
-
-    distributes_itself = True
 
     @staticmethod
     def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements) -> Tensor:
@@ -354,7 +363,7 @@ class ToWhole(Function):
 # --- Reductions -----------------------------------------------------------------------------------------------------------
 
 
-class Extremes(Function):
+class Extremes(_Conversion):
     r"""The smallest and the largest element of a distributed tensor over some dimensions, which are kept with size 1.
 
     .. math::
@@ -363,8 +372,6 @@ class Extremes(Function):
     for both. Each rank sends two numbers for each row of its shard. They are gathered, as a reduction by collective operations
     loses a NaN (gloo's compares with it). Saved: the input and the outputs.
     """
-
-    distributes_itself = True
 
     @staticmethod
     def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -440,7 +447,7 @@ def without_parts(a: Tensor) -> Tensor:
 
 @functools.cache
 def _whole_call(operator: Any) -> Callable[[tuple[Any, ...]], Any]:
-    call, _ = dispatch(_WholeRules(operator))
+    call, _ = _dispatch.dispatch(_WholeRules(operator))
     return call
 
 

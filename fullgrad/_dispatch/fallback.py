@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.rules import Rules, VmapInfo, run_distributed
+from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms
 from fullgrad._dispatch.torch_private import transforms_active
@@ -45,7 +45,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         if torch.compiler.is_exporting():
             return rules.export(args)
         if rules.meets_distributed and any_distributed(args):
-            return run_distributed(rules, args)
+            return rules.run_distributed(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))
             # A view of a tensor that requires a gradient reports that it requires one too, though without grad mode it has none.

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.forward_marks import saves_nothing
-from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild, run_distributed
+from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms
 
@@ -86,7 +86,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         if is_exporting():
             return rules.export(plain)
         if meets_distributed and any_distributed(plain):
-            return run_distributed(rules, plain)
+            return rules.run_distributed(plain)
         if transforms_active():
             return transform(plain)
         output = function(*plain)

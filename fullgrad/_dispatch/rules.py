@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,8 @@ class Rules:
 
     # Arguments of these types hold no tensor.
     SCALAR_TYPES = frozenset({float, int, bool, str, type(None)})
+    # The call with a distributed tensor among its arguments: what `distributed` does, set where that may be imported.
+    run_distributed: Callable[["Rules", Any], Any]
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -112,14 +114,6 @@ class Rules:
                 stacklevel=4,
             )
         return self.forward(*args)
-
-
-def run_distributed(rules: Rules, args: Any) -> Any:
-    """The call with distributed tensors among its arguments."""
-    # Not at the top: that would import torch.distributed.tensor, which takes a second, with every import of fullgrad.
-    from fullgrad._dispatch.distributed import run
-
-    return run(rules, args)
 
 
 def in_place_message(name: str) -> str:

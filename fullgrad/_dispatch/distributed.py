@@ -304,7 +304,7 @@ class ToShards(_Conversion):
         spread: Any = x
         local = (spread if spread.placements == use else spread.redistribute(placements=use)).to_local()
         local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
-        return local.view_as(local)
+        return local.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -337,7 +337,7 @@ class ToWhole(_Conversion):
             dims.sort(key=y.stride)
         for d in dims:
             stride[d], step = step, step * max(shape[d], 1)
-        whole = DTensor.from_local(y.view_as(y), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
+        whole = DTensor.from_local(y.detach(), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
         return whole if held == to else whole.redistribute(placements=to)
 
     @staticmethod
@@ -430,7 +430,7 @@ def _operation_by_operation(rules: Rules, args: Sequence[Any], spread: dict[int,
     """The operator's own rules on distributed tensors. The tensors that they make are the same on every rank."""
     if not (torch_private.transforms_active() or hasattr(rules.operator.forward, "is_identity")):
         args = [without_parts(a) if i in spread else a for i, a in enumerate(args)]
-    with _replicating():
+    with _explained(rules.operator, [t.placements for t in spread.values()]), _replicating():
         return _whole_call(rules.operator)(tuple(args))
 
 
@@ -456,16 +456,38 @@ class _WholeRules(Rules):
 
     def __init__(self, operator: Any) -> None:
         super().__init__(operator)
-        self.backward, self.jvp = _on_whole(self.backward), _on_whole(self.jvp)
+        self.backward, self.jvp = _on_whole(operator, self.backward), _on_whole(operator, self.jvp)
         self.meets_distributed = False
 
 
-def _on_whole(rule: Any) -> Any:
-    def on_whole(*args: Any) -> Any:
-        with _replicating():
-            return rule(*args)
+def _on_whole(operator: Any, rule: Any) -> Any:
+    def on_whole(ctx: Any, *args: Any) -> Any:
+        spread = [torch_private.innermost(a) for a in args if isinstance(a, Tensor)]
+        placements = [t.placements for t in spread if isinstance(t, DTensor)]
+        with _explained(operator, placements), _replicating():
+            return rule(ctx, *args)
 
     return on_whole
+
+
+# What torch says where it has no rule for an operation, or meets a plain tensor.
+_NO_RULE = ("sharding strategy", "Sharding propagation failed", "mixed torch.Tensor and DTensor")
+
+
+@contextlib.contextmanager
+def _explained(operator: Any, placements: Sequence[Any]) -> Iterator[None]:
+    """torch's error, with what the author of an operator can do about it."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if _is_declared(operator) or not any(text in str(error) for text in _NO_RULE):
+            raise
+        found = ", ".join(str(p) for p in placements)
+        raise NotImplementedError(
+            f"{operator.__name__}: torch has no rule for an operation on tensors placed as {found}. Declare by `whole_dims` "
+            "which dimensions a rank must have whole, and the operator runs on shards (see fullgrad.Function), or write it as a "
+            "fullgrad.Elementwise."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -18,6 +18,11 @@ def extremes(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
 
 
+def greatest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The second of `extremes` alone."""
+    return extremes(x, dims)[1] if any_distributed((x,)) else x.amax(dims, keepdim=True)
+
+
 def without_parts(x: Tensor) -> Tensor:
     """A distributed tensor of which the ranks hold parts of a sum as that sum, before code that is not linear in it."""
     if x.__class__ is not Tensor and any_distributed((x,)):

@@ -30,7 +30,7 @@ Label = int | None
 
 def run(rules: Rules, args: Sequence[Any]) -> Any:
     """The call of an operator of which an argument is a distributed tensor, or wraps one."""
-    found = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
     spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
     mesh = next(iter(spread.values())).device_mesh
     for i, t in found.items():
@@ -58,7 +58,7 @@ def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layou
     """Plain differentiable code of arguments of which one is distributed: elementwise, or with the layout that ``dim_labels``
     would return.
     """
-    found = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
     spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
     code: Any = _PlainCode(name, function, layout)
     for i in found:
@@ -374,7 +374,7 @@ class Extremes(_Conversion):
     """
 
     @staticmethod
-    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
         spread: Any = x
         mesh, held = spread.device_mesh, _summed(spread.placements)
         local = spread.redistribute(placements=held).to_local()

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ class Rules:
     # Arguments of these types hold no tensor.
     SCALAR_TYPES = frozenset({float, int, bool, str, type(None)})
     # The call with a distributed tensor among its arguments: what `distributed` does, set where that may be imported.
-    run_distributed: Callable[["Rules", Any], Any]
+    run_distributed: Any
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator

@@ -77,7 +77,7 @@ class _OfCodebook(Function):
     """An operator of ``(x, scale, codebook, …)``. In batches a codebook has the leading dimensions of ``x`` in front."""
 
     @classmethod
-    def dim_labels(cls, x: Tensor, scale: Parameter | None, codebook: Tensor, *rest: Any) -> Any:
+    def dim_labels(cls, x: Tensor, scale: Parameter | None, codebook: Tensor, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The levels are whole."""
         ndims = x.ndim, scale.ndim if isinstance(scale, Tensor) else 0
         n = max(ndims)

@@ -108,7 +108,7 @@ class VectorQuantize(Function):
         return (r * (wide - 2 * w * _dot(w, wide) + 2 * q * _dot(e, wide))).to(t.dtype), None
 
     @classmethod
-    def dim_labels(cls, x: Tensor, codebook: Tensor, gradient: str) -> Any:
+    def dim_labels(cls, x: Tensor, codebook: Tensor, gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The vectors are whole, and so is the codebook."""
         rows = tuple(range(x.ndim - 1))
         return [(*rows, None), (*range(codebook.ndim - 2), None, None), ()], rows

@@ -85,7 +85,7 @@ class Quantile(OrderStatistic):
     """
 
     @classmethod
-    def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:
+    def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The row is whole, and so are the quantiles."""
         first = tuple([None if d == dim + x.ndim else d for d in range(x.ndim)])
         labels = [(first if v.ndim == x.ndim else (None,) * v.ndim) if isinstance(v, Tensor) else () for v in (x, q, softness)]

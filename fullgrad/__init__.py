@@ -13,6 +13,7 @@ from fullgrad.clamping import *  # noqa: F403
 from fullgrad.estimators import *  # noqa: F403
 from fullgrad.gradients import *  # noqa: F403
 from fullgrad.rounding import *  # noqa: F403
+from fullgrad.soft._refused_keywords import REFUSED_KEYWORDS
 from fullgrad.tracking import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -33,8 +34,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 # The public functions honor ``__torch_function__``, under the names by which users know them.
-_HERE = sys.modules[__name__]
-make_overridable(_HERE, soft, spikes, quantizers, sampling, adoption, clamping, estimators, gradients, rounding, tracking)
+_FAMILIES = (soft, spikes, quantizers, sampling, adoption, clamping, estimators, gradients, rounding, tracking)
+make_overridable(sys.modules[__name__], *_FAMILIES, refused=REFUSED_KEYWORDS)
 
 if TYPE_CHECKING:
     from fullgrad import nn as nn

@@ -61,7 +61,7 @@ class Elementwise(Function):
     """
 
     recompute_in_backward = True
-    is_elementwise = True  # a jagged tensor is called by its buffer
+    whole_dims = 0
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 

@@ -1,7 +1,7 @@
 """`Function`: the base class of every operator."""
 
 import inspect
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, out_buffer, pure, recomputed, saves_nothing
 
@@ -33,6 +33,17 @@ class Function:
 
     A class whose ``vjp`` is made of elementwise operations may set ``recompute_in_backward = True``: compiled code on the CPU
     then computes them in the backward and saves what ``setup_context`` saves, where it would keep masks.
+
+    On distributed tensors (`torch.distributed.tensor.DTensor`) an operator that says by ``whole_dims`` which dimensions one rank
+    must have whole runs on shards that are whole there, and the others may stay split:
+
+    * ``whole_dims = 0``: none, the operator treats every element alike and broadcasts its inputs, as an `Elementwise` does.
+    * ``whole_dims = 1``: the last dimension of each tensor, the others broadcast; ``(2, 1)``, the last two of the first argument
+      and the last one of the second. The outputs begin with the dimensions that may be split.
+    * ``whole_dims = "dim"``: those of the first argument that its parameter ``dim`` names (None for all). Tensors with as many
+      dimensions are split as it is. The outputs begin with its dimensions, without those of ``dim`` if ``keeps_dim`` is False.
+
+    Without it, the rules run operation by operation, where torch has sharding rules for them.
 
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
@@ -71,6 +82,14 @@ class Function:
     """
 
     recompute_in_backward = False
+    whole_dims: ClassVar[int | str | tuple[int, ...] | None] = None
+    keeps_dim: ClassVar[bool] = True
+
+    # A family that `whole_dims` does not describe: a function of the arguments that returns, for each of them, a label for each
+    # dimension that may be split and None for the others; and the labels of the first dimensions of each output.
+    dim_labels: ClassVar[Any] = None
+    # Whether the operator is one of the conversions between distributed tensors and shards.
+    distributes_itself: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -17,6 +17,8 @@ class Recomputed(Function):
     Saved are inputs alone. ``forward`` may have another value. Tensors broadcast in front of the rows; the first has their shape.
     """
 
+    whole_dims = 1
+
     @staticmethod
     def relaxed(*inputs: Any) -> Tensor:
         raise NotImplementedError

@@ -19,7 +19,17 @@ LAYERS = (
 )
 HELPERS = tuple(
     f"fullgrad.{name}"
-    for name in ("_checks", "_inputs", "_batching", "_autocast", "_recompute", "_recomputed", "_half_precision", "_noise")
+    for name in (
+        "_checks",
+        "_inputs",
+        "_batching",
+        "_autocast",
+        "_recompute",
+        "_recomputed",
+        "_half_precision",
+        "_noise",
+        "_distributed",
+    )
 )
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (

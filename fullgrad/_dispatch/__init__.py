@@ -5,9 +5,12 @@
 * `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
   graphs, `trees` maps structures.
 * `overrides` gives the public functions ``__torch_function__``, `jagged` nested tensors.
+* `distributed` runs operators on torch's distributed tensors; it is imported when one is met.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
 * `torch_private` has the private names.
 """
+
+from typing import Any
 
 from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
@@ -20,6 +23,7 @@ from fullgrad._dispatch.overrides import make_overridable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,
+    any_distributed,
     can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
@@ -28,6 +32,7 @@ from fullgrad._dispatch.state import (
     has_data,
     in_legacy_vmap,
     is_differentiating,
+    is_distributed,
     is_tracing,
     out_buffer,
     unwrap_legacy_batched,
@@ -61,3 +66,13 @@ from fullgrad._dispatch.torch_private import (
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
 
 connect = functorch.connect if DISPATCH == "functorch" else fallback.connect
+
+
+def on_shards() -> Any:
+    """The module `distributed`. Not imported with the others, as it imports torch.distributed.tensor, which takes a second."""
+    from fullgrad._dispatch import distributed
+
+    return distributed
+
+
+Rules.run_distributed = lambda rules, args: on_shards().run(rules, args)

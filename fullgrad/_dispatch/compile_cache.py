@@ -60,7 +60,7 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     finally:
         for key in ("recompute", "ac_graph_id"):
-            notes.pop(key)
+            notes.pop(key, None)  # another thread may trace, too: torch keeps one dict for all
         notes.update(before)
 
 

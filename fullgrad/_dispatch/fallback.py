@@ -16,12 +16,17 @@ from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
-from fullgrad._dispatch.state import through_transforms
+from fullgrad._dispatch.state import any_distributed, through_transforms
 from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
+    return make_apply(rules.operator, *dispatch(rules))
+
+
+def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What ``apply`` calls with the tuple of its arguments, in a graph too."""
     # torch's own dispatch compares structures of outputs, in which a namedtuple is not a tuple: it gets plain ones.
 
     def forward(*args: Any) -> Any:
@@ -39,7 +44,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
     install = lambda backward: setattr(function, "backward", staticmethod(backward))  # noqa: E731
     install(checked_once(rules.operator, rules.backward, install))
 
-    is_elementwise = getattr(rules.operator, "is_elementwise", False)
+    is_elementwise = getattr(rules.operator, "whole_dims", None) == 0
 
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
@@ -51,6 +56,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
                 return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
         if torch.compiler.is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)
+        if rules.meets_distributed and any_distributed(args):
+            return rules.run_distributed(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))
             # A view of a tensor that requires a gradient reports that it requires one too, though without grad mode it has none.
@@ -65,7 +72,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
         return rules.restore(transform(args))
 
     transform = through_transforms(lambda args: function.apply(*args))
-    return make_apply(rules.operator, call, call)
+    return call, call
 
 
 def _plain(output: Any) -> Any:

@@ -20,7 +20,7 @@ from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
-from fullgrad._dispatch.state import through_transforms
+from fullgrad._dispatch.state import any_distributed, through_transforms
 
 if torch_private.DISPATCH == "functorch":
     _GRAD, _JVP = torch_private.TransformType.Grad, torch_private.TransformType.Jvp
@@ -30,10 +30,15 @@ if torch_private.DISPATCH == "functorch":
 
 def connect(rules: Rules) -> Callable[..., Any]:
     """The operator's ``apply``."""
+    return make_apply(rules.operator, *dispatch(rules), shortcut=True)
+
+
+def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What ``apply`` calls with the tuple of its arguments, and what it calls in a graph."""
     operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
-    is_elementwise = getattr(operator, "is_elementwise", False)
+    is_elementwise = getattr(operator, "whole_dims", None) == 0
     jit_tracing_state = torch_private.jit_tracing_state
     apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
 
@@ -53,7 +58,10 @@ def connect(rules: Rules) -> Callable[..., Any]:
                     return handle_torch_function(operator.apply, args, *args)
                 if is_elementwise and is_jagged(a):
                     return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
-                needs_grad = check_uncommon_argument(a) or needs_grad
+                needed = check_uncommon_argument(a)
+                if needed is None:
+                    return in_transforms(args)
+                needs_grad = needed or needs_grad
         grad_mode = is_grad_enabled()
         if is_exporting() or jit_tracing_state() is not None:
             return in_transforms(args)
@@ -92,17 +100,19 @@ def connect(rules: Rules) -> Callable[..., Any]:
             plain.append(a)
         if is_exporting() or jit_tracing_state() is not None:
             return rules.export(plain)
+        if meets_distributed and any_distributed(plain):
+            return rules.run_distributed(plain)
         if transforms_active():
             return transform(plain)
         output = function(*plain)
         return output if isinstance(output, Tensor) else restore(output)
 
-    def check_uncommon_argument(value: Any) -> bool:
-        """Whether an argument of an uncommon type needs a gradient."""
+    def check_uncommon_argument(value: Any) -> bool | None:
+        """Whether an argument of an uncommon type needs a gradient; None of a distributed tensor."""
         if not isinstance(value, Tensor):
             check_argument(value)
             return False
-        return value.requires_grad
+        return None if meets_distributed and any_distributed((value,)) else value.requires_grad
 
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
@@ -113,11 +123,11 @@ def connect(rules: Rules) -> Callable[..., Any]:
             operator.setup_context(ctx, args, output)
         return output
 
-    saves = operator.setup_context is not saves_nothing
+    saves, meets_distributed = operator.setup_context is not saves_nothing, rules.meets_distributed
     function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)
     transform = through_transforms(_transforms(rules, in_transforms))
-    return make_apply(operator, call, in_transforms, shortcut=True)
+    return call, in_transforms
 
 
 def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any, has_forward_mode: bool = True) -> Any:

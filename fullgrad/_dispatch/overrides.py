@@ -9,7 +9,7 @@ ten times as long; they are in `linecache`, so that tracebacks show them.
 import inspect
 import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from torch import Tensor
@@ -19,11 +19,16 @@ from torch.overrides import handle_torch_function, has_torch_function_unary, has
 from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.torch_private import has_function_mode, no_torch_function, subclasses_override
 
+# Of a keyword of another package.
+_REFUSAL = """
+    if {keyword} is not None:
+        raise TypeError({message!r})"""
+
 # Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure.
 _WRAPPER = """\
 def {name}({parameters}):
     if __has_override({tensors}):
-        return __overridden(__self, __function, {names}, ({tensors},), {arguments})
+        return __overridden(__self, __function, {names}, ({tensors},), {arguments}){refusals}
     return __function({arguments})
 """
 
@@ -31,17 +36,18 @@ _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def make_overridable(*modules: types.ModuleType) -> None:
+def make_overridable(*modules: types.ModuleType, refused: Mapping[str, Mapping[str, str]]) -> None:
     """Put wrappers in the place of the functions in ``__all__`` that take tensors.
 
-    A function that several modules offer has one wrapper, which names the first of them as its module.
+    A function that several modules offer has one wrapper, which names the first of them as its module. ``refused`` has keywords
+    of functions of the same name in other packages, and why they raise here; the signature does not show them.
     """
     for module in modules:
         for name in module.__all__:
             function = getattr(module, name)
             if inspect.isfunction(function) and function not in _wrappers.values():
                 if function not in _wrappers:
-                    _wrappers[function] = _wrapper(function, module.__name__)
+                    _wrappers[function] = _wrapper(function, module.__name__, refused.get(name, {}))
                 setattr(module, name, _wrappers[function])
 
 
@@ -50,7 +56,7 @@ def is_override(value: Any) -> bool:
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
-def _wrapper(function: Any, module: str) -> Any:
+def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     """What is public in place of a function: itself, if it takes no tensors."""
     signature = inspect.signature(function).parameters.values()
     tensors = [p.name for p in signature if _may_be_tensor(p.annotation)]
@@ -61,7 +67,11 @@ def _wrapper(function: Any, module: str) -> Any:
     named = [p.name for p in signature if p.kind is _KEYWORD_ONLY]
     text = {
         "name": function.__name__,
-        "parameters": ", ".join([*parameters[: first + 1], *named] if named else parameters),
+        "parameters": ", ".join([*parameters[:first], *["*"] * bool(named or refused), *named, *refused]),
+        "refusals": "".join(
+            _REFUSAL.format(keyword=keyword, message=f"{function.__name__}: `{keyword}` must be None: {reason}.")
+            for keyword, reason in refused.items()
+        ),
         "names": repr(tuple(parameters[:first])),
         "tensors": ", ".join(tensors),
         "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
@@ -76,6 +86,9 @@ def _wrapper(function: Any, module: str) -> Any:
     for attribute in ("__defaults__", "__kwdefaults__", "__doc__", "__type_params__"):
         if hasattr(function, attribute):
             setattr(wrapper, attribute, getattr(function, attribute))
+    if refused:
+        wrapper.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **dict.fromkeys(refused)}
+        wrapper.__signature__ = inspect.signature(function)
     annotations = next(name for name in ("__annotate__", "__annotations__") if hasattr(function, name))
     setattr(wrapper, annotations, getattr(function, annotations))  # the first since Python 3.14
     wrapper.__module__, wrapper.__wrapped__ = module, function

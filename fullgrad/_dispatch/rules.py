@@ -28,6 +28,8 @@ class Rules:
 
     # Arguments of these types hold no tensor.
     SCALAR_TYPES = frozenset({float, int, bool, str, type(None)})
+    # The call with a distributed tensor among its arguments: what `distributed` does, set where that may be imported.
+    run_distributed: Any
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -35,6 +37,8 @@ class Rules:
         self.parameters = tuple(inspect.signature(operator.forward).parameters)
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
+        # The conversions between distributed tensors and their shards are the only ones that handle both themselves.
+        self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
 
     def forward(self, *args: Any) -> Any:

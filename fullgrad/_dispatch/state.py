@@ -1,7 +1,8 @@
 """What torch is doing at this moment, and what a ``forward`` may therefore do."""
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -131,6 +132,19 @@ def out_buffer(temporary: Tensor) -> Tensor | None:
 def clone_if_view(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where it is a view: for the output of a ``forward`` that ends in one of a temporary."""
     return tensor.clone() if torch_private.is_view(tensor) else tensor
+
+
+def is_distributed(value: Any) -> bool:
+    """Whether a value is a `DTensor`; nothing is one before torch.distributed.tensor is imported."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def any_distributed(values: Iterable[Any]) -> bool:
+    """Whether one of some values is a `DTensor`, or wraps one. Not for code that Dynamo traces, which goes as it is."""
+    if _is_compiling() or "torch.distributed.tensor" not in sys.modules:
+        return False
+    return any(is_distributed(torch_private.innermost(v)) for v in values if isinstance(v, Tensor))
 
 
 def has_data(tensor: Tensor) -> bool:

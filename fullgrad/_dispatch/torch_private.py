@@ -258,6 +258,17 @@ def restored_keys() -> Any:
     return _ForceKeys(included, kept)
 
 
+# --- Names with a safe default: distributed tensors -----------------------------------------------------------------------
+
+
+def replicates_plain_tensors() -> bool:
+    """Whether torch.distributed.tensor.experimental's ``implicit_replication()`` is on. It cannot be asked in public, and at its
+    end it switches off what was on before it. Looked up here and not at import, as that would import torch.distributed.tensor.
+    """
+    dispatcher = getattr(sys.modules["torch.distributed.tensor"].DTensor, "_op_dispatcher", None)
+    return getattr(dispatcher, "_allow_implicit_replication", False)
+
+
 # --- Names with a safe default: compilation -------------------------------------------------------------------------------
 
 # Notes that a tracer puts on each node of a graph, those of `torch.utils.checkpoint` among them.

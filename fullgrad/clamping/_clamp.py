@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import elementwise_code
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import pure
 from fullgrad._kernels import between, where_between
@@ -85,7 +86,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
     _checks.real_tensor("clamp_backward", "grad_output", grad_output)
     _checks.real_tensor("clamp_backward", "x", x)
     _check_bounds("clamp_backward", min_value, max_value)
-    return pass_inside(grad_output, x, min_value, max_value)
+    return elementwise_code("clamp_backward", pass_inside, grad_output, x, min_value, max_value)
 
 
 class Clamp(Elementwise):

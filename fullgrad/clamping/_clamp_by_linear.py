@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import extremes
 from fullgrad._function import Function, out_buffer
 
 
@@ -100,7 +101,7 @@ class _Sample:
     def __init__(self, x: Tensor, eps: float, batch_dims: int) -> None:
         self.x = x.to(torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.get_default_dtype())
         self.dims = tuple(range(batch_dims, x.ndim))
-        self.minimum, self.maximum = self.x.amin(self.dims, keepdim=True), self.x.amax(self.dims, keepdim=True)
+        self.minimum, self.maximum = extremes(self.x, self.dims)
         self.low = self.minimum * 0.5
         self.half_range = (self.maximum * 0.5 - self.low) + eps * 0.5
 

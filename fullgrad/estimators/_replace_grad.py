@@ -56,6 +56,8 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
 class ReplaceGrad(Function):
     """The operator of :func:`replace_grad`."""
 
+    whole_dims = 0
+
     recompute_in_backward = True
 
     @staticmethod

@@ -50,6 +50,8 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
 class ClipGrad(CotangentMap):
     """The operator of :func:`clip_grad`."""
 
+    whole_dims = 0
+
     @staticmethod
     @is_identity
     def forward(x: Tensor, max_value: Tensor | float) -> Tensor:

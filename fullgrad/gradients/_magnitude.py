@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, is_distributed
+from fullgrad._distributed import extremes
 
 Dim = int | Sequence[int] | None
 
@@ -30,10 +31,10 @@ def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     if not dims:
         return g.abs()
-    if len(dims) == g.ndim and can_reuse_buffers():  # torch 2.11 has no forward mode for it
+    if len(dims) == g.ndim and can_reuse_buffers() and not is_distributed(g):  # torch 2.11 has no forward mode for it
         low, high = g.aminmax()
     else:
-        low, high = g.amin(dims, keepdim=True), g.amax(dims, keepdim=True)
+        low, high = extremes(g, dims)
     return torch.maximum(-low, high)
 
 

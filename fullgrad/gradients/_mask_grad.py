@@ -47,6 +47,8 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
 class MaskGrad(CotangentMap):
     """The operator of :func:`mask_grad`."""
 
+    whole_dims = 0
+
     @staticmethod
     @is_identity
     def forward(x: Tensor, mask: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ def nan_to_num_grad(x: Tensor, nan: float = 0.0, posinf: float | None = None, ne
 class NanToNumGrad(CotangentMap):
     """The operator of :func:`nan_to_num_grad`."""
 
+    whole_dims = 0
+
     @staticmethod
     @is_identity
     def forward(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:

@@ -70,9 +70,9 @@ class FunctionModule(nn.Module):
 
 
 def kept_arguments(function: Callable[..., Any], inputs: int) -> dict[str, inspect.Parameter]:
-    """The arguments of the constructor: what follows the inputs, but what is given to a call, or is None in every one."""
+    """The arguments of the constructor: what follows the inputs, but what is given to a call."""
     rest = [*inspect.signature(function).parameters.values()][inputs:]
-    return {p.name: p for p in rest if p.name not in (*_CALL_ONLY, "training") and p.annotation is not None}
+    return {p.name: p for p in rest if p.name not in (*_CALL_ONLY, "training")}
 
 
 def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, module: str) -> type[FunctionModule]:

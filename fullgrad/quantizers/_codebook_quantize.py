@@ -77,6 +77,14 @@ class _OfCodebook(Function):
     """An operator of ``(x, scale, codebook, …)``. In batches a codebook has the leading dimensions of ``x`` in front."""
 
     @classmethod
+    def dim_labels(cls, x: Tensor, scale: Parameter | None, codebook: Tensor, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The levels are whole."""
+        ndims = x.ndim, scale.ndim if isinstance(scale, Tensor) else 0
+        n = max(ndims)
+        elements, scales = (tuple(range(n - m, n)) for m in ndims)
+        return [elements, scales, (*range(codebook.ndim - 1), None), *((),) * len(rest)], tuple(range(n))
+
+    @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         x, scale, codebook, *rest = args
         if in_dims[2] is not None or codebook.ndim > 1:

@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
+from fullgrad._distributed import greatest
 from fullgrad._function import alias, is_identity
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import noise_for
@@ -82,7 +83,7 @@ class DorefaGradient(CotangentMap):
         (noise,) = ctx.saved_tensors
         (wide,) = to_opmath(g)
         n = 2.0**ctx.bits - 1
-        m = wide.abs().amax(dims_of(ctx.dim, g.ndim), keepdim=True) if g.ndim else wide.abs()
+        m = greatest(wide.abs(), dims_of(ctx.dim, g.ndim)) if g.ndim else wide.abs()
         ratio = wide / (2 * torch.where(m == 0, 1, m)) + 0.5 + (noise.to(wide.dtype) - 0.5) / n
         code = Round.apply(Clamp.apply(ratio, 0.0, 1.0) * n)
         return (2 * m * (code / n - 0.5)).to(g.dtype), None, None, None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import elementwise_code, greatest
 from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import BinarizeEverywhere
@@ -47,7 +48,7 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
     if bits == 1:
         return BinarizeEverywhere.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)
     t = torch.tanh(wide)
-    largest = t.abs().amax()
+    largest = greatest(elementwise_code("dorefa_weight", torch.abs, t), tuple(range(t.ndim))).reshape(())
     largest = largest if max_gradient else largest.detach()
     ratio = t / (2 * torch.where(largest == 0, 1, largest))
     return (2 * KBitQuantize.apply(ratio + 0.5, bits) - 1).to(w.dtype)

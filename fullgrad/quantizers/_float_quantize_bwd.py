@@ -61,6 +61,8 @@ def float_quantize_bwd(
 class FloatQuantizeBwd(CotangentMap):
     """The operator of :func:`float_quantize_bwd`."""
 
+    whole_dims = 0
+
     @staticmethod
     @is_identity
     def forward(x: Tensor, format: str, rounding: str, noise: Tensor | None) -> Tensor:

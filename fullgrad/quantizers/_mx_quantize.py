@@ -94,6 +94,8 @@ def mx_quantize(
 class MxQuantize(Elementwise):
     """The operator of :func:`mx_quantize`. ``dim`` counts from the back."""
 
+    whole_dims = "dim"
+
     reads = {0: (), 6: ()}
 
     @staticmethod

@@ -66,6 +66,8 @@ def nvfp4_quantize(x: Tensor, tensor_scale: Parameter | None = None, *, dim: int
 class Nvfp4Quantize(Elementwise):
     """The operator of :func:`nvfp4_quantize`. ``dim`` counts from the back."""
 
+    whole_dims = "dim"
+
     reads = {0: (), 1: ()}
 
     @staticmethod

@@ -109,6 +109,12 @@ class VectorQuantize(Function):
         return (r * (wide - 2 * w * _dot(w, wide) + 2 * q * _dot(e, wide))).to(t.dtype), None
 
     @classmethod
+    def dim_labels(cls, x: Tensor, codebook: Tensor, gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The vectors are whole, and so is the codebook."""
+        rows = tuple(range(x.ndim - 1))
+        return [(*rows, None), (*range(codebook.ndim - 2), None, None), ()], rows
+
+    @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], x: Tensor, codebook: Tensor, gradient: str) -> Any:
         x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         if in_dims[1] is not None:

@@ -1,8 +1,10 @@
 """`xnor`: binary weights with the scale of their own mean."""
 
+import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import elementwise_code
 from fullgrad._half_precision import to_opmath
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
@@ -46,5 +48,5 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
     _checks.not_empty("xnor", "w", w)
     _checks.dim("xnor", dim, w.ndim)
     (wide,) = to_opmath(w)
-    mean = (wide if scale_gradient else wide.detach()).abs().mean(dims_of(dim, w.ndim), keepdim=True)
+    mean = elementwise_code("xnor", torch.abs, wide if scale_gradient else wide.detach()).mean(dims_of(dim, w.ndim), keepdim=True)
     return (mean * Binarize.apply(wide, 1.0, 1.0, 1.0)).to(w.dtype)

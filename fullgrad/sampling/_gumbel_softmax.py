@@ -74,6 +74,8 @@ def gumbel_softmax(
 class GumbelSoftmax(Function):
     """The operator of :func:`gumbel_softmax`, soft. The rules read the value alone."""
 
+    whole_dims = "dim"
+
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
         scores = torch.add(logits, noise)

@@ -77,6 +77,8 @@ def imle_topk(
 class ImleTopK(Function):
     """The operator of :func:`imle_topk`."""
 
+    whole_dims = "dim"
+
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, k: int, lam: float, noise_scale: float, dim: int) -> Tensor:
         return _subset(logits, noise, k, noise_scale, dim)

@@ -54,6 +54,8 @@ class SampleOfRows(Function):
     broadcast. The sample enters as an integer or a constant: of a saved output autograd would take the derivative.
     """
 
+    whole_dims = "dim"
+
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         save_inputs(ctx, (None, *inputs[1:]))

@@ -18,15 +18,7 @@ Bound = Tensor | float
 
 
 def clamp(
-    x: Tensor,
-    min_value: Bound,
-    max_value: Bound,
-    softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    gated: bool = False,
-    *,
-    a: None = None,
-    b: None = None,
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False
 ) -> Tensor:
     r"""A soft clamp.
 
@@ -44,14 +36,12 @@ def clamp(
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
         gated: Whether :math:`R` is gated, as in :func:`softrelu`.
-        a: None. In softtorch the name of ``min_value``; it raises.
-        b: None. In softtorch the name of ``max_value``; it raises.
 
     Returns:
         A tensor of the broadcast shape.
 
     Raises:
-        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor; ``a`` or ``b`` is given.
+        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
         ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
@@ -61,8 +51,6 @@ def clamp(
 
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
-    if a is not None or b is not None:
-        raise _bounds("clamp")
     x = _checked("clamp", x, min_value, max_value, softness, mode)
     return (
         HardClamp.forward(x, min_value, max_value)
@@ -72,15 +60,7 @@ def clamp(
 
 
 def clamp_st(
-    x: Tensor,
-    min_value: Bound,
-    max_value: Bound,
-    softness: Softness = 0.1,
-    mode: Mode = "smooth",
-    gated: bool = False,
-    *,
-    a: None = None,
-    b: None = None,
+    x: Tensor, min_value: Bound, max_value: Bound, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False
 ) -> Tensor:
     r"""The clamp with the derivative of its relaxation.
 
@@ -98,14 +78,12 @@ def clamp_st(
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         gated: Whether :math:`R` is gated, as in :func:`fullgrad.soft.softrelu`.
-        a: None. In softtorch the name of ``min_value``; it raises.
-        b: None. In softtorch the name of ``max_value``; it raises.
 
     Returns:
         A tensor of the broadcast shape.
 
     Raises:
-        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor; ``a`` or ``b`` is given.
+        TypeError: ``x`` is not a real tensor; a bound or ``softness`` is not a real number or tensor.
         ValueError: ``softness`` is a number that is not positive, or ``mode`` is unknown.
 
     Example:
@@ -118,8 +96,6 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
-    if a is not None or b is not None:
-        raise _bounds("clamp_st")
     if min_value.__class__ is max_value.__class__ is float and only_value_needed(x, softness, mode):
         return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
     x = _checked("clamp_st", x, min_value, max_value, softness, mode)
@@ -170,10 +146,6 @@ class Clamp(Relaxation):
 def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
     """R'."""
     return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
-
-
-def _bounds(name: str) -> TypeError:
-    return TypeError(f"{name}: the bounds `a` and `b` must be given as `min_value` and `max_value`.")
 
 
 def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import along_rows
 from fullgrad.clamping import clamp
 from fullgrad.soft._relaxation import checked_floating
 
@@ -165,7 +166,10 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     """
     x = checked_floating("all", "x", x)
     _checks.dim("all", dim, x.ndim)
-    return _geometric_mean(x, dim, epsilon) if use_geometric_mean else torch.prod(x, dim)
+    if use_geometric_mean:
+        return _geometric_mean(x, dim, epsilon)
+    # torch's derivative of a product makes plain tensors next to distributed ones.
+    return along_rows("all", lambda x: torch.prod(x, dim), x, dim, keeps_dim=False) if x.ndim else torch.prod(x, dim)
 
 
 def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
+from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
 from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
@@ -233,7 +234,7 @@ def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
     """A real tensor, integers in the default dtype."""
     if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
         _checks.real_tensor(name, argument, x)
-        x = floating(x)
+        x = without_parts(floating(x))
     return x
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._autocast import matmul
+from fullgrad._distributed import along_rows
 from fullgrad.soft._relaxation import cast, checked_floating
 
 # With fewer elements a sum costs more than a product of matrices.
@@ -189,9 +190,13 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     n = x.shape[dim]
     _check_vector("narrow", "soft_start", soft_start, n)
     length = _checks.positive_integer("narrow", "length", length, n)
-    place = torch.arange(n, device=x.device)
-    circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the position t
-    return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
+
+    def windows(x: Tensor, soft_start: Tensor) -> Tensor:
+        place = torch.arange(n, device=x.device)
+        circulant = soft_start[(place - place[:length, None]) % n]  # (t, j) is the weight of x at j for the position t
+        return matmul(x.movedim(dim, -1), circulant.mT).movedim(-1, dim)
+
+    return along_rows("narrow", windows, x, dim, soft_start)
 
 
 def _canonicalize_args(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:

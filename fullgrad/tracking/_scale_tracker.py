@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
+from fullgrad._distributed import on_every_rank
 from fullgrad._function import Function, alias, saves_nothing
 from fullgrad.tracking._scale_pair import PAIRS, ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
@@ -135,7 +136,7 @@ class Observer(Function):
 def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
     """Below all transforms: the statistic of a plain tensor, into the pair or, while torch traces, into the graph."""
     x, batch = unwrap_legacy_batched(x, batch)
-    value = statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch)
+    value = on_every_rank(statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch))
     if isinstance(target, ScalePair):
         target.put(field, value)
         if not is_tracing():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad.gradients._magnitude import largest
 
 Statistic = str | Callable[[Tensor], Tensor]
 
@@ -18,7 +19,7 @@ STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
     "std": lambda x, dims, n: torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan,
     "rms": lambda x, dims, n: torch.linalg.vector_norm(x, 2, dims) / math.sqrt(n),
     "mean_abs": lambda x, dims, n: torch.linalg.vector_norm(x, 1, dims) / n,
-    "max_abs": lambda x, dims, n: torch.maximum(x.amax(dims), -x.amin(dims)),
+    "max_abs": lambda x, dims, n: largest(x, dims).reshape(x.shape[: x.ndim - len(dims)]),
 }
 
 

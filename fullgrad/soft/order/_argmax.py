@@ -5,7 +5,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.extremum import extremum_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import PermutationMethod
 
 
@@ -17,8 +16,6 @@ def argmax(
     mode: Mode = "smooth",
     method: PermutationMethod = "softsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of the largest element, as weights.
 
@@ -36,14 +33,12 @@ def argmax(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The weights, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -56,8 +51,6 @@ def argmax(
     Source: ``softtorch.argmax``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argmax")
     options = mode, method, standardize, True, "weights", False
     return extremum_operator("argmax", x, dim, keepdim, softness, options, largest=True)
 
@@ -70,8 +63,6 @@ def argmax_st(
     mode: Mode = "smooth",
     method: PermutationMethod = "softsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of the largest element as a one-hot vector, with the derivative of its relaxation.
 
@@ -88,14 +79,12 @@ def argmax_st(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         Zeros and a one, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -110,7 +99,5 @@ def argmax_st(
 
     Source: ``softtorch.argmax_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argmax_st")
     options = mode, method, standardize, True, "weights", True
     return extremum_operator("argmax_st", x, dim, keepdim, softness, options, largest=True)

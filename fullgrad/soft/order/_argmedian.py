@@ -5,7 +5,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import quantile_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import PermutationMethod
 
 
@@ -17,8 +16,6 @@ def argmedian(
     mode: Mode = "smooth",
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of the median, as weights.
 
@@ -36,14 +33,12 @@ def argmedian(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The weights, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -55,8 +50,6 @@ def argmedian(
 
     Source: ``softtorch.argmedian``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argmedian")
     options = mode, method, standardize, True, "weights", False
     return quantile_operator("argmedian", x, None, dim, keepdim, softness, options, "median")
 
@@ -69,8 +62,6 @@ def argmedian_st(
     mode: Mode = "smooth",
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of the median as a one-hot vector, with the derivative of its relaxation.
 
@@ -87,14 +78,12 @@ def argmedian_st(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         Zeros and a one, in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -106,7 +95,5 @@ def argmedian_st(
 
     Source: ``softtorch.argmedian_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argmedian_st")
     options = mode, method, standardize, True, "weights", True
     return quantile_operator("argmedian_st", x, None, dim, keepdim, softness, options, "median")

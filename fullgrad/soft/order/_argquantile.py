@@ -7,7 +7,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import PermutationMethod
 
 
@@ -21,8 +20,6 @@ def argquantile(
     method: PermutationMethod = "neuralsort",
     interpolation: Interpolation = "linear",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of a quantile, as weights.
 
@@ -42,14 +39,12 @@ def argquantile(
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The weights, in a new last dimension; several ``q`` give a first dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
@@ -61,8 +56,6 @@ def argquantile(
 
     Source: ``softtorch.argquantile``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argquantile")
     options = mode, method, standardize, True, "weights", False
     return quantile_operator("argquantile", x, q, dim, keepdim, softness, options, interpolation)
 
@@ -77,8 +70,6 @@ def argquantile_st(
     method: PermutationMethod = "neuralsort",
     interpolation: Interpolation = "linear",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The index of a quantile as at most two weights, with the derivative of its relaxation.
 
@@ -98,14 +89,12 @@ def argquantile_st(
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The weights, in a new last dimension; several ``q`` give a first dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
@@ -117,7 +106,5 @@ def argquantile_st(
 
     Source: ``softtorch.argquantile_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argquantile_st")
     options = mode, method, standardize, True, "weights", True
     return quantile_operator("argquantile_st", x, q, dim, keepdim, softness, options, interpolation)

@@ -5,7 +5,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import PermutationMethod
 
 
@@ -17,8 +16,6 @@ def argsort(
     mode: Mode = "smooth",
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The order of the elements, as the weights of each element in each position.
 
@@ -50,14 +47,12 @@ def argsort(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The weights: the positions where ``dim`` was, and the elements in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -73,8 +68,6 @@ def argsort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
     https://arxiv.org/abs/2105.04019 (sorting_network).
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argsort")
     options = mode, method, standardize, True, "weights", False
     return sort_operator("argsort", x, dim, descending, softness, options)
 
@@ -87,8 +80,6 @@ def argsort_st(
     mode: Mode = "smooth",
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The order of the elements as a permutation matrix, with the derivative of its relaxation.
 
@@ -105,14 +96,12 @@ def argsort_st(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -126,7 +115,5 @@ def argsort_st(
 
     Source: ``softtorch.argsort_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("argsort_st")
     options = mode, method, standardize, True, "weights", True
     return sort_operator("argsort_st", x, dim, descending, softness, options)

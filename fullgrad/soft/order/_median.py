@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import quantile_operator
-from fullgrad.soft.order._outputs import no_solver_settings, reduction
+from fullgrad.soft.order._outputs import reduction
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -20,8 +20,6 @@ def median(
     method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | torch.return_types.median:
     r"""The median, soft.
 
@@ -40,15 +38,13 @@ def median(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None by
         ``fast_soft_sort`` and ``sorting_network``); without it, the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
@@ -60,8 +56,6 @@ def median(
 
     Source: ``softtorch.median``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("median")
     outputs = "values" if dim is None else "values_and_weights"
     options = mode, method, standardize, gated_grad, outputs, False
     return quantile_operator("median", x, None, dim, keepdim, softness, options, "median")
@@ -77,8 +71,6 @@ def median_st(
     method: SortMethod = "neuralsort",
     standardize: bool = True,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | torch.return_types.median:
     r"""The median, with the derivative of its relaxation.
 
@@ -97,14 +89,12 @@ def median_st(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         What :func:`torch.median` gives: with ``dim`` values and integer indices, without it the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
@@ -119,8 +109,6 @@ def median_st(
 
     Source: ``softtorch.median_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("median_st")
     outputs = "values" if dim is None else "values_and_indices"
     options = mode, method, standardize, gated_grad, outputs, True
     return quantile_operator("median_st", x, None, dim, keepdim, softness, options, "median")

@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.extremum import extremum_operator
-from fullgrad.soft.order._outputs import no_solver_settings, reduction
+from fullgrad.soft.order._outputs import reduction
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -20,8 +20,6 @@ def min(
     method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | torch.return_types.min:
     r"""The smallest element, soft.
 
@@ -40,15 +38,13 @@ def min(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         With ``dim`` a ``torch.return_types.min`` of the values and their indices, which are the weights of :func:`argmin` (None
         by ``fast_soft_sort`` and ``sorting_network``); without it, the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
@@ -64,8 +60,6 @@ def min(
     Source: ``softtorch.min``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("min")
     options = mode, method, standardize, gated_grad, "values_and_weights", False
     return extremum_operator("min", x, dim, keepdim, softness, options, largest=False)
 
@@ -80,8 +74,6 @@ def min_st(
     method: SortMethod = "softsort",
     standardize: bool = True,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | torch.return_types.min:
     r"""The smallest element, with the derivative of its relaxation.
 
@@ -100,14 +92,12 @@ def min_st(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         What :func:`torch.min` gives: with ``dim`` values and integer indices, without it the value.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
@@ -122,7 +112,5 @@ def min_st(
 
     Source: ``softtorch.min_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("min_st")
     options = mode, method, standardize, gated_grad, "values_and_indices", True
     return extremum_operator("min_st", x, dim, keepdim, softness, options, largest=False)

@@ -41,6 +41,7 @@ class RowFunction(Function):
     """A function of rows, or of matrices, whose arguments broadcast: under ``vmap`` a batch is one more dimension in front."""
 
     # How many of the last dimensions of each argument do not broadcast, where they differ.
+    whole_dims = 1
     core: ClassVar[tuple[int, ...] | None] = None
     out_dims: ClassVar[int | tuple[int, ...]] = 0
 

@@ -23,11 +23,6 @@ def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, d: int, leading: int 
     return y.unsqueeze(x.ndim + d + leading)
 
 
-def no_solver_settings(name: str) -> TypeError:
-    """The error of softtorch's keyword that has no counterpart."""
-    return TypeError(f"{name}: `ot_kwargs` must be None: the solver of the method 'ot' has no settings here, so leave it out.")
-
-
 def hard_outputs(both: Any, outputs: Outputs, n: int) -> Any:
     """What an operator returns, from the values and indices that torch returns, unless it is those."""
     if outputs == "values":
@@ -58,8 +53,6 @@ class Reduction(Protocol[Pair]):
         method: SortMethod = ...,
         standardize: bool = ...,
         gated_grad: bool = ...,
-        *,
-        ot_kwargs: None = ...,
     ) -> Tensor: ...
     @overload
     def __call__(
@@ -72,8 +65,6 @@ class Reduction(Protocol[Pair]):
         method: SortMethod = ...,
         standardize: bool = ...,
         gated_grad: bool = ...,
-        *,
-        ot_kwargs: None = ...,
     ) -> Pair: ...
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -25,8 +24,6 @@ def quantile(
     standardize: bool = ...,
     return_argquantile: Literal[False] = ...,
     gated_grad: bool = ...,
-    *,
-    ot_kwargs: None = ...,
 ) -> Tensor: ...
 @overload
 def quantile(
@@ -42,7 +39,6 @@ def quantile(
     *,
     return_argquantile: Literal[True],
     gated_grad: bool = ...,
-    ot_kwargs: None = ...,
 ) -> tuple[Tensor, Tensor | None]: ...
 def quantile(
     x: Tensor,
@@ -56,8 +52,6 @@ def quantile(
     standardize: bool = True,
     return_argquantile: bool = False,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | tuple[Tensor, Tensor | None]:
     r"""A quantile, soft.
 
@@ -79,14 +73,12 @@ def quantile(
         standardize: Whether the softness is relative to the spread of the row.
         return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
@@ -102,8 +94,6 @@ def quantile(
 
     Source: ``softtorch.quantile``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("quantile")
     outputs = "values_and_weights" if return_argquantile else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation)
@@ -122,8 +112,6 @@ def quantile_st(
     standardize: bool = ...,
     return_argquantile: Literal[False] = ...,
     gated_grad: bool = ...,
-    *,
-    ot_kwargs: None = ...,
 ) -> Tensor: ...
 @overload
 def quantile_st(
@@ -139,7 +127,6 @@ def quantile_st(
     *,
     return_argquantile: Literal[True],
     gated_grad: bool = ...,
-    ot_kwargs: None = ...,
 ) -> tuple[Tensor, Tensor | None]: ...
 def quantile_st(
     x: Tensor,
@@ -153,8 +140,6 @@ def quantile_st(
     standardize: bool = True,
     return_argquantile: bool = False,
     gated_grad: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor | tuple[Tensor, Tensor | None]:
     r"""A quantile, with the derivative of its relaxation.
 
@@ -177,14 +162,12 @@ def quantile_st(
         standardize: Whether the softness is relative to the spread of the row.
         return_argquantile: Whether the weights are returned too: those of :func:`argquantile_st`.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
@@ -200,8 +183,6 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("quantile_st")
     outputs = "values_and_weights" if return_argquantile else "values"
     options = mode, method, standardize, gated_grad, outputs, True
     return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation)

@@ -5,7 +5,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.rank import rank_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import RankOrLapSum
 
 
@@ -17,8 +16,6 @@ def rank(
     method: RankOrLapSum = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The rank of each element, soft, from 1 to n.
 
@@ -41,14 +38,12 @@ def rank(
             ``"lapsum"``; the mode ``"laplace"`` has the last two, which are the same.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -61,8 +56,6 @@ def rank(
     Source: ``softtorch.rank``; Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Qin, Liu, Li,
     https://doi.org/10.1007/s10791-009-9124-x (sigmoid).
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("rank")
     options = mode, method, standardize, True, "ranks", False
     return rank_operator("rank", x, dim, softness, descending, options)
 
@@ -75,8 +68,6 @@ def rank_st(
     method: RankOrLapSum = "neuralsort",
     descending: bool = True,
     standardize: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> Tensor:
     r"""The rank of each element, with the derivative of its relaxation.
 
@@ -95,14 +86,12 @@ def rank_st(
             ``"lapsum"``; the mode ``"laplace"`` has the last two, which are the same.
         descending: Whether the largest has rank 1.
         standardize: Whether the softness is relative to the spread of the row.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         A tensor of the shape of ``x``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown.
         IndexError: ``x`` has no such dimension.
@@ -117,7 +106,5 @@ def rank_st(
 
     Source: ``softtorch.rank_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("rank_st")
     options = mode, method, standardize, True, "ranks", True
     return rank_operator("rank_st", x, dim, softness, descending, options)

@@ -6,7 +6,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import SortOrLapSum
 
 
@@ -20,8 +19,6 @@ def sort(
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> torch.return_types.sort:
     r"""The elements in order, soft.
 
@@ -48,14 +45,12 @@ def sort(
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices, n numbers for each element.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         A ``torch.return_types.sort`` of the values, and the weights of :func:`argsort` as indices, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
@@ -72,8 +67,6 @@ def sort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Struski et
     al., https://arxiv.org/abs/2503.06242 (lapsum).
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("sort")
     outputs = "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return sort_operator("sort", x, dim, descending, softness, options)
@@ -89,8 +82,6 @@ def sort_st(
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> torch.return_types.sort:
     r"""The elements in order, with the derivative of their relaxation.
 
@@ -113,14 +104,12 @@ def sort_st(
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices; otherwise they are None.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         What :func:`torch.sort` gives: values and integer indices, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort``, ``sorting_network`` or ``lapsum``.
         IndexError: ``x`` has no such dimension.
@@ -135,8 +124,6 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("sort_st")
     outputs = "values_and_indices" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, True
     return sort_operator("sort_st", x, dim, descending, softness, options)

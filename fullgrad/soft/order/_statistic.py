@@ -40,6 +40,7 @@ class OrderStatistic(Function):
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
 
+    whole_dims = "dim"
     # Those with closed forms.
     closed_methods: ClassVar[tuple[str, ...]] = ("neuralsort",)
     # Whether a closed form takes the weights that were returned as its last argument.

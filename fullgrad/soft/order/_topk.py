@@ -6,7 +6,6 @@ from torch import Tensor
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
-from fullgrad.soft.order._outputs import no_solver_settings
 from fullgrad.soft.order.methods import SortMethod
 
 
@@ -20,8 +19,6 @@ def topk(
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> torch.return_types.topk:
     r"""The k largest elements, soft.
 
@@ -42,14 +39,12 @@ def topk(
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices, n numbers for each element.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         A ``torch.return_types.topk`` of the values, the largest first, and their weights as indices, k by n, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
@@ -65,8 +60,6 @@ def topk(
 
     Source: ``softtorch.topk``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("topk")
     dim, outputs = -1 if dim is None else dim, "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return sort_operator("topk", x, dim, True, softness, options, k=k)
@@ -82,8 +75,6 @@ def topk_st(
     standardize: bool = True,
     gated_grad: bool = True,
     return_indices: bool = True,
-    *,
-    ot_kwargs: None = None,
 ) -> torch.return_types.topk:
     r"""The k largest elements, with the derivative of their relaxation.
 
@@ -103,14 +94,12 @@ def topk_st(
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
         return_indices: Whether there are indices; otherwise they are None.
-        ot_kwargs: None. The settings of softtorch's solver have no counterpart, so they raise.
 
     Returns:
         What :func:`torch.topk` gives: values and integer indices, or None.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, ``dim`` is not an integer, or
-            ``ot_kwargs`` is given.
+        TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
             unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, or ``k`` is not from 1 to n.
         IndexError: ``x`` has no such dimension.
@@ -127,8 +116,6 @@ def topk_st(
 
     Source: ``softtorch.topk_st``.
     """
-    if ot_kwargs is not None:
-        raise no_solver_settings("topk_st")
     dim = -1 if dim is None else dim
     outputs = "values_and_indices" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, True

@@ -40,6 +40,7 @@ def extremum_operator(
 class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
+    keeps_dim = False
     closed_methods = ("softsort", "neuralsort")
     reads_returned_weights = True
 

@@ -84,6 +84,14 @@ class Quantile(OrderStatistic):
     come in a last dimension, before that of weights.
     """
 
+    @classmethod
+    def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The row is whole, and so are the quantiles."""
+        first = tuple([None if d == dim + x.ndim else d for d in range(x.ndim)])
+        labels = [(first if v.ndim == x.ndim else (None,) * v.ndim) if isinstance(v, Tensor) else () for v in (x, q, softness)]
+        labels[1] = (*labels[1][:-1], None) if labels[1] else ()
+        return [*labels, *((),) * (1 + len(_))], tuple([d for d in first if d is not None])
+
     @staticmethod
     def forward(x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options) -> Any:
         *_, outputs, hard = options

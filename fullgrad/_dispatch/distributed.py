@@ -1,0 +1,499 @@
+"""Operators on distributed tensors, torch's `DTensor`: imported when the first one is met.
+
+What an operator declares by ``whole_dims`` it does on the shards that this rank holds, with all that it has for plain tensors:
+`run` lays the inputs out, calls ``apply`` on their local tensors, and makes distributed tensors of what that returns. Which
+dimensions stay split depends on shapes and placements alone, which every rank knows: all ranks communicate and raise alike.
+
+What declares nothing runs operation by operation, by torch's own rules.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import implicit_replication
+
+from fullgrad._dispatch import fallback, functorch, torch_private
+from fullgrad._dispatch.rules import Rules, rebuild
+from fullgrad._dispatch.state import active_transforms
+
+_dispatch: Any = functorch if torch_private.DISPATCH == "functorch" else fallback
+Placements = tuple[Any, ...]
+# What a dimension is called that inputs and outputs share and that may be split; None for one that must be whole.
+Label = int | None
+
+
+def run(rules: Rules, args: Sequence[Any]) -> Any:
+    """The call of an operator of which an argument is a distributed tensor, or wraps one."""
+    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
+    mesh = next(iter(spread.values())).device_mesh
+    for i, t in found.items():
+        if i not in spread:
+            _check_plain(rules, args, i)
+        elif t.device_mesh != mesh:
+            raise ValueError(f"{rules.name}: distributed tensors must be on one mesh, got {mesh} and {t.device_mesh}.")
+    # The rule for a batch calls `apply` again, one level further down.
+    if not _is_declared(rules.operator) or active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
+        return _operation_by_operation(rules, args, spread)
+    return _on_shards(_Plan(rules, args, spread, mesh), rules.operator.apply, args)
+
+
+class _PlainCode:
+    """Plain differentiable code in the place of an operator and its rules."""
+
+    whole_dims = 0
+
+    def __init__(self, name: str, function: Callable[..., Any], layout: Any) -> None:
+        self.name, self.forward, self.operator = name, function, self
+        self.dim_labels = None if layout is None else lambda *_: layout
+
+
+def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
+    """Plain differentiable code of arguments of which one is distributed: elementwise, or with the layout that ``dim_labels``
+    would return.
+    """
+    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
+    code: Any = _PlainCode(name, function, layout)
+    for i in found:
+        if i not in spread:
+            _check_plain(code, args, i)
+    if active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
+        with _replicating():
+            return function(*args)
+    return _on_shards(_Plan(code, args, spread, next(iter(spread.values())).device_mesh), function, args)
+
+
+def _on_shards(plan: "_Plan", function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    output = function(*[plan.shard_of(i, a) if isinstance(a, Tensor) else a for i, a in enumerate(args)])
+    if isinstance(output, Tensor):
+        return plan.whole_of(output)
+    return rebuild(type(output), [plan.whole_of(y) if isinstance(y, Tensor) else y for y in output])
+
+
+def _is_declared(operator: Any) -> bool:
+    return operator.whole_dims is not None or operator.dim_labels is not None
+
+
+def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
+    """A number is the same on every rank, also expanded; of a plain tensor of several torch asks that somebody says so."""
+    is_number = all(n == 1 or step == 0 for n, step in zip(args[i].shape, args[i].stride(), strict=True))
+    if not is_number and not torch_private.replicates_plain_tensors():
+        argument = _parameters(rules.operator)[i]
+        raise TypeError(
+            f"{rules.name}: plain tensors cannot be mixed with distributed ones, got `{argument}` as a plain "
+            f"tensor of shape {tuple(args[i].shape)}. Distribute it, by torch.distributed.tensor.distribute_tensor, or call the "
+            "operator under torch.distributed.tensor.experimental.implicit_replication() if every rank has the same."
+        )
+
+
+@functools.cache
+def _parameters(operator: Any) -> list[str]:
+    """The names of the parameters of ``forward``; those of a variadic one have its name."""
+    found = list(inspect.signature(operator.forward).parameters.values())
+    last = found[-1]
+    return [p.name for p in found] + [last.name] * (100 if last.kind is last.VAR_POSITIONAL else 0)
+
+
+# --- Which dimension is split where ---------------------------------------------------------------------------------------
+
+
+class _Layout(NamedTuple):
+    """The labels of the dimensions of each argument, and of the first dimensions of each output; the others are whole."""
+
+    inputs: list[tuple[Label, ...]]
+    output: tuple[Label, ...]
+
+
+def _layout(operator: Any, args: Sequence[Any]) -> _Layout:
+    """What an operator says about these arguments."""
+    if operator.dim_labels is not None:
+        return _Layout(*operator.dim_labels(*args))
+    whole, ndims = operator.whole_dims, [a.ndim if isinstance(a, Tensor) else 0 for a in args]
+    if isinstance(whole, str):
+        named, n = args[_parameters(operator).index(whole)], ndims[0]
+        dims = set(range(n)) if named is None else {d % n for d in ((named,) if isinstance(named, int) else named)}
+        first: tuple[Label, ...] = tuple([None if d in dims else d for d in range(n)])
+        labels = [first if m == n else (None,) * m for m in ndims]
+        return _Layout(labels, first if operator.keeps_dim else tuple([d for d in first if d is not None]))
+    # The last ones of each argument apart, dimensions are counted from the end, as they broadcast.
+    core = [min(n, whole if isinstance(whole, int) else whole[i]) for i, n in enumerate(ndims)]
+    batch = max(n - c for n, c in zip(ndims, core, strict=True))
+    labels = [(*range(batch - n + c, batch), *(None,) * c) for n, c in zip(ndims, core, strict=True)]
+    return _Layout(labels, tuple(range(batch)))
+
+
+class _Plan:
+    """Where the inputs of a call must lie, and where its outputs do."""
+
+    def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any], mesh: Any) -> None:
+        self.name, self.mesh, self.args, self.spread = rules.name, mesh, args, spread
+        self.labels, self.output = _layout(rules.operator, args)
+        self.sizes = self._sizes()
+        # Under a transform that batches, further down, a placement may be that of a batch dimension: all is whole then.
+        self.split: list[Label] = [None] * mesh.ndim
+        self.strided: dict[int, Any] = {}
+        if not any(_wraps_batch(args[i]) for i in spread):
+            self._choose()
+            if rules.operator.whole_dims != 0 or rules.operator.dim_labels is not None:
+                self._drop_empty()
+        # The value of an identity is a sum in parts where its input is.
+        self.parts: list[Any] = [None] * mesh.ndim
+        if hasattr(rules.operator.forward, "is_identity") and 0 in spread and not _wraps_batch(args[0]):
+            self.parts = [p if p.is_partial() else None for p in spread[0].placements]
+
+    def _sizes(self) -> dict[int, int]:
+        sizes: dict[int, int] = {}
+        for labels, a in zip(self.labels, self.args, strict=True):
+            for label, n in zip(labels, a.shape if isinstance(a, Tensor) else (), strict=True):
+                if label is not None and n != 1 and sizes.setdefault(label, n) != n:
+                    shapes = [tuple(a.shape) for a in self.args if isinstance(a, Tensor)]
+                    raise ValueError(f"{self.name}: the shapes of the inputs do not broadcast, got {shapes}.")
+        return sizes
+
+    def _label(self, i: int, d: int) -> Label:
+        """The label of a dimension that can be split."""
+        return self.labels[i][d] if self.args[i].shape[d] > 1 else None
+
+    def _choose(self) -> None:
+        """Each dimension of the mesh splits what it splits of the largest tensor, if that may be."""
+        for i in sorted(self.spread, key=lambda i: -self.spread[i].numel()):
+            for m, p in enumerate(self.spread[i].placements):
+                if not _is_shard(p) or self.split[m] is not None or (label := self._label(i, p.dim)) is None:
+                    continue
+                if not isinstance(p, Shard):  # strided, of a tensor that was split twice: as it is, or not at all
+                    if any(t.placements != self.spread[i].placements for j, t in self._having(label)):
+                        continue
+                    self.strided[m] = p
+                self.split[m] = label
+
+    def _having(self, label: int) -> list[tuple[int, Any]]:
+        """The tensors with a dimension of that label."""
+        return [
+            (j, self.spread.get(j, _Nowhere))
+            for j, a in enumerate(self.args)
+            if isinstance(a, Tensor) and any(self._label(j, d) == label for d in range(a.ndim))
+        ]
+
+    def _drop_empty(self) -> None:
+        """No rank gets an empty shard, of which not every operator has a value: what is so small each rank computes itself."""
+        smallest = dict(self.sizes)
+        for m, label in enumerate(self.split):
+            if label is not None:
+                k = self.mesh.size(m)
+                last = smallest[label] - -(-smallest[label] // k) * (k - 1)
+                if last > 0:
+                    smallest[label] = last
+                else:
+                    self.split[m] = None
+
+    def shard_of(self, i: int, a: Tensor) -> Tensor:
+        """The local tensor of an argument in the layout of the call."""
+        use: list[Any] = []
+        gradient: list[Any] = []
+        for m, label in enumerate(self.split):
+            d = next((d for d in range(a.ndim) if label is not None and self._label(i, d) == label), None)
+            if d is not None:
+                use.append(self._shard(m, d))
+                gradient.append(use[-1])
+            elif i == 0 and self.parts[m] is not None:
+                use.append(self.parts[m])
+                gradient.append(Replicate())
+            else:  # each rank has the gradient of its part of the outputs
+                use.append(Replicate())
+                gradient.append(Replicate() if label is None else Partial())
+        same = (Replicate(),) * self.mesh.ndim
+        if i not in self.spread:
+            a, to = ToWhole.apply(a, self.mesh, same, a.shape, same), same
+        else:
+            to = same if _wraps_batch(a) else _summed(self.spread[i].placements)
+        return ToShards.apply(a, self.mesh, tuple(use), tuple(gradient), a.shape, to)
+
+    def whole_of(self, y: Tensor) -> Tensor:
+        """The distributed tensor of which an output is a shard."""
+        if y.ndim < len(self.output):
+            raise RuntimeError(
+                f"{self.name}: an output must have the {len(self.output)} dimensions that its inputs share, got shape "
+                f"{tuple(y.shape)}. See `whole_dims` of fullgrad.Function."
+            )
+        shape, held = list(y.shape), []
+        for m, label in enumerate(self.split):
+            if self.parts[m] is not None:
+                held.append(self.parts[m])
+            elif label is None or label not in self.output:
+                held.append(Replicate())
+            else:
+                d = self.output.index(label)
+                shape[d] = self.sizes[label]
+                held.append(self._shard(m, d))
+        return ToWhole.apply(y, self.mesh, tuple(held), torch.Size(shape), tuple(held))
+
+    def _shard(self, m: int, d: int) -> Any:
+        return Shard(d) if m not in self.strided else type(self.strided[m])(d, split_factor=self.strided[m].split_factor)
+
+
+class _Nowhere:
+    """A tensor that is not distributed."""
+
+    placements = ()
+
+
+def _is_shard(p: Any) -> bool:
+    return hasattr(p, "dim") and not p.is_partial() and not p.is_replicate()
+
+
+def _wraps_batch(a: Tensor) -> bool:
+    while torch_private.is_wrapped(a):
+        if torch_private.is_batched(a):
+            return True
+        a = torch_private.get_unwrapped(a)
+    return False
+
+
+def _summed(placements: Placements) -> Placements:
+    """The layout of a gradient: that of a sum in parts is the same for every part."""
+    return tuple([Replicate() if p.is_partial() else p for p in placements])
+
+
+def _moved(placements: Placements, by: int) -> Placements:
+    """The layout with more dimensions in front."""
+    return tuple(
+        [
+            p
+            if not _is_shard(p)
+            else Shard(p.dim + by)
+            if isinstance(p, Shard)
+            else type(p)(p.dim + by, split_factor=p.split_factor)
+            for p in placements
+        ]
+    )
+
+
+# --- Between the whole and the shards, each the derivative of the other ---------------------------------------------------
+
+# torch's own from_local and local_map lay a gradient out by an operation without a derivative where it lies otherwise than the
+# value: second derivatives are lost in silence.
+
+
+class _Conversion:
+    """An operator between distributed tensors and shards, which it handles itself. (Its base is not `fullgrad.Function`, which
+    is made with this folder.)
+    """
+
+    recompute_in_backward = False
+    distributes_itself = True
+    apply: Callable[..., Any]
+
+    def __init_subclass__(cls) -> None:
+        cls.apply = staticmethod(_dispatch.connect(Rules(cls)))
+
+
+class ToShards(_Conversion):
+    """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient is that of a shard or, where
+    ``gradient`` has it so, a part of a sum; the gradient of the whole is laid out as ``to``.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
+        spread: Any = x
+        local = (spread if spread.placements == use else spread.redistribute(placements=use)).to_local()
+        local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
+        return local.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.layout = inputs[1:]
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        mesh, _, gradient, shape, to = ctx.layout
+        return None if g is None else ToWhole.apply(g, mesh, gradient, shape, to), None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
+        return None if t is None else ToShards.apply(t, *ctx.layout)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, mesh: Any, use: Any, gradient: Any, shape: Any, to: Any) -> tuple[Tensor, int]:
+        layout = mesh, _moved(use, 1), _moved(gradient, 1), torch.Size((info.batch_size, *shape)), _moved(to, 1)
+        return ToShards.apply(x.movedim(in_dims[0], 0), *layout), 0
+
+
+class ToWhole(_Conversion):
+    """The distributed tensor of a ``shape``, laid out as ``to``, of which the ranks hold local tensors in the layout ``held``."""
+
+    @staticmethod
+    def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements) -> Tensor:
+        # The strides of the whole are in the order of those of the shard.
+        dims, stride, step = list(reversed(range(y.ndim))), [0] * y.ndim, 1
+        if not y.is_contiguous():
+            dims.sort(key=y.stride)
+        for d in dims:
+            stride[d], step = step, step * max(shape[d], 1)
+        whole = DTensor.from_local(y.detach(), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
+        return whole if held == to else whole.redistribute(placements=to)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.layout = inputs[1:]
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        mesh, held, shape, to = ctx.layout
+        return None if g is None else ToShards.apply(g, mesh, _summed(held), held, shape, _summed(to)), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
+        return None if t is None else ToWhole.apply(t, *ctx.layout)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, y: Tensor, mesh: Any, held: Any, shape: Any, to: Any) -> tuple[Tensor, int]:
+        shape = torch.Size((info.batch_size, *shape))
+        return ToWhole.apply(y.movedim(in_dims[0], 0), mesh, _moved(held, 1), shape, _moved(to, 1)), 0
+
+
+# --- Reductions -----------------------------------------------------------------------------------------------------------
+
+
+class Extremes(_Conversion):
+    r"""The smallest and the largest element of a distributed tensor over some dimensions, which are kept with size 1.
+
+    .. math::
+        D\, t = \frac{\sum_{x_i = y} t_i}{\sum_{x_i = y} 1}
+
+    for both. Each rank sends two numbers for each row of its shard. They are gathered, as a reduction by collective operations
+    loses a NaN (gloo's compares with it). Saved: the input and the outputs.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        spread: Any = x
+        mesh, held = spread.device_mesh, _summed(spread.placements)
+        local = spread.redistribute(placements=held).to_local()
+        kept = [1 if d in dims else n for d, n in enumerate(local.shape)]
+        if all(local.shape[d] for d in dims):
+            both = torch.stack([local.amin(dims, keepdim=True), -local.amax(dims, keepdim=True)])
+        else:
+            both = local.new_full((2, *kept), torch.inf)
+        reduced = [_is_shard(p) and p.dim in dims for p in held]
+        shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+        rest = tuple([Replicate() if over else p for p, over in zip(held, reduced, strict=True)])
+        if any(reduced):
+            ranks = [mesh.size(m) for m, over in enumerate(reduced) if over]
+            parts = tuple([Shard(0) if over else p for p, over in zip(_moved(held, 2), reduced, strict=True)])
+            total = torch.Size((torch.Size(ranks).numel(), 2, *shape))
+            spread = ToWhole.forward(both.unsqueeze(0), mesh, parts, total, _moved(rest, 2))
+            both = ToShards.forward(spread, mesh, _moved(rest, 2), (), None, ()).amin(0)
+        low, high = both.unbind()
+        return tuple([ToWhole.forward(y, mesh, rest, torch.Size(shape), rest) for y in (low.clone(), -high)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.dims = inputs[1]
+        ctx.save_for_backward(inputs[0], *output)
+        ctx.save_for_forward(inputs[0], *output)
+
+    @staticmethod
+    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        x, *extremes = ctx.saved_tensors
+        parts = [g * _share(x, y, ctx.dims) for g, y in zip(cotangents, extremes, strict=True)]
+        return parts[0] + parts[1], None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, _: None) -> tuple[Tensor, ...]:
+        x, *extremes = ctx.saved_tensors
+        return tuple([(t * _share(x, y, ctx.dims)).sum(ctx.dims, keepdim=True) for y in extremes])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, dims: tuple[int, ...]) -> tuple[Any, tuple[int, int]]:
+        return Extremes.apply(x.movedim(in_dims[0], 0), tuple([d + 1 for d in dims])), (0, 0)
+
+
+def _share(x: Tensor, y: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """One, shared by the elements that are the extreme."""
+    tied = (x == y).to(x.dtype)
+    return tied / tied.sum(dims, keepdim=True)
+
+
+# --- Operation by operation -----------------------------------------------------------------------------------------------
+
+
+def _operation_by_operation(rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> Any:
+    """The operator's own rules on distributed tensors. The tensors that they make are the same on every rank."""
+    if not (torch_private.transforms_active() or hasattr(rules.operator.forward, "is_identity")):
+        args = [without_parts(a) if i in spread else a for i, a in enumerate(args)]
+    with _explained(rules.operator, [t.placements for t in spread.values()]), _replicating():
+        return _whole_call(rules.operator)(tuple(args))
+
+
+def without_parts(a: Tensor) -> Tensor:
+    """A distributed tensor of which no rank holds a part of a sum: torch reads a number of those as this rank's part."""
+    spread: Any = torch_private.innermost(a)
+    to, mesh = _summed(spread.placements), spread.device_mesh
+    if spread.placements == to:
+        return a
+    if _wraps_batch(a):
+        to = (Replicate(),) * mesh.ndim
+    return ToWhole.apply(ToShards.apply(a, mesh, to, to, a.shape, to), mesh, to, a.shape, to)
+
+
+@functools.cache
+def _whole_call(operator: Any) -> Callable[[tuple[Any, ...]], Any]:
+    call, _ = _dispatch.dispatch(_WholeRules(operator))
+    return call
+
+
+class _WholeRules(Rules):
+    """The rules of an operator whose derivatives count what they make as replicated."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__(operator)
+        self.backward, self.jvp = _on_whole(operator, self.backward), _on_whole(operator, self.jvp)
+        self.meets_distributed = False
+
+
+def _on_whole(operator: Any, rule: Any) -> Any:
+    def on_whole(ctx: Any, *args: Any) -> Any:
+        spread = [torch_private.innermost(a) for a in args if isinstance(a, Tensor)]
+        placements = [t.placements for t in spread if isinstance(t, DTensor)]
+        with _explained(operator, placements), _replicating():
+            return rule(ctx, *args)
+
+    return on_whole
+
+
+# What torch says where it has no rule for an operation, or meets a plain tensor.
+_NO_RULE = ("sharding strategy", "Sharding propagation failed", "mixed torch.Tensor and DTensor")
+
+
+@contextlib.contextmanager
+def _explained(operator: Any, placements: Sequence[Any]) -> Iterator[None]:
+    """torch's error, with what the author of an operator can do about it."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if _is_declared(operator) or not any(text in str(error) for text in _NO_RULE):
+            raise
+        found = ", ".join(str(p) for p in placements)
+        raise NotImplementedError(
+            f"{operator.__name__}: torch has no rule for an operation on tensors placed as {found}. Declare by `whole_dims` "
+            "which dimensions a rank must have whole, and the operator runs on shards (see fullgrad.Function), or write it as a "
+            "fullgrad.Elementwise."
+        ) from error
+
+
+@contextlib.contextmanager
+def _replicating() -> Iterator[None]:
+    if torch_private.replicates_plain_tensors():  # torch's context switches it off at its end
+        yield
+        return
+    with implicit_replication():
+        yield

@@ -1,0 +1,270 @@
+"""What the guide on distributed training promises beyond the matrix: communication, errors, and what was silently wrong once."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication, local_map
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad import soft
+from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
+
+pytestmark = needs_threads
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def of_ranks(function, *placements, x=X, shape=(2,)):
+    """A function of a distributed tensor, on each rank: its results, whole. An error of a rank is raised."""
+
+    def run(mesh):
+        results = function(laid_out(x, mesh, placements).requires_grad_(x.is_floating_point()))
+        return [whole(r).detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+    results = on_ranks(shape, run)
+    for r in results:
+        if isinstance(r, Exception):
+            raise r
+    return results
+
+
+def value_and_gradients(f, x):
+    """The value, the gradient of the sum of its squares and the gradient of the sum of those squares."""
+    y = f(x)
+    (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return y, g, torch.autograd.grad(g.square().sum(), x)[0]
+
+
+def equals_one_process(f, *placements, x=X, shape=(2,)):
+    expected = value_and_gradients(f, x.clone().requires_grad_())
+    for found in of_ranks(lambda x: value_and_gradients(f, x), *placements, x=x, shape=shape):
+        for a, b in zip(found, expected, strict=True):
+            assert_close(a, b.detach(), rtol=1e-9, atol=1e-11, equal_nan=True)
+
+
+# --- Communication --------------------------------------------------------------------------------------------------------
+
+
+def collectives(f, *placements, x=X):
+    """How many a call, its gradient and its second derivative run. Cotangents lie as what they belong to."""
+
+    def count(x):
+        found = []
+        with CommDebugMode() as comm:
+            y = f(x)
+        found.append(comm.get_total_counts())
+        g = torch.ones_like(y).requires_grad_()
+        with CommDebugMode() as comm:
+            (gx,) = torch.autograd.grad(y, x, g, create_graph=True)
+        found.append(comm.get_total_counts())
+        if gx.requires_grad:
+            with CommDebugMode() as comm:
+                torch.autograd.grad(gx, [x, g], torch.ones_like(gx), allow_unused=True)
+            found.append(comm.get_total_counts())
+        return found
+
+    first, second = of_ranks(count, *placements, x=x)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+@pytest.mark.parametrize("f", [fullgrad.round, lambda x: fullgrad.clamp(x, -1.0, 1.0), soft.abs, fullgrad.heaviside_st])
+def test_elementwise_operators_send_nothing(f, placement):
+    """Value, gradient and second derivative."""
+    assert sum(collectives(f, placement)) == 0
+
+
+@pytest.mark.parametrize("f", [fullgrad.round, soft.abs])
+def test_elementwise_operators_sum_parts_once(f):
+    """A function of a sum needs the sum."""
+    assert collectives(f, Partial())[:2] == [1, 0]
+
+
+@pytest.mark.parametrize("f", [fullgrad.scale_grad, lambda x: fullgrad.clip_grad(x, 0.1)])
+def test_an_identity_leaves_a_sum_in_parts(f):
+    """Its value is that of its input, part by part."""
+    assert collectives(f, Partial())[0] == 0
+
+
+def test_rows_are_gathered_once():
+    """A row that is split is gathered; one that is not is not."""
+
+    def sort(x):
+        return fullgrad.sort_st(x, 1, method="softsort").values
+
+    assert collectives(sort, Shard(1))[:2] == [1, 0]
+    assert sum(collectives(sort, Shard(0))) == 0
+
+
+def test_a_maximum_is_gathered_once():
+    """Two numbers of each shard, the smallest and the largest."""
+    assert collectives(fullgrad.scale_grad, Shard(0))[:2] == [0, 1]
+
+
+# --- What was silently wrong ----------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_long_split_rows():
+    """Blocks of rows were written into a slice, which of a split dimension is a copy: every rank was 0.5."""
+    x = torch.randn(2, 600, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for found in of_ranks(lambda x: [soft.rank(x, method="sigmoid")], Shard(1), x=x):
+        assert_close(found[0], soft.rank(x, method="sigmoid"), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["where", "logical_or", "logical_xor"])
+def test_soft_logic_of_sums_in_parts(name):
+    """The gradient of torch.lerp is wrong where its weight is a sum in parts."""
+
+    def f(x):
+        y = 0.5 * x
+        return soft.where(x, y, 3 * y) if name == "where" else getattr(soft, name)(x, y)
+
+    equals_one_process(f, Partial(), x=X.sigmoid())
+
+
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Partial())], ids=str)
+@pytest.mark.parametrize("mode", ["c0", "c1"])
+def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
+    """A loop that asks whether it is done was left by ranks at different steps: they waited for each other."""
+    equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
+
+
+@pytest.mark.parametrize("stat", ["std", "rms", "mean_abs", "max_abs", lambda x: x.square().sum()], ids=str)
+def test_scales_are_those_of_the_whole(stat):
+    """A rank's own number was recorded, that of a sum in parts."""
+
+    def track(x):
+        pair = fullgrad.ScalePair()
+        (fullgrad.ScaleTracker.track(x, pair, stat) ** 2).sum().backward()
+        return [pair.forward, pair.backward]
+
+    expected = track(X.clone().requires_grad_())
+    for placement in PLACEMENTS.values():
+        for found in of_ranks(track, placement):
+            assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_second_derivatives_through_shards():
+    """torch's own conversions lose terms where a gradient lies otherwise than the value; an operator's do not."""
+    x = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+    class Cube(fullgrad.Elementwise):
+        reads = {0: (0,)}
+
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def vjp_term(i, v, x):
+            return v * 3 * x**2
+
+    def second(f):
+        def of(x):
+            (g,) = torch.autograd.grad(f(x).sum().square(), x, create_graph=True)
+            return torch.autograd.grad(g.sum(), x)
+
+        return of
+
+    expected = second(Cube.apply)(x.clone().requires_grad_())[0]
+    assert_close(of_ranks(second(Cube.apply), Shard(0), x=x)[0][0], expected)
+    theirs = local_map(lambda x: x**3, out_placements=[Shard(0)], in_placements=([Shard(0)],))
+    lost = of_ranks(lambda x: second(theirs)(x), Shard(0), x=x)[0][0]
+    assert not torch.allclose(lost, expected)  # else the guide need not warn any more
+
+
+@pytest.mark.parametrize("operator", [fullgrad.scale_grad, fullgrad.clamp_by_linear])
+@pytest.mark.parametrize("element", [(0, 0), (3, 5)])
+def test_a_nan_of_one_shard_reaches_all(operator, element):
+    """A maximum by collectives compares with it, and may lose it."""
+    x = X.clone()
+    x[element] = torch.nan
+    equals_one_process(operator, Shard(0), x=x)
+
+
+def test_tied_extremes_share_the_derivative_over_shards():
+    """As they do in one process, also where shards have different numbers of them."""
+    x = torch.tensor([[1.0, 3.0, 3.0], [3.0, 0.0, -3.0]], dtype=torch.float64)
+    equals_one_process(fullgrad.clamp_by_linear, Shard(0), x=x)
+    equals_one_process(lambda x: fullgrad.scale_grad(x * x), Shard(0), x=x)
+
+
+def test_a_shard_of_zeros_has_a_second_derivative():
+    """The norm of its part is 0, where a norm of norms would have none."""
+    x = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
+    equals_one_process(lambda x: fullgrad.clip_grad_norm(x, 0.1), Shard(0), x=x)
+
+
+@pytest.mark.parametrize("f", [fullgrad.round, soft.abs, lambda x: fullgrad.sort_st(x, 0).values, fullgrad.scale_grad])
+def test_fewer_elements_than_ranks(f):
+    """Some shards are empty."""
+    x = torch.tensor([[0.5, -1.5, 2.5]], dtype=torch.float64).mT.contiguous()
+    equals_one_process(f, Shard(0), x=x, shape=(4,))
+
+
+# --- Errors ---------------------------------------------------------------------------------------------------------------
+
+
+class Undeclared(fullgrad.Function):
+    """Says nothing about how it may be split."""
+
+    @staticmethod
+    def forward(x):
+        return torch.searchsorted(x, x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return None
+
+    @staticmethod
+    def jvp(ctx, t):
+        return None
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        raise NotImplementedError
+
+
+def errors(function, *placements, x=X, shape=(2,)):
+    return on_ranks(shape, lambda mesh: function(laid_out(x, mesh, placements)))
+
+
+def test_an_operator_without_declaration_says_what_to_declare():
+    """Where torch has no rule."""
+    for error in errors(Undeclared.apply, Shard(0)):
+        assert isinstance(error, NotImplementedError)
+        assert all(text in str(error) for text in ("Undeclared", "whole_dims", "Shard(dim=0)"))
+
+
+def test_plain_tensors_are_not_mixed_in():
+    """Nobody said that each rank has the same; a number is allowed."""
+    for error in errors(lambda x: fullgrad.clamp(x, -torch.ones(6, dtype=torch.float64), 1.0), Shard(1)):
+        assert isinstance(error, TypeError)
+        assert all(text in str(error) for text in ("Clamp: plain tensors cannot be mixed", "`min_value`"))
+
+    def allowed(x):
+        with implicit_replication():
+            return [fullgrad.clamp(x, -torch.ones(6, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))]
+
+    assert torch.equal(of_ranks(allowed, Shard(1))[0][0], X.clamp(-1, 1))
+
+
+def test_every_rank_raises():
+    """What is wrong with the arguments is seen from what all ranks know, so none waits for another."""
+    functions = (
+        lambda x: fullgrad.sort_st(x, 7),
+        lambda x: soft.max(x[:, :0], 1),
+        lambda x: fullgrad.clamp(x, x[:2], 1.0),
+        lambda x: fullgrad.step_quantize(x, -1.0),
+    )
+    for f in functions:
+        for placement in PLACEMENTS.values():
+            found = errors(f, placement)
+            assert all(isinstance(e, Exception) for e in found), found
+            assert len({type(e) for e in found}) == 1

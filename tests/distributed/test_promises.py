@@ -131,7 +131,10 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
     equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
 
 
-@pytest.mark.parametrize("stat", ["std", "rms", "mean_abs", "max_abs", lambda x: x.square().sum()], ids=str)
+STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
+
+
+@pytest.mark.parametrize("stat", STATISTICS.values(), ids=[*STATISTICS])
 def test_scales_are_those_of_the_whole(stat):
     """A rank's own number was recorded, that of a sum in parts."""
 

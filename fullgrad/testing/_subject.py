@@ -47,7 +47,7 @@ class Subject:
         random_inputs: Its inputs; None where they are ``inputs``.
     """
 
-    operator: Callable[..., Tensor]
+    operator: Callable[..., Any]
     inputs: tuple[Any, ...]
     surrogate: Callable[..., Tensor] | None = None
     value: Callable[..., Tensor] | None = None

@@ -46,7 +46,8 @@ def value(
     z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
     r = _rounded(_scaled(x, scale, reciprocal), z, rounding, round_zero_point, noise, fresh=True)
     r = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-    r = torch.sub(r, z, out=out_buffer(r))
+    if not _is_zero(z):
+        r = torch.sub(r, z, out=out_buffer(r))
     return torch.mul(r, scale, out=out_buffer(r))
 
 
@@ -70,7 +71,8 @@ def residual(
         inner = r if inside == "rounded" else v + z
         v = pass_inside(v, inner, float(quant_min), float(quant_max))
     q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
-    q = torch.sub(q, z, out=out_buffer(q))
+    if not _is_zero(z):
+        q = torch.sub(q, z, out=out_buffer(q))
     return torch.sub(q, v, out=out_buffer(q))
 
 
@@ -86,6 +88,11 @@ def _zero_point(zero_point: Any, quant_min: int, quant_max: int, is_rounded: boo
     if is_rounded and isinstance(zero_point, Tensor):
         return torch.clamp(torch.round(zero_point), quant_min, quant_max)
     return zero_point
+
+
+def _is_zero(z: Any) -> bool:
+    """Whether a zero point is the number 0, as it mostly is: a kernel less."""
+    return z.__class__ is int and z == 0
 
 
 def _rounded(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None, fresh: bool) -> Tensor:
@@ -113,11 +120,15 @@ def _in_range_of(
     x, scale, zero_point = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, zero_point)]
     x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
     v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    return v + z if inside == "exact" else _rounded_again(v, z, rounding, round_zero_point, noise)
+    if inside == "exact":
+        return v if _is_zero(z) else v + z
+    return _rounded_again(v, z, rounding, round_zero_point, noise)
 
 
 def _rounded_again(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None) -> Tensor:
-    """The code in a rule, which overwrites nothing."""
+    """The code in a rule, which overwrites nothing; its comparisons do not see the sign of a zero."""
+    if _is_zero(z):
+        return round_to_integer(v, rounding, noise)
     return round_to_integer(v, rounding, noise) + z if round_zero_point else round_to_integer(v + z, rounding, noise)
 
 

@@ -98,6 +98,12 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int,
         raise TypeError(f"{cls.__name__} lacks `reads`: the inputs that each partial derivative reads, such as {{0: (0,)}}.")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TypeError(f"{cls.__name__}.forward must name its inputs, as `reads` counts them, got {[*map(str, parameters)]}.")
+    if getattr(cls.vjp_term, "__func__", cls.vjp_term) is Elementwise.vjp_term:
+        raise TypeError(f"{cls.__name__} lacks `vjp_term`: the partial derivatives, as a function of (i, v, {', '.join(names)}).")
+    if not all(isinstance(positions, Sequence) for positions in reads.values()):
+        raise TypeError(
+            f"{cls.__name__}.reads must map positions to tuples of positions, such as {{0: (0,)}}, got {dict(reads)}."
+        )
     found = {i: (i, *positions) for i, positions in reads.items()}
     if not all(isinstance(j, int) and 0 <= j < len(names) for positions in found.values() for j in positions):
         raise TypeError(f"{cls.__name__}.reads must count the {len(names)} inputs of forward from 0, got {dict(reads)}.")
@@ -113,13 +119,16 @@ def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) 
 def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term = cls.vjp_term
     if not reads[0]:
-        return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: term(0, t, None)
+        return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: _or_zero(term(0, t, None), t)
 
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
-    return setup_context, lambda ctx, g: term(0, g, *ctx.saved_tensors), lambda ctx, t: term(0, t, *ctx.saved_tensors)
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return _or_zero(term(0, t, *ctx.saved_tensors), t)
+
+    return setup_context, lambda ctx, g: term(0, g, *ctx.saved_tensors), jvp
 
 
 def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
@@ -136,7 +145,7 @@ def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[in
         for i, t in enumerate(tangents):
             if i and t is not None:
                 _refuse(cls, names, i)
-        return term(0, tangents[0], *nothing)
+        return _or_zero(term(0, tangents[0], *nothing), tangents[0])
 
     return saves_nothing, vjp, jvp
 
@@ -209,7 +218,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
         kept = ctx.kept
         if kept.__class__ is tuple:
-            return term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *kept)
+            return _or_zero(term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *kept), tangents[0])
         plan, constants, shape, dtype = kept
         inputs, total = constants.copy(), None
         for j, t in zip(plan.forward, ctx.saved_tensors):  # noqa: B905
@@ -224,6 +233,11 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         return total if total.shape == shape else total.expand(shape)
 
     return setup_context, vjp, jvp
+
+
+def _or_zero(tangent: Tensor | None, given: Any) -> Any:
+    """A tangent, of which None is 0: the output has the shape of the only tensor then."""
+    return torch.zeros_like(given) if tangent is None else tangent
 
 
 def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -194,3 +194,48 @@ def test_vmap_of_one_argument_of_several():
     x, widths = torch.randn(3), torch.rand(5) + 0.5
     batched = vmap(grad(lambda x, w: Spike.apply(x, 0.0, w).sum()), in_dims=(None, 0))(x, widths)
     assert_close(batched, torch.stack([grad(lambda x, w: soft_spike(x, 0.0, w).sum())(x, w) for w in widths]))
+
+
+class Step(Elementwise):
+    """Without a derivative."""
+
+    reads = {0: ()}
+
+    @staticmethod
+    def forward(x, height=1.0):
+        return height * (x > 0)
+
+    @staticmethod
+    def vjp_term(i, v, x, height=None):
+        return None
+
+
+class Constant(Elementwise):
+    """Of one input that it reads."""
+
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return None
+
+
+@pytest.mark.parametrize("operator", [Step, Constant])
+def test_term_that_is_none_is_zero(operator):
+    """In forward mode too."""
+    x = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
+    for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        assert not transform(lambda x: operator.apply(x).sum())(x).any()
+
+
+def test_class_without_terms_is_refused():
+    """And one whose reads are numbers, as of ``{0: (0)}``."""
+    forward = staticmethod(lambda x: x)
+    with pytest.raises(TypeError, match=r"^Lacking lacks `vjp_term`"):
+        type("Lacking", (Elementwise,), {"reads": {0: (0,)}, "forward": forward})
+    with pytest.raises(TypeError, match=r"^Lacking\.reads must map positions to tuples of positions"):
+        type("Lacking", (Elementwise,), {"reads": {0: 0}, "forward": forward, "vjp_term": staticmethod(lambda i, v, x: v)})

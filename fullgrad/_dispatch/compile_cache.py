@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -53,15 +54,25 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     first = next((a for a in args if isinstance(a, Tensor)), None)
     if not is_tracing() or first is None or first.device.type != "cpu":
         return function(*args, **kwargs)
-    notes = torch_private.node_notes()
-    before = {key: notes[key] for key in ("recompute", "ac_graph_id") if key in notes}
+    notes, thread = torch_private.node_notes(), threading.get_ident()
+    if thread in _marking:
+        return function(*args, **kwargs)
+    # torch keeps one dict for all threads: what another one marks at this moment is nothing to restore.
+    before = {} if _marking else {key: notes[key] for key in ("recompute", "ac_graph_id") if key in notes}
     notes.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=before.get("ac_graph_id", 0))
+    _marking.add(thread)
     try:
         return function(*args, **kwargs)
     finally:
-        for key in ("recompute", "ac_graph_id"):
-            notes.pop(key, None)  # another thread may trace, too: torch keeps one dict for all
-        notes.update(before)
+        _marking.discard(thread)
+        if not _marking:
+            for key in ("recompute", "ac_graph_id"):
+                notes.pop(key, None)
+            notes.update(before)
+
+
+# The threads that mark what they trace.
+_marking: set[int] = set()
 
 
 def _rules_of(operator: Any) -> list[Any]:

@@ -48,6 +48,9 @@ def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tupl
         if key == "dim":
             arguments[key] = _inner_dim(name, value, like, arguments)
         elif is_jagged(value):
+            if value.ndim != like.ndim and key not in _TABLES:
+                found = f"{_shape(like)} and {_shape(value)}"
+                raise ValueError(f"{name}: jagged tensors must have as many dimensions as each other, got shapes {found}.")
             if value.shape[:2] != like.shape[:2]:
                 found = f"{_shape(like)} and {_shape(value)}"
                 raise ValueError(f"{name}: jagged tensors must have the same offsets, got shapes {found}.")
@@ -70,7 +73,7 @@ def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
     """``dim`` of a jagged tensor as that of its buffer."""
     if dim is None:
         # Of relaxations and selections it makes one row of all elements.
-        if "softness" in arguments or "index" in arguments:
+        if "softness" in arguments or "soft_index" in arguments:
             raise ValueError(f"{name}: `dim` must be given for a jagged tensor, and be behind the ragged dimension, got None.")
         return None
     if isinstance(dim, (tuple, list)):

@@ -116,7 +116,11 @@ class Rules:
                 "program gives the derivative of the plain torch operations. Export under torch.no_grad() to silence this.",
                 stacklevel=4,
             )
-        return self.forward(*args)
+        if torch.compiler.is_exporting():
+            return self.forward(*args)
+        # torch checks a trace by another without grad mode, which is to have the same operations.
+        with torch.no_grad():
+            return self.forward(*args)
 
 
 def in_place_message(name: str) -> str:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch import is_differentiating, tree_map_pairs
+from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
 from fullgrad.estimators._made import made
 from fullgrad.estimators._replace_grad import replace_grad
 
@@ -110,6 +111,8 @@ def _value_of_first(name: str, fn: Any, first: tuple[Any, Any], second: tuple[An
 
 
 def _replaced(name: str, value: Any, surrogate: Any) -> Any:
+    if is_override(value) or is_override(surrogate):  # a node of a graph: what it stands for is told when that runs
+        return handle_torch_function(_replaced, (value, surrogate), name, value, surrogate)
     if not (isinstance(value, Tensor) and value.is_floating_point() and isinstance(surrogate, Tensor)):
         return value
     return replace_grad(value, surrogate)

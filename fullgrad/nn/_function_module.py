@@ -50,7 +50,7 @@ class FunctionModule(nn.Module):
         for key, value in bound.arguments.items():
             if key in learnable:
                 setattr(self, key, _as_parameter(name, key, value))
-            elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            elif isinstance(value, Tensor) and not isinstance(value, (nn.Parameter, nn.Buffer)):
                 self.register_buffer(key, value)
             else:
                 setattr(self, key, value)

@@ -147,6 +147,7 @@ def choose(checks: Iterable[str] | None) -> list[str]:
     """The checks of the given names, groups among them, in the order of the list."""
     if checks is None:
         return list(CHECKS)
+    checks = (checks,) if isinstance(checks, str) else checks
     wanted = {name for c in checks for name in GROUPS.get(c, [c])}
     unknown = wanted - set(CHECKS)
     if unknown:

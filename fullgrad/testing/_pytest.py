@@ -89,7 +89,8 @@ def operator(
 
         def with_inputs(check: str) -> None:
             __tracebackhide__ = True
-            run(check, inputs() if callable(inputs) else inputs, search=True)
+            given = inputs() if callable(inputs) else inputs
+            run(check, (given,) if isinstance(given, Tensor) else given, search=True)
 
         def with_drawn(check: str, drawn: Any) -> None:
             __tracebackhide__ = True

@@ -1,6 +1,7 @@
 """torch.compile(fullgraph=True), with and without transforms inside, gives what eager gives."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vjp, vmap
 from torch.testing import assert_close
 
+from fullgrad._dispatch import FakeTensorMode, recomputed
+from fullgrad._dispatch.torch_private import node_notes
 from tests.dispatch.operators import (
     CASES,
     Affine,
@@ -442,3 +445,30 @@ def test_inductor():
         y = wrap(lambda x, f=f: function(f, x))(x)
         results.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
     assert_close(*results)
+
+
+def test_marks_of_threads_that_trace_at_once_are_taken_back():
+    """The notes of a graph's nodes are one dict for all threads: what one marks, the other does not restore."""
+    notes, entered, left = node_notes(), threading.Barrier(2), threading.Event()
+
+    def slow(x):
+        entered.wait(10)
+        assert left.wait(10)
+        return x
+
+    def fast(x):
+        entered.wait(10)
+        return x
+
+    def trace(function):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            recomputed(function, torch.ones(1))
+
+    before = dict(notes)
+    threads = [threading.Thread(target=trace, args=(function,)) for function in (slow, fast)]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    left.set()
+    threads[0].join()
+    assert dict(notes) == before

@@ -271,3 +271,40 @@ def test_every_rank_raises():
             found = errors(f, placement)
             assert all(isinstance(e, Exception) for e in found), found
             assert len({type(e) for e in found}) == 1
+
+
+# --- An identity of a sum in parts ------------------------------------------------------------------------------------------
+
+
+def of_two(f, x, other, x_placement, other_placement):
+    """Value and second derivative of a function of two tensors, of two ranks and of one process."""
+
+    def run(mesh):
+        both = [laid_out(t, mesh, [p]) for t, p in ((x, x_placement), (other, other_placement))]
+        both = [t.requires_grad_(t.is_floating_point()) for t in both]
+        return [whole(r).detach() for r in results(*both)]
+
+    def results(x, other):
+        leaves = [t for t in (x, other) if t.requires_grad]
+        y = f(x, other)
+        g = [v for v in torch.autograd.grad((y**3).sum(), leaves, create_graph=True, allow_unused=True) if v is not None]
+        second = torch.autograd.grad(sum((v**2).sum() for v in g), leaves, allow_unused=True)
+        return [y, *g, *[v for v in second if v is not None]]
+
+    expected = results(*[t.clone().requires_grad_(t.is_floating_point()) for t in (x, other)])
+    for found in on_ranks((2,), run):
+        if isinstance(found, Exception):
+            raise found
+        for a, b in zip(found, expected, strict=True):
+            assert_close(a, b.detach())
+
+
+@pytest.mark.parametrize("other", [Shard(0), Shard(1), Replicate(), Partial()], ids=str)
+@pytest.mark.parametrize("x", [Partial(), Shard(0), Replicate()], ids=str)
+def test_identity_of_a_sum_in_parts_next_to_another_tensor(x, other):
+    """It stayed one where the other was split, with half of the rows; and its second derivative was counted by each rank."""
+    surrogate = X.flip(0).contiguous()
+    of_two(fullgrad.replace_grad, X, surrogate, x, other)
+    of_two(lambda x, bound: fullgrad.clip_grad(x, bound.abs().detach()), X, surrogate, x, other)
+    if not other.is_partial():
+        of_two(fullgrad.mask_grad, X, X > 0, x, other)

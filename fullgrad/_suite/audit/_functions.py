@@ -132,6 +132,8 @@ def _by_shape(cls: ast.ClassDef, adopt: str) -> str:
     masks = _MASK.search(_body(backward)) is not None
     outermost = next(iter(_calls(value)), "") if _of_the_input(value, x) else ""
     if outermost in _ROUNDINGS:
+        if not isinstance(value, ast.Call) or value.keywords or len(value.args) > 1:  # to so many decimals
+            return adopt
         return f"{_ROUNDINGS[outermost]}({x})" if passes else adopt
     if outermost in ("clamp", "clip", "hardtanh"):
         return f"replace_grad({x}.clamp(low, high), {x})" if passes else f"clamp({x}, low, high)" if masks else adopt
@@ -182,22 +184,37 @@ def of_gradient_map(slope: ast.expr, gradient: str) -> str | None:
     if isinstance(slope, ast.UnaryOp) and isinstance(slope.op, ast.USub):
         return "reverse_grad(x)"
     called = [*_calls(slope)]
-    if called[:1] == ["neg"] or re.search(rf"{gradient} \* -|-\w[\w.]* \* {gradient}|{gradient}\.neg\(", text):
+    is_product = isinstance(slope, ast.BinOp) and isinstance(slope.op, (ast.Mult, ast.Div))
+    reverses = re.search(rf"{gradient} \* -|-\w[\w.]* \* {gradient}|{gradient}\.neg\(", text)
+    if called[:1] == ["neg"] or (is_product and reverses):
         return "reverse_grad(x, scale)"
-    if any(name in ("clamp", "clip", "clamp_") for name in called):
+    if _is_clip_of(slope, gradient):
         return "clip_grad(x, bound)"
     if "nan_to_num" in called or "nan_to_num_" in called:
         return "nan_to_num_grad(x)"
-    if "norm" in called:
-        return "clip_grad_norm(x, bound)"
+    if "norm" in called:  # without a bound the gradient is normalized
+        return "clip_grad_norm(x, bound)" if {"min", "minimum", "clamp", "clip", "clamp_"} & {*called} else None
     if "max" in called or "amax" in called:
-        return "scale_grad(x)"
+        return "scale_grad(x)" if "abs" in called else None
+    if {"clamp", "clip", "clamp_"} & {*called}:
+        return None
     if isinstance(slope, ast.BinOp) and isinstance(slope.op, (ast.Mult, ast.Div)):
         if "mask" in text or re.search(r"[<>]", text):
             return "mask_grad(x, mask)"
         if gradient in (ast.unparse(slope.left), ast.unparse(slope.right)):
             return "scale_bwd(x, scale)"
     return None
+
+
+def _is_clip_of(slope: ast.expr, gradient: str) -> bool:
+    """Whether an expression is a clamp of the gradient between a bound and its negative."""
+    if not (isinstance(slope, ast.Call) and [*_calls(slope)][:1] in (["clamp"], ["clip"], ["clamp_"])):
+        return False
+    owner = ast.unparse(slope.func).rpartition(".")[0]
+    args = [ast.unparse(a) for a in [*slope.args, *(k.value for k in slope.keywords)]]
+    if owner != gradient:
+        owner, *args = args or [""]
+    return owner == gradient and len(args) == 2 and args[0].replace(" ", "") in (f"-{args[1]}", f"-({args[1]})")
 
 
 def _body(function: ast.FunctionDef) -> str:

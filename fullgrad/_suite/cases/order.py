@@ -497,7 +497,6 @@ WITH_OR_WITHOUT_WEIGHTS = [
 CASES = [
     *PROJECTIONS,
     *KERNELS,
-    *WITH_OR_WITHOUT_WEIGHTS,
     *[
         make(name, method, mode)
         for name, (_, _, _, methods, _) in STATISTICS.items()
@@ -505,4 +504,5 @@ CASES = [
         for mode in MODES
         for make in (_soft, _straight_through_version)
     ],
+    *WITH_OR_WITHOUT_WEIGHTS,
 ]

@@ -51,7 +51,7 @@ def _check_gradients(name: str, inputs: int, gradients: Any) -> None:
         found = f"a tuple of {len(several)}" if isinstance(gradients, tuple) else f"a {type(gradients).__name__}"
         raise TypeError(f"{name}.vjp must return one gradient for each of the {inputs} inputs of forward, or None, got {found}.")
     for i, g in enumerate(several):
-        if not (g is None or (isinstance(g, Tensor) and (g.is_floating_point() or g.is_complex()))):
+        if not (g is None or _is_tangent(g)):
             found = f"one of dtype {g.dtype}" if isinstance(g, Tensor) else f"a {type(g).__name__}"
             raise TypeError(f"{name}.vjp must return floating tensors or None, got {found} for input {i}.")
 
@@ -86,9 +86,9 @@ def as_differentiable_jvp(operator: Any) -> Any:
         except Exception as error:
             _explain(operator, "jvp", "save_for_forward", ctx, tangents, error)
             raise
-        if not isinstance(result, Tensor) and (result.__class__ in _NUMBERS or result is None):
-            found = f"a {type(result).__name__}"
-            raise TypeError(f"{operator.__name__}.jvp must return one tangent for each output, a tensor, got {found}.")
+        if not _is_tangent(result) and not isinstance(result, tuple):
+            found = f"one of dtype {result.dtype}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
+            raise TypeError(f"{operator.__name__}.jvp must return a floating tensor for each output, got {found}.")
         return clone_if_aliased(result, tangents)
 
     def differentiable_jvp(ctx: Any, *tangents: Any) -> Any:
@@ -104,7 +104,8 @@ def as_differentiable_jvp(operator: Any) -> Any:
     return differentiable_jvp
 
 
-_NUMBERS = (float, int, bool, list)
+def _is_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:

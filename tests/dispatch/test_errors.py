@@ -258,8 +258,13 @@ MISTAKES = {
         _save_nothing,
         "vjp failed: it reads ctx.saved_tensors, and setup_context saves .* ctx.save_for_backward",
     ),
-    "number_as_tangent": ("jvp", lambda ctx, t, u, _: 0.0, "jvp must return one tangent for each output, a tensor, got a float"),
-    "tangents_in_a_list": ("jvp", lambda ctx, t, u, _: [t], "jvp must return one tangent for each output, a tensor, got a list"),
+    "number_as_tangent": ("jvp", lambda ctx, t, u, _: 0.0, "jvp must return a floating tensor for each output, got a float"),
+    "tangents_in_a_list": ("jvp", lambda ctx, t, u, _: [t], "jvp must return a floating tensor for each output, got a list"),
+    "mask_as_tangent": (
+        "jvp",
+        lambda ctx, t, u, _: t > 0,
+        "jvp must return a floating tensor for each output, got one of dtype torch.bool",
+    ),
     "no_tangent": ("jvp", lambda ctx, t, u, n: t + u + 0 * n, "jvp failed: the tangent of input 2 is None"),
     "unsaved_for_jvp": (
         "setup_context",

@@ -71,9 +71,9 @@ if _IS_PYTHON:
     _names.caught, _names.torch_apply, _names.active, _names.forward_ad = _caught, _torch_apply, transforms_active, forward_ad
     _exchanged = [(_Function.apply.__func__, _new_apply())]
 else:
-    _base: Any = function_module._SingleLevelFunction
+    _base: Any = torch_private.SingleLevelFunction
     _setup_context = _base.__dict__["setup_context"]
-    _torch_bind, _torch_call = _copy(function_module._bind_default_args), _copy(function_module._call_custom_function_call)
+    _torch_bind, _torch_call = _copy(torch_private.bind_arguments), _copy(torch_private.call_in_transforms)
 
     class _Way(threading.local):
         """The way of a call through C code: whether it has entered a level, and whether it shall not be caught."""
@@ -111,8 +111,8 @@ else:
 
     _names.bind, _names.dispatch = _bind, _dispatch
     _exchanged = [
-        (function_module._bind_default_args, lambda f, args, kwargs: _fullgrad.bind(f, args, kwargs)),  # pyright: ignore # noqa: F821
-        (function_module._call_custom_function_call, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
+        (torch_private.bind_arguments, lambda f, args, kwargs: _fullgrad.bind(f, args, kwargs)),  # pyright: ignore # noqa: F821
+        (torch_private.call_in_transforms, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
     ]
 
 _codes = [(function, function.__code__, other.__code__) for function, other in _exchanged]

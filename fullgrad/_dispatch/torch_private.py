@@ -21,6 +21,7 @@ import torch
 import torch._guards
 import torch._subclasses
 import torch.fx.traceback
+import torch.nested._internal.nested_tensor
 import torch.utils._device
 import torch.utils._python_dispatch
 import torch.utils._pytree
@@ -358,6 +359,9 @@ _ADOPT = "fullgrad.adopt is not available"
 # The base of Function, and the function behind its classmethod `apply`: packages keep `SomeFunction.apply` in variables, where no
 # attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
 function_module: Any = torch.autograd.function
+# The two that the C code of ``Function.apply`` calls since torch 2.15: one binds arguments, one dispatches in transforms.
+bind_arguments: Any = getattr(function_module, "_bind_default_args", None)
+call_in_transforms: Any = getattr(function_module, "_call_custom_function_call", None)
 
 # A level that the C code of torch 2.15's `apply` sees, and that is left before anything runs: see `interception`.
 _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)

@@ -143,8 +143,8 @@ class _Plan:
             self._choose()
             if rules.operator.whole_dims != 0 or rules.operator.dim_labels is not None:
                 self._drop_empty()
-        # The value of an identity is a sum in parts where its input is, unless there is another tensor: that may be split, and each
-        # rank would count a derivative that depends on it as a part of its own.
+        # The value of an identity is a sum in parts where its input is, unless there is another tensor: that may be split, and
+        # each rank would count a derivative that depends on it as a part of its own.
         self.parts: list[Any] = [None] * mesh.ndim
         alone = not any(isinstance(a, Tensor) for a in args[1:])
         if alone and hasattr(rules.operator.forward, "is_identity") and 0 in spread and not _wraps_batch(args[0]):

@@ -44,15 +44,13 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     install = lambda backward: setattr(function, "backward", staticmethod(backward))  # noqa: E731
     install(checked_once(rules.operator, rules.backward, install))
 
-    is_elementwise = getattr(rules.operator, "whole_dims", None) == 0
-
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:
             if not isinstance(a, Tensor):
                 if is_override(a):
                     return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
-            elif is_elementwise and is_jagged(a):
+            elif rules.is_elementwise and is_jagged(a):
                 return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
         if torch.compiler.is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)

@@ -38,7 +38,6 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
-    is_elementwise = getattr(operator, "whole_dims", None) == 0
     jit_tracing_state = torch_private.jit_tracing_state
     apply_unwraps, is_exporting, is_grad_enabled = torch_private.APPLY_UNWRAPS, torch.compiler.is_exporting, torch.is_grad_enabled
 
@@ -54,10 +53,6 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                         return in_transforms(args)
                     needs_grad = True
             elif kind not in SCALAR_TYPES:
-                if is_override(a):
-                    return handle_torch_function(operator.apply, args, *args)
-                if is_elementwise and is_jagged(a):
-                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
                 needed = check_uncommon_argument(a)
                 if needed is None:
                     return in_transforms(args)
@@ -108,11 +103,14 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return output if isinstance(output, Tensor) else restore(output)
 
     def check_uncommon_argument(value: Any) -> bool | None:
-        """Whether an argument of an uncommon type needs a gradient; None of a distributed tensor."""
+        """Whether an argument of an uncommon type needs a gradient; None of one that makes the call another."""
         if not isinstance(value, Tensor):
+            if is_override(value):
+                return None
             check_argument(value)
             return False
-        return None if meets_distributed and any_distributed((value,)) else value.requires_grad
+        is_special = (is_elementwise and is_jagged(value)) or (meets_distributed and any_distributed((value,)))
+        return None if is_special else value.requires_grad
 
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
@@ -123,7 +121,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             operator.setup_context(ctx, args, output)
         return output
 
-    saves, meets_distributed = operator.setup_context is not saves_nothing, rules.meets_distributed
+    saves = operator.setup_context is not saves_nothing
+    is_elementwise, meets_distributed = rules.is_elementwise, rules.meets_distributed
     function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)
     transform = through_transforms(_transforms(rules, in_transforms))

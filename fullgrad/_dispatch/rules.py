@@ -1,5 +1,6 @@
 """The rules of an operator, their arguments and results checked. Both dispatches call them."""
 
+import functools
 import inspect
 import threading
 import warnings
@@ -34,12 +35,18 @@ class Rules:
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.name: str = operator.__name__
-        self.parameters = tuple(inspect.signature(operator.forward).parameters)
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
+        # Such an operator of a jagged tensor is that of its buffer.
+        self.is_elementwise: bool = getattr(operator, "whole_dims", None) == 0
         # The conversions between distributed tensors and their shards are the only ones that handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
+
+    @functools.cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters of ``forward``."""
+        return tuple(inspect.signature(self.operator.forward).parameters)
 
     def forward(self, *args: Any) -> Any:
         """The author's ``forward``, its output checked."""

@@ -30,22 +30,14 @@ Label = int | None
 
 def run(rules: Rules, args: Sequence[Any]) -> Any:
     """The call of an operator of which an argument is a distributed tensor, or wraps one."""
-    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
-    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
-    mesh = next(iter(spread.values())).device_mesh
-    for i, t in found.items():
-        if i not in spread:
-            _check_plain(rules, args, i)
-        elif t.device_mesh != mesh:
-            raise ValueError(f"{rules.name}: distributed tensors must be on one mesh, got {mesh} and {t.device_mesh}.")
-    # The rule for a batch calls `apply` again, one level further down.
-    if not _is_declared(rules.operator) or active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
+    spread = _spread(rules, args)
+    if not _is_declared(rules.operator) or _is_batched():
         return _operation_by_operation(rules, args, spread)
-    return _on_shards(_Plan(rules, args, spread, mesh), rules.operator.apply, args)
+    return _on_shards(_Plan(rules, args, spread), rules.operator.apply, args)
 
 
 class _PlainCode:
-    """Plain differentiable code in the place of an operator and its rules."""
+    """Plain differentiable code as an operator and its rules."""
 
     whole_dims = 0
 
@@ -58,16 +50,30 @@ def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layou
     """Plain differentiable code of arguments of which one is distributed: elementwise, or with the layout that ``dim_labels``
     would return.
     """
-    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
-    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
     code: Any = _PlainCode(name, function, layout)
-    for i in found:
-        if i not in spread:
-            _check_plain(code, args, i)
-    if active_transforms()[-1:] in (["Vmap"], ["Functionalize"]):
+    spread = _spread(code, args)
+    if _is_batched():
         with _replicating():
             return function(*args)
-    return _on_shards(_Plan(code, args, spread, next(iter(spread.values())).device_mesh), function, args)
+    return _on_shards(_Plan(code, args, spread), function, args)
+
+
+def _spread(rules: Rules, args: Sequence[Any]) -> dict[int, Any]:
+    """The distributed tensors of a call by the numbers of their arguments, all on one mesh and not mixed with plain ones."""
+    found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+    spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
+    mesh = next(iter(spread.values())).device_mesh
+    for i, t in found.items():
+        if i not in spread:
+            _check_plain(rules, args, i)
+        elif t.device_mesh != mesh:
+            raise ValueError(f"{rules.name}: distributed tensors must be on one mesh, got {mesh} and {t.device_mesh}.")
+    return spread
+
+
+def _is_batched() -> bool:
+    """Whether the rule for a batch calls again, one level further down."""
+    return active_transforms()[-1:] in (["Vmap"], ["Functionalize"])
 
 
 def _on_shards(plan: "_Plan", function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -132,8 +138,9 @@ def _layout(operator: Any, args: Sequence[Any]) -> _Layout:
 class _Plan:
     """Where the inputs of a call must lie, and where its outputs do."""
 
-    def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any], mesh: Any) -> None:
-        self.name, self.mesh, self.args, self.spread = rules.name, mesh, args, spread
+    def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> None:
+        self.name, self.args, self.spread = rules.name, args, spread
+        self.mesh = mesh = next(iter(spread.values())).device_mesh
         self.labels, self.output = _layout(rules.operator, args)
         self.sizes = self._sizes()
         # Under a transform that batches, further down, a placement may be that of a batch dimension: all is whole then.
@@ -298,6 +305,11 @@ class _Conversion:
         cls.apply = staticmethod(_dispatch.connect(Rules(cls)))
 
 
+def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.layout = inputs[1:]
+
+
 class ToShards(_Conversion):
     """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient is that of a shard or, where
     ``gradient`` has it so, a part of a sum; the gradient of the whole is laid out as ``to``.
@@ -310,10 +322,7 @@ class ToShards(_Conversion):
         local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
         return local.detach()
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.layout = inputs[1:]
+    setup_context = staticmethod(_keep_layout)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -321,8 +330,8 @@ class ToShards(_Conversion):
         return None if g is None else ToWhole.apply(g, mesh, gradient, shape, to), None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
-        return None if t is None else ToShards.apply(t, *ctx.layout)
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        return ToShards.apply(t, *ctx.layout)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, mesh: Any, use: Any, gradient: Any, shape: Any, to: Any) -> tuple[Tensor, int]:
@@ -344,10 +353,7 @@ class ToWhole(_Conversion):
         whole = DTensor.from_local(y.detach(), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
         return whole if held == to else whole.redistribute(placements=to)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.layout = inputs[1:]
+    setup_context = staticmethod(_keep_layout)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -355,8 +361,8 @@ class ToWhole(_Conversion):
         return None if g is None else ToShards.apply(g, mesh, _summed(held), held, shape, _summed(to)), None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
-        return None if t is None else ToWhole.apply(t, *ctx.layout)
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
+        return ToWhole.apply(t, *ctx.layout)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, y: Tensor, mesh: Any, held: Any, shape: Any, to: Any) -> tuple[Tensor, int]:

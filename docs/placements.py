@@ -14,7 +14,7 @@ import torch  # noqa: E402
 
 from fullgrad._suite import cases  # noqa: E402
 from tests.distributed.ranks import PLACEMENTS  # noqa: E402
-from tests.distributed.test_matrix import EVERYDAY, OF_STACKS, OTHERS, check  # noqa: E402
+from tests.distributed.test_matrix import EVERYDAY, OTHERS, check, derivatives_of  # noqa: E402
 
 FAMILIES = (
     "rounding",
@@ -41,9 +41,8 @@ def main() -> None:
     for case in [*EVERYDAY, *OTHERS]:
         total[family[case.name]] += 1
         for name in PLACEMENTS:
-            wanted = ["value", "gradient"] + ["second"] * (case.name not in OF_STACKS)
             try:
-                check(case, (name,), (2,), wanted)
+                check(case, (name,), (2,), derivatives_of(case))
             except Exception as error:
                 if isinstance(error, AssertionError) and "out variant" not in str(error):  # the latter is torch's
                     raise

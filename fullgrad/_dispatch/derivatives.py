@@ -48,12 +48,18 @@ def _check_gradients(name: str, inputs: int, gradients: Any) -> None:
     """Refuse what the engine refuses without the name of the rule, or converts to zeros."""
     several = gradients if isinstance(gradients, tuple) else (gradients,)
     if len(several) < inputs or any(g is not None for g in several[inputs:]):  # torch allows for more that are None
-        found = f"a tuple of {len(several)}" if isinstance(gradients, tuple) else f"a {type(gradients).__name__}"
-        raise TypeError(f"{name}.vjp must return one gradient for each of the {inputs} inputs of forward, or None, got {found}.")
+        wanted = f"one gradient for each of the {inputs} inputs of forward, or None"
+        raise TypeError(f"{name}.vjp must return {wanted}, got {kind_of(gradients)}.")
     for i, g in enumerate(several):
         if not (g is None or _is_tangent(g)):
-            found = f"one of dtype {g.dtype}" if isinstance(g, Tensor) else f"a {type(g).__name__}"
-            raise TypeError(f"{name}.vjp must return floating tensors or None, got {found} for input {i}.")
+            raise TypeError(f"{name}.vjp must return floating tensors or None, got {kind_of(g)} for input {i}.")
+
+
+def kind_of(value: Any) -> str:
+    """What an error says that it found."""
+    if isinstance(value, Tensor):
+        return f"a tensor of dtype {value.dtype}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
 
 
 def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ...], error: Exception) -> None:
@@ -87,8 +93,7 @@ def as_differentiable_jvp(operator: Any) -> Any:
             _explain(operator, "jvp", "save_for_forward", ctx, tangents, error)
             raise
         if not _is_tangent(result) and not isinstance(result, tuple):
-            found = f"one of dtype {result.dtype}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-            raise TypeError(f"{operator.__name__}.jvp must return a floating tensor for each output, got {found}.")
+            raise TypeError(f"{operator.__name__}.jvp must return a floating tensor for each output, got {kind_of(result)}.")
         return clone_if_aliased(result, tangents)
 
     def differentiable_jvp(ctx: Any, *tangents: Any) -> Any:

@@ -37,7 +37,7 @@ _wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def make_overridable(*modules: types.ModuleType, refused: Mapping[str, Mapping[str, str]]) -> None:
-    """Put wrappers in the place of the functions in ``__all__`` that take tensors.
+    """Replace the functions in ``__all__`` that take tensors by wrappers.
 
     A function that several modules offer has one wrapper, which names the first of them as its module. ``refused`` has keywords
     of functions of the same name in other packages, and why they raise here; the signature does not show them.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp
+from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of
 from fullgrad._dispatch.state import only_vmap_active
 from fullgrad._dispatch.torch_private import dirty_tensors
 
@@ -63,7 +63,7 @@ class Rules:
         """The author's ``vmap``: the output, and for each tensor of it the batch dimension or None."""
         result = self.operator.vmap(info, in_dims, *args)
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(f"{self.name}.vmap must return the pair (output, out_dims), got {_kind(result)}.")
+            raise TypeError(f"{self.name}.vmap must return the pair (output, out_dims), got {kind_of(result)}.")
         output, dims = result
         if isinstance(output, Tensor):
             if isinstance(dims, tuple) and len(dims) == 1:
@@ -81,7 +81,7 @@ class Rules:
     def check_output(self, output: Any) -> Any:
         """Refuse outputs that autograd would silently lose; note the type of a tuple, of which autograd makes a plain one."""
         if not isinstance(output, tuple):
-            raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {_kind(output)}.")
+            raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {kind_of(output)}.")
         for item in output:
             if not isinstance(item, Tensor) and isinstance(item, _CONTAINERS) and _holds_tensor(item):
                 raise TypeError(
@@ -142,10 +142,6 @@ def rebuild(kind: type, items: Any) -> Any:
     """A tuple, namedtuple or ``torch.return_types`` of the given kind from its items."""
     make: Any = getattr(kind, "_make", kind)
     return make(items)
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -252,7 +252,7 @@ MISTAKES = {
     "list": ("vjp", lambda ctx, g: [g, g, None], "for each of the 3 inputs of forward, or None, got a list"),
     "nothing": ("vjp", lambda ctx, g: None, "for each of the 3 inputs of forward, or None, got a NoneType"),
     "number": ("vjp", lambda ctx, g: (g, 1.0, None), "vjp must return floating tensors or None, got a float for input 1"),
-    "mask": ("vjp", lambda ctx, g: (g > 0, g, None), "got one of dtype torch.bool for input 0"),
+    "mask": ("vjp", lambda ctx, g: (g > 0, g, None), "got a tensor of dtype torch.bool for input 0"),
     "unsaved": (
         "setup_context",
         _save_nothing,
@@ -263,7 +263,7 @@ MISTAKES = {
     "mask_as_tangent": (
         "jvp",
         lambda ctx, t, u, _: t > 0,
-        "jvp must return a floating tensor for each output, got one of dtype torch.bool",
+        "jvp must return a floating tensor for each output, got a tensor of dtype torch.bool",
     ),
     "no_tangent": ("jvp", lambda ctx, t, u, n: t + u + 0 * n, "jvp failed: the tangent of input 2 is None"),
     "unsaved_for_jvp": (

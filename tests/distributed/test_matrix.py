@@ -21,6 +21,11 @@ EVERYDAY = [c for c in SUBJECTS if not (c.exhaustive or c.long)]
 OTHERS = [c for c in SUBJECTS if c.long and not c.exhaustive]
 
 
+def derivatives_of(case):
+    """What is compared beside batches."""
+    return ["value", "gradient"] + ["second"] * (case.name not in OF_STACKS)
+
+
 def check(case, placement, shape, wanted):
     """On every rank the same as on plain tensors."""
 
@@ -45,8 +50,7 @@ def check(case, placement, shape, wanted):
 @pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)
 def test_operator(case, placement):
     """One case of each class of operators, rows of odd lengths among them, so that shards are uneven."""
-    wanted = ["value", "gradient", "vmap(grad)"] + ["second"] * (case.name not in OF_STACKS)
-    check(case, (placement,), (2,), wanted)
+    check(case, (placement,), (2,), [*derivatives_of(case), "vmap(grad)"])
 
 
 @needs_threads
@@ -55,4 +59,4 @@ def test_operator(case, placement):
 @pytest.mark.parametrize("case", OTHERS, ids=lambda c: c.name)
 def test_variant(case, placement):
     """The variants."""
-    check(case, (placement,), (2,), ["value", "gradient"] + ["second"] * (case.name not in OF_STACKS))
+    check(case, (placement,), (2,), derivatives_of(case))

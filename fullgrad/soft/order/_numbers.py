@@ -40,14 +40,13 @@ def power(t: Tensor, exponent: int) -> Tensor:
 class RowFunction(Function):
     """A function of rows, or of matrices, whose arguments broadcast: under ``vmap`` a batch is one more dimension in front."""
 
-    # How many of the last dimensions of each argument do not broadcast, where they differ.
     whole_dims = 1
-    core: ClassVar[tuple[int, ...] | None] = None
     out_dims: ClassVar[int | tuple[int, ...]] = 0
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return cls.apply(*aligned(in_dims, args, cls.core)), cls.out_dims
+        # Where all have as many whole dimensions, they broadcast like elements.
+        return cls.apply(*aligned(in_dims, args, cls.whole_dims if isinstance(cls.whole_dims, tuple) else None)), cls.out_dims
 
 
 def last_marked(marks: Tensor) -> Tensor:

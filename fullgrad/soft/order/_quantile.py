@@ -1,7 +1,7 @@
 """`quantile`: a quantile, soft."""
 
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, cast, overload
 
 from torch import Tensor
 
@@ -11,35 +11,48 @@ from fullgrad.soft.order._operators.quantile import Interpolation, quantile_oper
 from fullgrad.soft.order.methods import SortMethod
 
 
-@overload
-def quantile(
-    x: Tensor,
-    q: float | Sequence[float] | Tensor,
-    dim: int | None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    interpolation: Interpolation = ...,
-    standardize: bool = ...,
-    return_argquantile: Literal[False] = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def quantile(
-    x: Tensor,
-    q: float | Sequence[float] | Tensor,
-    dim: int | None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    interpolation: Interpolation = ...,
-    standardize: bool = ...,
-    *,
-    return_argquantile: Literal[True],
-    gated_grad: bool = ...,
-) -> tuple[Tensor, Tensor | None]: ...
+class _Quantile(Protocol):
+    """The overloads of both: with ``return_argquantile`` they return a pair."""
+
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        q: float | Sequence[float] | Tensor,
+        dim: int | None = ...,
+        keepdim: bool = ...,
+        softness: Softness = ...,
+        mode: Mode = ...,
+        method: SortMethod = ...,
+        interpolation: Interpolation = ...,
+        standardize: bool = ...,
+        return_argquantile: Literal[False] = ...,
+        gated_grad: bool = ...,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        x: Tensor,
+        q: float | Sequence[float] | Tensor,
+        dim: int | None = ...,
+        keepdim: bool = ...,
+        softness: Softness = ...,
+        mode: Mode = ...,
+        method: SortMethod = ...,
+        interpolation: Interpolation = ...,
+        standardize: bool = ...,
+        *,
+        return_argquantile: Literal[True],
+        gated_grad: bool = ...,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def _overloaded(function: Callable[..., Tensor | tuple[Tensor, Tensor | None]]) -> _Quantile:
+    """The function itself; to type checkers with the overloads of `_Quantile`."""
+    return cast("Any", function)
+
+
+@_overloaded
 def quantile(
     x: Tensor,
     q: float | Sequence[float] | Tensor,
@@ -99,35 +112,7 @@ def quantile(
     return quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation)
 
 
-@overload
-def quantile_st(
-    x: Tensor,
-    q: float | Sequence[float] | Tensor,
-    dim: int | None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    interpolation: Interpolation = ...,
-    standardize: bool = ...,
-    return_argquantile: Literal[False] = ...,
-    gated_grad: bool = ...,
-) -> Tensor: ...
-@overload
-def quantile_st(
-    x: Tensor,
-    q: float | Sequence[float] | Tensor,
-    dim: int | None = ...,
-    keepdim: bool = ...,
-    softness: Softness = ...,
-    mode: Mode = ...,
-    method: SortMethod = ...,
-    interpolation: Interpolation = ...,
-    standardize: bool = ...,
-    *,
-    return_argquantile: Literal[True],
-    gated_grad: bool = ...,
-) -> tuple[Tensor, Tensor | None]: ...
+@_overloaded
 def quantile_st(
     x: Tensor,
     q: float | Sequence[float] | Tensor,

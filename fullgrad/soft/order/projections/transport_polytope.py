@@ -129,7 +129,7 @@ class Potentials(RowFunction):
     not notice. Saved: the cost and the outputs.
     """
 
-    core = whole_dims = (2, 1, 1, 0)
+    whole_dims = (2, 1, 1, 0)
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ class Balance(RowFunction):
     and q of a part balance, so that neither moves the plan.
     """
 
-    core = whole_dims = (2, 1, 1)
+    whole_dims = (2, 1, 1)
 
     @staticmethod
     def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

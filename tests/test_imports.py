@@ -20,6 +20,7 @@ LAYERS = (
 HELPERS = tuple(
     f"fullgrad.{name}"
     for name in (
+        "_public",
         "_checks",
         "_inputs",
         "_batching",

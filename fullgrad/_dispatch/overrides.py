@@ -9,7 +9,7 @@ ten times as long; they are in `linecache`, so that tracebacks show them.
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
 from torch import Tensor
@@ -33,22 +33,21 @@ def {name}({parameters}):
 """
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-_wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def make_overridable(*modules: types.ModuleType, refused: Mapping[str, Mapping[str, str]]) -> None:
-    """Replace the functions in ``__all__`` that take tensors by wrappers.
+def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str, Mapping[str, str]]) -> None:
+    """Replace the functions in ``__all__`` that take tensors by wrappers, which name ``public`` as their module.
 
-    A function that several modules offer has one wrapper, which names the first of them as its module. ``refused`` has keywords
-    of functions of the same name in other packages, and why they raise here; the signature does not show them.
+    A function that has two names has one wrapper. ``refused`` has keywords of functions of the same name in other packages, and
+    why they raise here; the signature does not show them.
     """
-    for module in modules:
-        for name in module.__all__:
-            function = getattr(module, name)
-            if inspect.isfunction(function) and function not in _wrappers.values():
-                if function not in _wrappers:
-                    _wrappers[function] = _wrapper(function, module.__name__, refused.get(name, {}))
-                setattr(module, name, _wrappers[function])
+    wrappers: dict[Any, Any] = {}
+    for name in module.__all__:
+        function = getattr(module, name)
+        if inspect.isfunction(function):
+            if function not in wrappers:
+                wrappers[function] = _wrapper(function, public, refused.get(name, {}))
+            setattr(module, name, wrappers[function])
 
 
 def is_override(value: Any) -> bool:

@@ -1,5 +1,8 @@
 """Other packages' Functions, right under every transform: `adopt` one class, or all that are called while `adopting`."""
 
+from fullgrad._public import make_public
 from fullgrad.adoption._adopt import adopt, adopting
 
 __all__ = ["adopt", "adopting"]
+
+make_public(__name__, "fullgrad")

@@ -1,5 +1,6 @@
 """Rounding and quantizing: piecewise constant values with useful derivatives."""
 
+from fullgrad._public import make_public
 from fullgrad.rounding._affine_k_bit_quantize import AffineKBitQuantize, affine_k_bit_quantize
 from fullgrad.rounding._ceil import Ceil, ceil
 from fullgrad.rounding._floor import Floor, floor
@@ -39,3 +40,5 @@ __all__ = [
     "stochastic_round",
     "trunc",
 ]
+
+make_public(__name__, "fullgrad")

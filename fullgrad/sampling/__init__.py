@@ -4,6 +4,7 @@ The noise is drawn once, before the operator, of which it is an input: pass ``no
 """
 
 from fullgrad._noise import exponential_like, gumbel_like, uniform_like
+from fullgrad._public import make_public
 from fullgrad.sampling._bernoulli_logits_st import bernoulli_logits_st
 from fullgrad.sampling._bernoulli_st import bernoulli_st
 from fullgrad.sampling._binary_st import binary_st
@@ -46,3 +47,5 @@ __all__ = [
     "ternary_st",
     "uniform_like",
 ]
+
+make_public(__name__)

@@ -43,6 +43,74 @@ def test_the_compilers_are_not_imported():
     assert done.stdout.strip() == "", done.stdout + done.stderr
 
 
+def test_families_wait_until_they_are_asked_for():
+    """A name at the top imports what it needs; ``import *`` and ``dir`` have all; a wrong name is an AttributeError."""
+    code = """
+import sys, fullgrad
+loaded = lambda: {name.split(".")[1] for name in sys.modules if name.startswith("fullgrad.") and name.split(".")[1][0] != "_"}
+assert loaded() == set(), loaded()
+fullgrad.clamp
+assert loaded() == {"clamping"}, loaded()
+assert {"round_st", "spikes", "nn", "Function"} <= {*dir(fullgrad)}
+names = {}
+exec("from fullgrad import *", names)
+assert {*fullgrad.__all__} <= {*names} and "nn" not in names
+assert names["clamp"] is fullgrad.clamp is fullgrad.clamping.clamp and fullgrad.clamp.__module__ == "fullgrad"
+assert not hasattr(fullgrad, "clamq") and not hasattr(fullgrad, "_clamp")
+print("right")
+"""
+    done = run(code)
+    assert done.stdout.strip() == "right", done.stderr[-1500:]
+
+
+# Operators of four families, none of which has been imported.
+FIRST_USE = """
+import sys, torch, fullgrad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses import FakeTensorMode
+torch.manual_seed(0)
+x = torch.randn(5, 4, dtype=torch.float64)
+def first(x):
+    y = fullgrad.rank_st(x, 0) + fullgrad.soft.round(x) + fullgrad.spikes.atan(x)
+    return y + fullgrad.quantizers.fake_quantize(x, 0.5, 0.0, -8, 7)
+class First(torch.nn.Module):
+    def forward(self, x):
+        return first(x)
+slope = torch.func.grad(lambda x: first(x).sum())
+found = INSIDE
+compiled = torch.compile(slope, backend="aot_eager") if "torch._dynamo" in sys.modules else slope
+again = first(x), slope(x), torch.func.vmap(first, in_dims=1, out_dims=1)(x), compiled(x)
+torch.testing.assert_close(again[::2], (first(x), first(x)))
+torch.testing.assert_close(again[1::2], (slope(x), slope(x)))
+if found is not None:
+    torch.testing.assert_close(found, first(x))
+print("right")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "torch.func.vmap(first, in_dims=1, out_dims=1)(x)",
+        "torch.func.jvp(first, (x,), (x,))[0]",
+        "slope(x) * 0 + first(x)",
+        "torch.compile(first, backend='aot_eager', fullgraph=True)(x)",
+        "make_fx(first)(x)(x)",
+        "make_fx(first, tracing_mode='symbolic')(x)(x)",
+        "torch.export.export(First(), (x,)).module()(x)",
+        "torch.jit.trace(first, (x,), check_trace=False)(x)",
+        "torch.inference_mode()(first)(x).clone()",
+        "[FakeTensorMode().__enter__(), first(torch.ones(5, 4)), torch.utils._python_dispatch._pop_mode()].clear()",
+        "[torch.set_default_device('meta'), first(torch.ones(5, 4)), torch.set_default_device('cpu')].clear()",
+    ],
+)
+def test_first_use_inside_a_transform(inside):
+    """What is imported in the middle of a transform is as it is otherwise."""
+    done = run("import warnings; warnings.simplefilter('ignore')" + FIRST_USE.replace("INSIDE", inside))
+    assert done.stdout.strip() == "right", done.stderr[-1500:]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "order",

@@ -120,8 +120,17 @@ def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:
     return result.clone() if isinstance(result, Tensor) and any(result is t for t in tangents) else result
 
 
-class _PrimalContext:
-    """A view of ``ctx`` whose saved tensors carry no tangent of the level that is being differentiated."""
+def with_live_tensors(backward: Any) -> Any:
+    """The rule as it is called after the transform has ended in which the tensors were saved, as by what `torch.func.vjp` returns.
+
+    They are wrappers of that transform still. Operations see through them; another transform, in the rule, does not, and torch
+    fails inside (``batched == nullptr INTERNAL ASSERT FAILED``).
+    """
+    return lambda ctx, *cotangents: backward(_LiveContext(ctx), *cotangents)
+
+
+class _View:
+    """A view of ``ctx`` that has other saved tensors."""
 
     __slots__ = ("_ctx",)
 
@@ -134,10 +143,33 @@ class _PrimalContext:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
 
+
+class _PrimalContext(_View):
+    """Its saved tensors carry no tangent of the level that is being differentiated."""
+
+    __slots__ = ()
+
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
         unpack = torch_private.unpack_dual
         return tuple(t if t is None else unpack(t, level=0)[0] for t in self._ctx.saved_tensors)
+
+
+class _LiveContext(_View):
+    """Its saved tensors are not of a transform that has ended."""
+
+    __slots__ = ()
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(t if t is None else _live(t) for t in self._ctx.saved_tensors)
+
+
+def _live(tensor: Tensor) -> Tensor:
+    """What a wrapper of transforms that have ended holds."""
+    while (inner := torch_private.unwrap_if_dead(tensor)) is not tensor:
+        tensor = inner
+    return tensor
 
 
 def _as_function(rule: Any) -> Any:

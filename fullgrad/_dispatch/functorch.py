@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import torch_private
-from fullgrad._dispatch.derivatives import checked_once
+from fullgrad._dispatch.derivatives import checked_once, with_live_tensors
 from fullgrad._dispatch.forward_marks import saves_nothing
 from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
 from fullgrad._dispatch.overrides import is_override
@@ -129,25 +129,28 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     return call, in_transforms
 
 
-def _function(rules: Rules, name: str, kind: type, forward_and_setup: Any, has_forward_mode: bool = True) -> Any:
+def _function(
+    rules: Rules, name: str, kind: type, forward_and_setup: Any, has_forward_mode: bool = True, backward: Any = None
+) -> Any:
     """The C-level ``apply`` of a Function made of the given forward and the author's derivative rules.
 
     Without forward mode what ``setup_context`` keeps for it is dropped, which costs less than to keep it.
     """
+    backward = backward or rules.backward
 
     def refuse_in_place(ctx: Any, *tensors: Tensor) -> None:
         raise NotImplementedError(in_place_message(rules.name))
 
     body = {
         "forward": staticmethod(forward_and_setup),
-        "backward": staticmethod(rules.backward),
+        "backward": staticmethod(backward),
         "jvp": staticmethod(rules.jvp),
     }
     replaced: dict[str, Any] = {"mark_dirty": refuse_in_place}
     if not has_forward_mode:
         replaced["save_for_forward"] = _drop
-    backward = functools.partial(checked_once, rules.operator, rules.backward)
-    return torch_private.bind_apply(type(name, (kind,), body), backward, rules.jvp, replaced)
+    checked = functools.partial(checked_once, rules.operator, backward)
+    return torch_private.bind_apply(type(name, (kind,), body), checked, rules.jvp, replaced)
 
 
 def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,7 +261,8 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
         operator.setup_context(ctx, args, output)
         return output
 
-    return _function(rules, f"{rules.name}Level", torch_private.SingleLevelFunction, forward_and_setup)
+    backward = with_live_tensors(rules.backward)
+    return _function(rules, f"{rules.name}Level", torch_private.SingleLevelFunction, forward_and_setup, backward=backward)
 
 
 def _without_top(function: Callable[..., Any], *args: Any) -> Any:

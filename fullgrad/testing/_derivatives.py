@@ -402,6 +402,20 @@ def vmap_of_grad(s: Subject) -> None:
 
 
 @check("batching")
+def vmap_of_vjp(s: Subject) -> None:
+    """Per-sample cotangents, pulled back after the level of `torch.func.vjp` has ended: a rule may use a transform itself."""
+
+    def pulled(f):
+        def run(*tensors: Tensor):
+            y, back = without_aux(vjp(f, *tensors))
+            return back(torch.arange(1, y.numel() + 1, dtype=y.dtype, device=y.device).reshape(y.shape).cos())
+
+        return run
+
+    _against_loop(s, pulled, _mixed_dims(len(s.diff_argnums)))
+
+
+@check("batching")
 def grad_of_vmap(s: Subject) -> None:
     """``grad`` of a loss over a ``vmap``."""
     batch = s.batch()

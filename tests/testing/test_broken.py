@@ -207,6 +207,24 @@ class HalfRules(Cube):
         return 3 * x * x * g.to(torch.bfloat16).to(g.dtype) * (1 + 2e-2)
 
 
+class TransformsWrappers(torch.autograd.Function):
+    """torch's own Function, whose rule uses a transform: of tensors that were saved in one that has ended it fails."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.func.vjp(lambda x: x * x * x, *ctx.saved_tensors)[1](g)
+
+
 class BothAlways(Function):
     """x * y, whose two gradients are always computed."""
 
@@ -281,6 +299,7 @@ CAUGHT_BY = {
     enables_grad: {"modes_around", "modes_inside_transforms"},
     recomputed_once: {"checkpointed"},
     SharedTangent: {"tangents_are_not_shared"},
+    TransformsWrappers: {"vmap_of_vjp"},
     BothAlways: {"unneeded_gradients_cost_nothing"},
 }
 

@@ -61,6 +61,8 @@ def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | N
 
 def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
     """c: what makes the sample the largest, by a gap."""
+    if not x.shape[dim]:
+        return x
     top = x.amax(dim, keepdim=True)
     if gap == "probs":
         q = torch.softmax(x, dim).gather(dim, index) * _SURE

@@ -452,3 +452,32 @@ def test_median_is_no_interpolation(call):
     """The lower median is a function of its own, and its internal name is not accepted."""
     with pytest.raises(ValueError, match="`interpolation` must be one of 'linear'"):
         call(torch.arange(4.0), 0.3, interpolation="median")
+
+
+# --- rows without elements --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [soft.sort, soft.argsort, soft.rank, fullgrad.sort_st, fullgrad.argsort_st, fullgrad.rank_st])
+@pytest.mark.parametrize("mode", ["smooth", "hard"])
+def test_rows_of_nothing(function, mode):
+    """As torch sorts them: nothing, with a gradient of nothing."""
+
+    def first(x):
+        y = function(x, 1, mode=mode)
+        return y if isinstance(y, torch.Tensor) else y[0]
+
+    x = torch.zeros(3, 0, requires_grad=True)
+    y = first(x)
+    assert y.shape == ((3, 0, 0) if "argsort" in function.__name__ else (3, 0))
+    assert torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
+    assert vmap(grad(lambda x: first(x).sum()))(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize("function", [soft.quantile, fullgrad.quantile_st, fullgrad.max_st, fullgrad.median_st, fullgrad.sort_st])
+def test_no_rows(function):
+    """Nothing for each of no rows; torch.quantile refuses them."""
+    x = torch.zeros(0, 3, requires_grad=True)
+    y = function(x, 0.3, 1) if "quantile" in function.__name__ else function(x, 1)
+    y = y if isinstance(y, torch.Tensor) else y[0]
+    assert y.shape == ((0, 3) if "sort" in function.__name__ else (0,))
+    assert torch.autograd.grad(y.sum(), x)[0].shape == (0, 3)

@@ -19,7 +19,7 @@ from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize
 from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
-# torch.quantile takes no more.
+# torch.quantile takes no more elements, and refuses none at all, even where there is no row.
 _LARGEST = 16_000_000
 Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
@@ -195,7 +195,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     if outputs == "values_and_weights":
         return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     q = _tensor(q, x)
-    if outputs == "values" and q.ndim == 1 and x.numel() <= _LARGEST and not is_tracing():
+    if outputs == "values" and q.ndim == 1 and 0 < x.numel() <= _LARGEST and not is_tracing():
         return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
     # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
     # place. These are the same.

@@ -26,7 +26,9 @@ def sort_operator(
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
-    if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
+    if not rows.shape[d]:
+        y = _sort_of_nothing(rows, d, outputs)
+    elif mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_sort(rows, d, descending, count, outputs)
     else:
         y = Sort.apply(rows, softness, d, descending, count, (*options[:4], outputs, hard))
@@ -82,6 +84,14 @@ class Sort(OrderStatistic):
             return None
         c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), count)
         return Weights(rows, neural_scores(rows, c), dim, dim, None, returned)
+
+
+def _sort_of_nothing(x: Tensor, dim: int, outputs: Outputs) -> Any:
+    """No elements, in the shapes of the outputs, and differentiable as others are."""
+    if outputs == "values_and_indices":
+        return torch.sort(x, dim)
+    weights = x.unsqueeze(-1).repeat(*(1,) * x.ndim, 0)
+    return weights if outputs == "weights" else x.clone() if outputs == "values" else (x.clone(), weights)
 
 
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:

@@ -121,7 +121,7 @@ def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:
 
 
 def with_live_tensors(backward: Any) -> Any:
-    """The rule as it is called after the transform has ended in which the tensors were saved, as by what `torch.func.vjp` returns.
+    """The rule as it is called after the transform has ended in which tensors were saved, as by what `torch.func.vjp` returns.
 
     They are wrappers of that transform still. Operations see through them; another transform, in the rule, does not, and torch
     fails inside (``batched == nullptr INTERNAL ASSERT FAILED``).

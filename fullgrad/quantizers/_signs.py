@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import apply_steps
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.clamping._clamp import pass_inside
 
 
@@ -14,9 +16,15 @@ def as_factor(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def sign(x: Tensor, at_zero: float) -> Tensor:
-    """1 and -1, ``at_zero`` at zeros of both signs, NaN for NaN."""
-    y = torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, torch.where(x == 0, at_zero, x.detach())))
-    return y.to(x.dtype)
+    """1 and -1, ``at_zero``, which is one of those or 0, at zeros of both signs, NaN for NaN."""
+    x = x.detach()
+    return with_nan(apply_steps(torch.sign(x), (torch.mul, 2), (torch.add, at_zero), (torch.sign,)), x)
+
+
+def with_nan(code: Tensor, x: Tensor) -> Tensor:
+    """The code of numbers, where zeros are positive, and NaN for NaN, of which torch's sign is 0."""
+    nan = apply_steps(torch.clamp(x, 1, 2), (torch.mul, 0))
+    return torch.add(code, nan, out=nan if code.shape == nan.shape and can_reuse_buffers() else None)
 
 
 def pass_in_window(g: Tensor, x: Tensor, window: Any) -> Tensor:

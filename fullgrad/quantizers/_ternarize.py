@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._buffers import apply_steps
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._signs import pass_in_window
+from fullgrad.quantizers._signs import pass_in_window, with_nan
 
 
 def ternarize(
@@ -98,10 +99,17 @@ class Ternarize(Elementwise):
     ) -> Tensor:
         wide = x.float() if x.dtype in HALF else x
         wide, t, p, n = to_compute(expanded(wide, threshold, scale, negative_scale, window), threshold, scale, negative_scale)
-        n = n if has_negative_scale else p
-        # Zeros are positive, and NaN stays.
-        y = torch.where(wide > t, p, torch.where(wide < -t, -n, torch.where(wide.isnan(), wide, 0.0)))
-        return y.to(x.dtype)
+        wide = wide.detach()
+        if isinstance(t, Tensor):
+            code = apply_steps((wide > t).to(wide.dtype), (torch.sub, (wide < -t).to(wide.dtype)))
+        else:
+            code = apply_steps(torch.nn.functional.hardshrink(wide, t), (torch.sign,))
+        if has_negative_scale:  # one of the summands is 0
+            below = apply_steps(torch.clamp(code, max=0), (torch.mul, n))
+            y = apply_steps(torch.clamp(code, min=0), (torch.mul, p), (torch.add, below))
+        else:
+            y = apply_steps(code, (torch.mul, p))
+        return with_nan(y, wide).to(x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, scale: Any, negative_scale: Any, window: Any, *rest: Any) -> Any:

@@ -1,0 +1,67 @@
+"""``python -m fullgrad fuzz``: calls that nobody thought of, each with a law that it must keep."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad._suite.fuzz import LAWS
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("fuzz", help="draw shapes, numbers, layouts, dtypes and nestings, and look for wrong results")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="operators; by default all")
+    parser.add_argument("--laws", nargs="+", metavar="LAW", help=f"of {', '.join(LAWS)} (default: all)")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--minutes", type=float, metavar="N", help="how long (default: 1)")
+    amount.add_argument("--cases", type=int, metavar="N", help="how many programs, instead")
+    parser.add_argument("--seed", type=int, help="of what is drawn (default: today's date)")
+    parser.add_argument("--device", default="cpu", help="a device that has float64 (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts and the failures to a file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw and check with a progress bar, print failures as programs, and tell whether there was none."""
+    extra("hypothesis", "fuzz")
+    progress_module, console_module = extra("rich.progress", "fuzz"), extra("rich.console", "fuzz")
+    from fullgrad._suite.fuzz._draw import names as known
+    from fullgrad._suite.fuzz._program import BY_NAME
+    from fullgrad._suite.fuzz._search import search
+
+    chosen = [n for n in known() if not options.names or {n, *BY_NAME[n].covers} & {*options.names}]
+    laws = options.laws or list(LAWS)
+    if not chosen or not {*laws} <= {*LAWS}:
+        raise UsageError(f"no operator {' '.join(options.names)} or no law among {', '.join(laws)}; laws are {', '.join(LAWS)}.")
+    seed = int(time.strftime("%Y%m%d")) if options.seed is None else options.seed
+    minutes = 1.0 if options.minutes is None and options.cases is None else options.minutes
+    torch.set_num_threads(1)
+    console, start = console_module.Console(stderr=True), time.monotonic()
+    columns = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), "{task.description}")
+    with progress_module.Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=options.cases or 60 * minutes)
+
+        def advance(found: Any) -> None:
+            done = found.count if options.cases else time.monotonic() - start
+            progress.update(task, completed=done, description=f"{found.count} programs, {len(found.failures)} failures")
+
+        found = search(
+            chosen, laws, first_seed=seed, count=options.cases, minutes=minutes, device=options.device, advance=advance
+        )
+    for program, error in found.failures:
+        print(f"{program.text()}\n# {error.splitlines()[0]}\n")
+    by_law = ", ".join(f"{law} {n} ({found.rejected[law]} said nothing)" for law, n in sorted(found.laws.items()))
+    print(f"seed {seed}: {found.count} programs, {len(found.failures)} failures; {by_law}")
+    if options.json:
+        failures = [{"program": asdict(program), "error": error} for program, error in found.failures]
+        counts = {"laws": found.laws, "cases": found.cases, "rejected": found.rejected}
+        options.json.write_text(
+            json.dumps({"seed": seed, "torch": torch.__version__, **counts, "failures": failures}, indent=1) + "\n"
+        )
+    return int(bool(found.failures))

@@ -1,0 +1,193 @@
+"""`Program`: one drawn call of an operator, and the tensors that it makes."""
+
+import functools
+import inspect
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.cases._case import Case
+
+BY_NAME = {case.name: case for case in CASES}
+# What may stand in place of an element of the first input: ties, bounds, halves, the ends of the dtypes.
+SPECIAL = (
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    1.0,
+    -1.0,
+    1.5,
+    2.5,
+    float("inf"),
+    -float("inf"),
+    float("nan"),
+    "tiny",
+    "subnormal",
+    "max",
+    "tie",
+)
+IN_THE_UNIT_INTERVAL = (0.0, 0.5, 1.0, "tiny", "tie")
+LAYOUTS = ("contiguous", "permuted", "strided", "expanded", "offset", "channels last")
+
+
+class Step(NamedTuple):
+    """One transform of a nesting: its name, the input that it is of, and where a batch stands."""
+
+    name: str
+    argument: int = 0
+    in_dim: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is drawn: an operator, a law that it must keep, and everything that its inputs are made of.
+
+    Args:
+        case: The name of a case, which is an operator with its parameters.
+        law: The name of a function of `LAWS`.
+        sizes: The sizes of the dimensions of the inputs as far as they broadcast; None for those of the case.
+        seed: Of the numbers.
+        specials: Indices, modulo the number of elements, and what stands there.
+        dtype: Of all inputs.
+        layout: Of the first input in memory.
+        steps: The nesting, from the inside.
+        mode: Around the call.
+        device: Of all inputs.
+    """
+
+    case: str
+    law: str
+    sizes: tuple[int, ...] | None = None
+    seed: int = 0
+    specials: tuple[tuple[int, Any], ...] = ()
+    dtype: str = "float64"
+    layout: str = "contiguous"
+    steps: tuple[Step, ...] = ()
+    mode: str = "plain"
+    device: str = "cpu"
+
+    @property
+    def subject(self) -> Case:
+        """The case."""
+        return BY_NAME[self.case]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The differentiable inputs."""
+        case, generator = self.subject, torch.Generator().manual_seed(self.seed)
+        dtype = getattr(torch, self.dtype)
+        made = [
+            _numbers(t, _shape(case, t, self.sizes), generator, is_first=i == 0).to(dtype) for i, t in enumerate(case.tensors)
+        ]
+        return tuple(t.to(self.device) for t in (_laid_out(self._with_specials(made[0]), self.layout), *made[1:]))
+
+    def text(self) -> str:
+        """A program of a few lines that runs by itself."""
+        default = Program(self.case, self.law)
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = [
+            f"{name}={value!r}" for name, value in given.items() if value != getattr(default, name) or name in ("case", "law")
+        ]
+        inputs = [f"#   {line}" for t in self.tensors() for line in f"{t!r}"[:400].splitlines()]
+        return "\n".join(
+            [
+                "from math import inf, nan",
+                "from fullgrad._suite.fuzz import Program, Step, check",
+                f"# {self.case} of",
+                *inputs,
+                f"check(Program({', '.join(changed)}))",
+            ]
+        )
+
+    def _with_specials(self, x: Tensor) -> Tensor:
+        flat = x.flatten()
+        for index, value in self.specials if x.numel() else ():
+            flat[index % x.numel()] = _special(value, flat)
+        return flat.reshape(x.shape)
+
+
+def is_elementwise(case: Case) -> bool:
+    """Whether inputs may have any number of dimensions."""
+    return case.of == "elements" and case.elementwise
+
+
+@functools.cache
+def rank(name: str) -> int:
+    """How many dimensions the inputs of a case have together; 0 where they are not shapes that broadcast, or must stay."""
+    case = BY_NAME[name]
+    shapes = [t.shape for t in case.tensors]
+    others = [v for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and i not in case.diff_argnums]
+    if case.of == "matrices" or others or any(_holds_tensor(f) for f in (case.operator, case.surrogate)):
+        return 0
+    try:
+        common = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return 0
+    return len(common)
+
+
+def _holds_tensor(function: Any) -> bool:
+    """Whether a function closes over a tensor, whose shape is that of the case's inputs."""
+    if isinstance(function, functools.partial):
+        return any(isinstance(v, Tensor) for v in (*function.args, *function.keywords.values())) or _holds_tensor(function.func)
+    if not inspect.isfunction(function):
+        return False
+    return any(
+        isinstance(v, Tensor) or (callable(v) and _holds_tensor(v)) for v in inspect.getclosurevars(function).nonlocals.values()
+    )
+
+
+def _shape(case: Case, tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape of an input: its own dimensions of size 1 stay so next to others."""
+    if sizes is None:
+        return tuple(tensor.shape)
+    common = torch.broadcast_shapes(*[t.shape for t in case.tensors])
+    shape: list[int] = []
+    for i, n in enumerate(reversed(sizes)):
+        if i < len(common):
+            if i >= tensor.ndim:
+                break
+            shape.append(1 if tensor.shape[-1 - i] == 1 and common[-1 - i] != 1 else n)
+        elif tensor.ndim == len(common) and len(common):
+            shape.append(n)
+    return tuple(reversed(shape))
+
+
+def _numbers(own: Tensor, shape: tuple[int, ...], generator: torch.Generator, is_first: bool) -> Tensor:
+    """Numbers of an input of such a shape: of the range of the case's own, which says what its domain is."""
+    low, high = own.amin().item(), own.amax().item()
+    if is_first and low < 0:
+        return torch.randn(shape, generator=generator, dtype=torch.float64) * 2
+    if is_first:
+        return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+    chosen = torch.randint(own.numel(), shape, generator=generator)
+    return own.flatten()[chosen] * (1 + 0.01 * torch.rand(shape, generator=generator, dtype=torch.float64))
+
+
+def _special(value: Any, flat: Tensor) -> Any:
+    limits = torch.finfo(flat.dtype)
+    if value == "tie":
+        return flat[0].clone()
+    return (
+        {"tiny": limits.tiny, "subnormal": limits.tiny / 4, "max": limits.max}.get(value, value)
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same numbers, or those of the first row in all rows, in another layout in memory."""
+    if layout == "permuted" and x.ndim > 1:
+        return x.movedim(0, -1).contiguous().movedim(-1, 0)
+    if layout == "strided":
+        return torch.stack((x, x), -1)[..., 1]
+    if layout == "expanded" and x.ndim and x.shape[0]:
+        return x[:1].expand(x.shape)
+    if layout == "offset":
+        return torch.cat((x.new_zeros(1), x.flatten()))[1:].reshape(x.shape) if x.numel() else x
+    if layout == "channels last" and x.ndim == 4:
+        return x.to(memory_format=torch.channels_last)
+    return x

@@ -1,0 +1,147 @@
+"""`python -m fullgrad fuzz`: each law catches what breaks it, failures shrink, and what was found stays mended."""
+
+import ast
+import datetime
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fullgrad._suite.cases._case import Case
+from fullgrad._suite.cli import main
+from fullgrad._suite.fuzz import LAWS, Program, Rejected, Step, _program, check
+from fullgrad._suite.fuzz._draw import names
+from fullgrad._suite.fuzz._search import search
+from tests.operators import Cube
+from tests.testing import test_broken as broken
+
+# What a search found, in its smallest form.
+MENDED = [
+    Program("straight_through", "loop", steps=(Step("vmap"),)),  # an internal assertion of torch
+    Program("quantile_st softsort smooth", "layouts", sizes=(0, 1)),  # torch.quantile refuses no rows
+    *[Program(f"{name} softsort smooth", "roads", sizes=(1, 0), mode="vjp") for name in ("soft.sort", "soft.argsort", "soft.rank", "sort_st")],
+]
+
+
+class ByStride(Cube):
+    """A value that depends on the layout in memory."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x * (1 if x.is_contiguous() else 2)
+
+
+class OneRoad(Cube):
+    """A gradient that is another one while a graph of it is recorded."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g * (2 if torch.is_grad_enabled() else 1)
+
+
+class Coarse(Cube):
+    """A gradient of few digits in every dtype but float64."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        slope = 3 * x * x
+        return (slope if x.dtype == torch.float64 else slope.round()) * g
+
+
+class LeavesGradModeOff(Cube):
+    """A rule that an error would leave in another mode."""
+
+    @staticmethod
+    def forward(x):
+        torch.set_grad_enabled(False)
+        return x * x * x
+
+
+BROKEN = {
+    "value": broken.InexactValue,
+    "nesting": broken.DroppedTangent,
+    "loop": broken.MixesTheBatch,
+    "layouts": ByStride,
+    "roads": OneRoad,
+    "adjoint": broken.DroppedTangent,
+    "orders": broken.VjpTwice,
+    "precision": Coarse,
+    "compiled": broken.DroppedTangent,
+}
+
+
+def case(operator):
+    """A case of an operator whose value and derivative are those of x^3."""
+    x = torch.tensor([[0.3, -1.2, 0.7], [1.1, 0.4, -0.6]], dtype=torch.float64)
+    cube = lambda x: x * x * x  # noqa: E731
+    return Case(name="broken", covers=("broken",), operator=operator.apply, inputs=(x,), surrogate=cube, value=cube)
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law != "compiled"])
+def test_law_holds_of_a_right_operator_and_finds_a_wrong_one(law, monkeypatch):
+    """In a few programs."""
+    monkeypatch.setitem(_program.BY_NAME, "broken", case(Cube))
+    assert search(["broken"], [law], count=60).failures == []
+    monkeypatch.setitem(_program.BY_NAME, "broken", case(BROKEN[law]))
+    assert [program.law for program, _ in search(["broken"], [law], count=120).failures] == [law]
+
+
+@pytest.mark.long
+def test_compiled_programs(monkeypatch):
+    """The law whose programs take a second each."""
+    monkeypatch.setitem(_program.BY_NAME, "broken", case(broken.BakedIn))
+    assert search(["broken"], ["compiled"], count=12).failures
+
+
+def test_a_failure_shrinks_to_a_program_that_runs(monkeypatch, tmp_path):
+    """To the simplest inputs that fail, as text."""
+    monkeypatch.setitem(_program.BY_NAME, "broken", case(ByStride))
+    ((program, error),) = search(["broken"], ["layouts"], count=200).failures
+    assert program.sizes is None and program.specials == () and program.seed == 0 and "expected" in error
+    text = replace(program, case="round").text()
+    ast.parse(text)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mode_that_is_left_is_found(monkeypatch):
+    """Grad mode, forward mode, transforms and autocast stay as they were."""
+    monkeypatch.setitem(_program.BY_NAME, "broken", case(LeavesGradModeOff))
+    monkeypatch.setitem(LAWS, "value", lambda program: LeavesGradModeOff.forward(*program.tensors()))
+    try:
+        with pytest.raises(AssertionError, match="grad mode"):
+            check(Program("broken", "value"))
+    finally:
+        torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("program", MENDED, ids=lambda p: f"{p.case}-{p.law}")
+def test_what_was_found_stays_mended(program):
+    """Smallest programs of defects that were."""
+    try:
+        check(program)
+    except Rejected as refusal:
+        pytest.fail(f"refused: {refusal}")
+
+
+@pytest.mark.long
+def test_programs_of_today():
+    """A fixed number, with a new seed each day: a failure is told as a program."""
+    today = datetime.date.today()
+    found = search(names(), [law for law in LAWS if law != "compiled"], first_seed=int(f"{today:%Y%m%d}"), count=1500)
+    assert not found.failures, "\n\n".join(f"{program.text()}\n# {error}" for program, error in found.failures)
+
+
+def test_command(capsys, tmp_path):
+    """Counts, an exit status, and a file."""
+    pytest.importorskip("rich")
+    file = tmp_path / "found.json"
+    assert main(["fuzz", "round", "--laws", "value", "loop", "--cases", "20", "--seed", "1", "--json", str(file)]) == 0
+    assert "20 programs, 0 failures" in capsys.readouterr().out
+    assert sum(json.loads(file.read_text())["laws"].values()) == 20
+    assert main(["fuzz", "nothing"]) == 2

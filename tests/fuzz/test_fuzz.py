@@ -22,7 +22,10 @@ from tests.testing import test_broken as broken
 MENDED = [
     Program("straight_through", "loop", steps=(Step("vmap"),)),  # an internal assertion of torch
     Program("quantile_st softsort smooth", "layouts", sizes=(0, 1)),  # torch.quantile refuses no rows
-    *[Program(f"{name} softsort smooth", "roads", sizes=(1, 0), mode="vjp") for name in ("soft.sort", "soft.argsort", "soft.rank", "sort_st")],
+    *[
+        Program(f"{name} softsort smooth", "roads", sizes=(1, 0), mode="vjp")
+        for name in ("soft.sort", "soft.argsort", "soft.rank", "sort_st")
+    ],
 ]
 
 
@@ -102,7 +105,8 @@ def test_a_failure_shrinks_to_a_program_that_runs(monkeypatch, tmp_path):
     """To the simplest inputs that fail, as text."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(ByStride))
     ((program, error),) = search(["broken"], ["layouts"], count=200).failures
-    assert program.sizes is None and program.specials == () and program.seed == 0 and "expected" in error
+    assert (program.sizes, program.specials, program.seed) == (None, (), 0)
+    assert "expected" in error
     text = replace(program, case="round").text()
     ast.parse(text)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True)

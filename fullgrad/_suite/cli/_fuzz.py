@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if not chosen or not {*laws} <= {*LAWS}:
         raise UsageError(f"no operator {' '.join(options.names)} or no law among {', '.join(laws)}; laws are {', '.join(LAWS)}.")
     seed = int(time.strftime("%Y%m%d")) if options.seed is None else options.seed
-    minutes = 1.0 if options.minutes is None and options.cases is None else options.minutes
+    minutes: float = 1.0 if options.minutes is None else options.minutes
     torch.set_num_threads(1)
     console, start = console_module.Console(stderr=True), time.monotonic()
     columns = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), "{task.description}")
@@ -52,7 +52,13 @@ def run(options: argparse.Namespace) -> int:
             progress.update(task, completed=done, description=f"{found.count} programs, {len(found.failures)} failures")
 
         found = search(
-            chosen, laws, first_seed=seed, count=options.cases, minutes=minutes, device=options.device, advance=advance
+            chosen,
+            laws,
+            first_seed=seed,
+            count=options.cases,
+            minutes=None if options.cases else minutes,
+            device=options.device,
+            advance=advance,
         )
     for program, error in found.failures:
         print(f"{program.text()}\n# {error.splitlines()[0]}\n")

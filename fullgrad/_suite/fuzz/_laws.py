@@ -11,6 +11,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from fullgrad._dispatch import active_transforms, is_forward_mode
+from fullgrad._recompute import without_aux
 from fullgrad._suite.fuzz._program import Program, Step, is_elementwise
 from fullgrad.testing._subject import close, equal, like, scalar
 
@@ -135,7 +136,7 @@ FORWARD = ("jvp", "jacfwd")
 
 
 def _pulled(f: Function, step: Step, args: Sequence[Tensor], seed: int) -> Tensor:
-    y, pull = vjp(f, *args)
+    y, pull = without_aux(vjp(f, *args))
     return pull(_weights(y))[step.argument % len(args)]
 
 
@@ -177,7 +178,7 @@ def loop(program: Program) -> None:
         raise Rejected("the derivative of an input that is not batched depends on the whole cotangent")
 
     def both(*a: Tensor) -> Any:
-        y, pull = vjp(case.op, *a)
+        y, pull = without_aux(vjp(case.op, *a))
         return y, pull(_weights(y))
 
     rows = [[s[i] if b else samples[0][i] for i, b in enumerate(which)] for s in samples]
@@ -227,7 +228,7 @@ def _through_hooks(f: Function, x: Sequence[Tensor]) -> Any:
 
 
 def _by_vjp(f: Function, x: Sequence[Tensor]) -> Any:
-    y, pull = vjp(f, *x)
+    y, pull = without_aux(vjp(f, *x))
     return y, list(pull(like(y, 7)))
 
 
@@ -246,6 +247,18 @@ def _through_grad(f: Function, x: Sequence[Tensor]) -> Any:
     return f(*x), list(grad(lambda *a: (f(*a) * g).sum(), tuple(range(len(x))))(*x))
 
 
+def _batch_of_one(f: Function, x: Sequence[Tensor]) -> Any:
+    """By a batch of one."""
+    g = like(f(*x), 7)
+
+    def both(*a: Tensor) -> Any:
+        y, pull = without_aux(vjp(f, *a))
+        return y, pull(g)
+
+    y, gradients = vmap(both)(*[t.unsqueeze(0) for t in x])
+    return y.squeeze(0), [t.squeeze(0) for t in gradients]
+
+
 ROADS: dict[str, Callable[[Function, Sequence[Tensor]], Any]] = {
     "vjp": _by_vjp,
     "graph": lambda f, x: _reverse(f, x, create_graph=True),
@@ -253,15 +266,9 @@ ROADS: dict[str, Callable[[Function, Sequence[Tensor]], Any]] = {
     "hooks": _through_hooks,
     "checkpoint": lambda f, x: _reverse(lambda *a: checkpoint(f, *a, use_reentrant=False), x),
     "thread": _in_thread,
-    "vmap": lambda f, x: [t.squeeze(0) if isinstance(t, Tensor) else [u.squeeze(0) for u in t] for t in _vmapped_vjp(f, x)],
+    "vmap": _batch_of_one,
     "one at a time": lambda f, x: (f(*x), [_of_one(f, x, i) for i in range(len(x))]),
 }
-
-
-def _vmapped_vjp(f: Function, x: Sequence[Tensor]) -> Any:
-    g = like(f(*x), 7)
-    y, gradients = vmap(lambda *a: (lambda y, pull: (y, pull(g)))(*vjp(f, *a)))(*[t.unsqueeze(0) for t in x])
-    return y, list(gradients)
 
 
 def _of_one(f: Function, x: Sequence[Tensor], i: int) -> Tensor:

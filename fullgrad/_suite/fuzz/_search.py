@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -17,6 +18,7 @@ from fullgrad._suite.fuzz._program import Program
 
 # Programs that Hypothesis draws from one seed; a failure ends a round.
 _ROUND = 300
+_ALL: Any = list(HealthCheck)  # a round may be slow, and may drop what it draws
 
 
 @dataclass
@@ -96,7 +98,7 @@ def _round(run: Callable[[Program], None], strategy: SearchStrategy[Program], nu
         deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=_ALL,
         report_multiple_bugs=False,
     )
     @given(strategy)

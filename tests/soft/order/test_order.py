@@ -457,7 +457,9 @@ def test_median_is_no_interpolation(call):
 # --- rows without elements --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [soft.sort, soft.argsort, soft.rank, fullgrad.sort_st, fullgrad.argsort_st, fullgrad.rank_st])
+@pytest.mark.parametrize(
+    "function", [soft.sort, soft.argsort, soft.rank, fullgrad.sort_st, fullgrad.argsort_st, fullgrad.rank_st]
+)
 @pytest.mark.parametrize("mode", ["smooth", "hard"])
 def test_rows_of_nothing(function, mode):
     """As torch sorts them: nothing, with a gradient of nothing."""

@@ -24,6 +24,7 @@ OUTPUT = {
     "choosing": "equal a loop over 8 samples",
     "clamp_range": "learned is ahead of fixed",
     "digits": "equal a loop over its samples",
+    "distributed": r"^2 processes(.|\n)*tensor parallel +\d\.\de-1\d\nsum of clipped gradients",
     "forward_mode": "slopes equal the gradient",
     "quantization": r"mixed bits: loss .* below uniform(.|\n)*torch\.export: equal outputs(.|\n)*ONNX: (equal|not installed)",
     "ranking": "straight-through",
@@ -35,7 +36,7 @@ OUTPUT = {
     r"^opacus: (per-sample gradients|not installed, skipped)(.|\n)*"
     r"^curvlinops: (Hessian|not installed, skipped)",
 }
-WITHOUT_PICTURE = {"adopting", "plugins"}  # the first has one where its package is
+WITHOUT_PICTURE = {"adopting", "distributed", "plugins"}  # the first has one where its package is
 
 
 @pytest.mark.long

@@ -210,7 +210,7 @@ def roads(program: Program) -> None:
     case, x = program.subject, program.tensors()
     expected, found = _flat(_call(_reverse, case.op, x)), _flat(ROADS[program.mode](case.op, x))
     if program.mode == "batched" and not is_elementwise(case):
-        # In torch's older vmap the derivative has no closed form, and intermediates of the largest numbers overflow: NaN, there alone.
+        # In torch's older vmap a derivative has no closed form, and what lies between overflows of the largest numbers: to NaN.
         found = [torch.where(a.isnan() | b.isnan(), b, a) for a, b in zip(found, expected, strict=True)]
     _near(program, found, expected)
 

@@ -248,7 +248,7 @@ MISTAKES = {
         "vjp must return one gradient for each of the 3 inputs of forward, or None, got a tuple of 2",
     ),
     "too_many": ("vjp", lambda ctx, g: (g, g, None, g), "for each of the 3 inputs of forward, or None, got a tuple of 4"),
-    "one": ("vjp", lambda ctx, g: g, "for each of the 3 inputs of forward, or None, got a Tensor"),
+    "one": ("vjp", lambda ctx, g: g, "for each of the 3 inputs of forward, or None, got a tensor of dtype torch.float64"),
     "list": ("vjp", lambda ctx, g: [g, g, None], "for each of the 3 inputs of forward, or None, got a list"),
     "nothing": ("vjp", lambda ctx, g: None, "for each of the 3 inputs of forward, or None, got a NoneType"),
     "number": ("vjp", lambda ctx, g: (g, 1.0, None), "vjp must return floating tensors or None, got a float for input 1"),

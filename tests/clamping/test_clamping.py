@@ -198,3 +198,30 @@ def test_nan_and_infinity_spread():
     for bad in (NAN, INF, -INF):
         y = fullgrad.clamp_by_linear(torch.tensor([0.0, bad, 1.0]))
         assert y.isnan().any()
+
+
+@pytest.mark.parametrize("side", ["min_value", "max_value"])
+def test_a_tie_with_one_tensor_bound_is_inside(side):
+    """Its gradient goes to x alone, as with two bounds; beyond the bound it goes to the bound alone."""
+    x = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
+    bound = torch.tensor([0.5, 0.5, 0.5], requires_grad=True)
+    to_x, to_bound = torch.autograd.grad(fullgrad.clamp(x, **{side: bound}).sum(), (x, bound))
+    outside = [1.0, 0.0, 0.0] if side == "min_value" else [0.0, 0.0, 1.0]
+    assert to_bound.tolist() == outside
+    assert to_x.tolist() == [1 - v for v in outside]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [(("a", torch.ones(2), 0.0, 1.0), "grad_output"), ((torch.ones(2), "a", 0.0, 1.0), "x")]
+)
+def test_errors_of_the_helper_name_the_argument(arguments, name):
+    """Operator, argument, and what was found."""
+    with pytest.raises(TypeError, match=f"^clamp_backward: `{name}` must be a tensor"):
+        fullgrad.clamp_backward(*arguments)
+
+
+def test_a_number_in_a_batch_of_batches_is_alone():
+    """Its range is its own."""
+    x = torch.tensor([[1.0, 2.0, 4.0], [0.5, -1.0, 3.0]])
+    assert torch.func.vmap(torch.func.vmap(fullgrad.clamp_by_linear))(x).tolist() == [[0.0] * 3] * 2
+    assert torch.func.vmap(torch.func.vmap(torch.func.grad(fullgrad.clamp_by_linear)))(x).tolist() == [[0.0] * 3] * 2

@@ -23,7 +23,7 @@ MENDED = [
     Program("straight_through", "loop", steps=(Step("vmap"),)),  # an internal assertion of torch
     Program("quantile_st softsort smooth", "layouts", sizes=(0, 1)),  # torch.quantile refuses no rows
     *[
-        Program(f"{name} softsort smooth", "roads", sizes=(1, 0), mode="vjp")
+        Program(f"{name} softsort smooth", "ways", sizes=(1, 0), mode="vjp")
         for name in ("soft.sort", "soft.argsort", "soft.rank", "sort_st")
     ],
 ]
@@ -37,7 +37,7 @@ class ByStride(Cube):
         return x * x * x * (1 if x.is_contiguous() else 2)
 
 
-class OneRoad(Cube):
+class OneWay(Cube):
     """A gradient that is another one while a graph of it is recorded."""
 
     @staticmethod
@@ -70,7 +70,7 @@ BROKEN = {
     "nesting": broken.DroppedTangent,
     "loop": broken.MixesTheBatch,
     "layouts": ByStride,
-    "roads": OneRoad,
+    "ways": OneWay,
     "adjoint": broken.DroppedTangent,
     "orders": broken.VjpTwice,
     "precision": Coarse,

@@ -7,13 +7,23 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fullgrad._suite.fuzz._laws import FORWARD, MODES, ROADS
-from fullgrad._suite.fuzz._program import BY_NAME, IN_THE_UNIT_INTERVAL, LAYOUTS, SPECIAL, Program, Step, is_elementwise, rank
+from fullgrad._suite.fuzz._laws import FORWARD, MODES, WAYS
+from fullgrad._suite.fuzz._program import (
+    BY_NAME,
+    IN_THE_UNIT_INTERVAL,
+    LAYOUTS,
+    SPECIAL,
+    Program,
+    Step,
+    common_shape,
+    is_elementwise,
+    rank,
+)
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _STEPS = ("grad", "jvp", "vmap", "vjp", "jacrev", "jacfwd")
 # How often a law is drawn, next to one whose weight is 1: a graph takes a second, the rest milliseconds.
-_WEIGHTS = {"value": 80, "roads": 80, "layouts": 60, "loop": 80, "nesting": 120, "adjoint": 40, "orders": 40, "precision": 40}
+_WEIGHTS = {"value": 80, "ways": 80, "layouts": 60, "loop": 80, "nesting": 120, "adjoint": 40, "orders": 40, "precision": 40}
 # Laws of derivatives of higher order, which take float64 and few elements.
 _HIGHER = ("nesting", "orders", "compiled")
 # Laws that hold where no number is on a bound or a tie.
@@ -46,7 +56,7 @@ def programs(draw: Any, names: Sequence[str], laws: Sequence[str], device: str =
     case = BY_NAME[name]
     dtypes = ("float64",) if law in (*_HIGHER, "adjoint") else _DTYPES[1:] if law == "precision" else _DTYPES
     layout = draw(st.sampled_from(LAYOUTS)) if law in ("layouts", "value") else LAYOUTS[0]
-    modes = {"value": tuple(MODES), "roads": tuple(ROADS)}.get(law, ("plain",))
+    modes = {"value": tuple(MODES), "ways": tuple(WAYS)}.get(law, ("plain",))
     if not case.has_tangent or layout == "expanded":  # of which torch makes no dual number
         modes = tuple([m for m in modes if m != "jvp"])
     special = SPECIAL if case.tensors[0].amin() < 0 else IN_THE_UNIT_INTERVAL
@@ -74,7 +84,7 @@ def _draw_sizes(draw: Any, name: str, law: str) -> tuple[int, ...] | None:
         count = draw(st.integers(0, 3 if law in _HIGHER else 4))
     sizes = draw(st.lists(size, min_size=count, max_size=count))
     if law in _HIGHER and case.of == "rows":  # many surrogates are written for rows of one length
-        sizes[-1] = torch.broadcast_shapes(*[t.shape for t in case.tensors])[-1]
+        sizes[-1] = common_shape(case)[-1]
     return tuple(sizes)
 
 

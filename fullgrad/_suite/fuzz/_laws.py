@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,8 +72,7 @@ def value(program: Program) -> None:
     case, x = program.subject, program.tensors()
     if case.value is None:
         raise Rejected("no plain function")
-    f = case.op
-    found = _call(MODES[program.mode], f, x)
+    found = _call(MODES[program.mode], case.op, x)
     equal(found.detach(), _reference(case.bind(case.value), *x))
 
 
@@ -110,16 +110,12 @@ def nested(f: Function, steps: Sequence[Step], x: Sequence[Tensor]) -> Function:
 
 def _vmapped(f: Function, step: Step, x: Sequence[Tensor], seed: int) -> Function:
     """A batch of inputs near the given ones: all of them, or one of them next to others that are not batched."""
-    which = [step.argument < 0 or i == step.argument for i in range(len(x))]
-    dims = [step.in_dim % (t.ndim + 1) for t in x]
-    near = [
-        (1 + 0.01 * like(t.new_empty(2, *t.shape), seed + i)).movedim(0, d) for i, (t, d) in enumerate(zip(x, dims, strict=True))
-    ]
+    dims = step.in_dims(x)
+    near = [1 + 0.01 * like(t.new_empty(2, *t.shape), seed + i) for i, t in enumerate(x)]
 
     def batched(*tensors: Tensor) -> Tensor:
-        given = [n * t.unsqueeze(d) if b else t for n, t, d, b in zip(near, tensors, dims, which, strict=True)]
-        in_dims = tuple([d if b else None for d, b in zip(dims, which, strict=True)])
-        return vmap(f, in_dims=in_dims)(*given)
+        given = [t if d is None else n.movedim(0, d) * t.unsqueeze(d) for n, t, d in zip(near, tensors, dims, strict=True)]
+        return vmap(f, in_dims=dims)(*given)
 
     return batched
 
@@ -136,8 +132,13 @@ FORWARD = ("jvp", "jacfwd")
 
 
 def _pulled(f: Function, step: Step, args: Sequence[Tensor], seed: int) -> Tensor:
-    y, pull = without_aux(vjp(f, *args))
-    return pull(_weights(y))[step.argument % len(args)]
+    return _by_vjp(f, args, _weights)[1][step.argument % len(args)]
+
+
+def _by_vjp(f: Function, x: Sequence[Tensor], cotangent: Callable[[Tensor], Tensor] = lambda y: like(y, 7)) -> Any:
+    """Value and gradients by `torch.func.vjp`."""
+    y, pull = without_aux(vjp(f, *x))
+    return y, list(pull(cotangent(y)))
 
 
 def _weights(y: Tensor) -> Tensor:
@@ -170,24 +171,18 @@ def compiled(program: Program) -> None:
 def loop(program: Program) -> None:
     """A batch gives what its samples give one by one: value and gradient, wherever the batch dimension stands."""
     case, step = program.subject, program.steps[0]
-    samples = [
-        Program(program.case, "", program.sizes, program.seed + i, program.specials, program.dtype).tensors() for i in (0, 1, 2)
-    ]
-    which = [step.argument < 0 or i == step.argument % len(samples[0]) for i in range(len(samples[0]))]
-    if not case.linear and not all(which):
+    samples = [replace(program, seed=program.seed + i).tensors() for i in (0, 1, 2)]
+    first, dims = samples[0], step.in_dims(samples[0])
+    if not case.linear and None in dims:
         raise Rejected("the derivative of an input that is not batched depends on the whole cotangent")
 
     def both(*a: Tensor) -> Any:
-        y, pull = without_aux(vjp(case.op, *a))
-        return y, pull(_weights(y))
+        return _by_vjp(case.op, a, _weights)
 
-    rows = [[s[i] if b else samples[0][i] for i, b in enumerate(which)] for s in samples]
+    rows = [[first[i] if d is None else s[i] for i, d in enumerate(dims)] for s in samples]
     expected = [_call(both, *row) for row in rows]
-    dims = [step.in_dim % (t.ndim + 1) for t in samples[0]]
-    batch = [
-        torch.stack([s[i] for s in samples], d) if b else samples[0][i] for i, (b, d) in enumerate(zip(which, dims, strict=True))
-    ]
-    y, gradients = vmap(both, in_dims=tuple(d if b else None for b, d in zip(which, dims, strict=True)))(*batch)
+    batch = [first[i] if d is None else torch.stack([s[i] for s in samples], d) for i, d in enumerate(dims)]
+    y, gradients = vmap(both, in_dims=dims)(*batch)
     _near(program, (y, *gradients), [torch.stack(one) for one in zip(*[(v, *g) for v, g in expected], strict=True)])
 
 
@@ -205,10 +200,10 @@ def layouts(program: Program) -> None:
 
 
 @law
-def roads(program: Program) -> None:
-    """The gradient is the same by every road: the engine, with a graph, by transforms, batched, hooks, checkpoints, threads."""
+def ways(program: Program) -> None:
+    """The gradient is the same in every way: by the engine, with a graph, by transforms, batched, hooks, checkpoints, threads."""
     case, x = program.subject, program.tensors()
-    expected, found = _flat(_call(_reverse, case.op, x)), _flat(ROADS[program.mode](case.op, x))
+    expected, found = _flat(_call(_reverse, case.op, x)), _flat(WAYS[program.mode](case.op, x))
     if program.mode == "batched" and not is_elementwise(case):
         # In torch's older vmap a derivative has no closed form, and what lies between overflows of the largest numbers: to NaN.
         found = [torch.where(a.isnan() | b.isnan(), b, a) for a, b in zip(found, expected, strict=True)]
@@ -230,11 +225,6 @@ def _through_hooks(f: Function, x: Sequence[Tensor]) -> Any:
         return _reverse(f, x)
 
 
-def _by_vjp(f: Function, x: Sequence[Tensor]) -> Any:
-    y, pull = without_aux(vjp(f, *x))
-    return y, list(pull(like(y, 7)))
-
-
 def _batched_cotangents(f: Function, x: Sequence[Tensor]) -> Any:
     leaves = [t.detach().requires_grad_() for t in x]
     y = f(*leaves)
@@ -245,24 +235,14 @@ def _batched_cotangents(f: Function, x: Sequence[Tensor]) -> Any:
     return y.detach(), [torch.zeros_like(t) if d is None else d[1] for t, d in zip(leaves, found, strict=True)]
 
 
-def _through_grad(f: Function, x: Sequence[Tensor]) -> Any:
-    g = like(f(*x), 7)
-    return f(*x), list(grad(lambda *a: (f(*a) * g).sum(), tuple(range(len(x))))(*x))
-
-
 def _batch_of_one(f: Function, x: Sequence[Tensor]) -> Any:
     """By a batch of one."""
     g = like(f(*x), 7)
-
-    def both(*a: Tensor) -> Any:
-        y, pull = without_aux(vjp(f, *a))
-        return y, pull(g)
-
-    y, gradients = vmap(both)(*[t.unsqueeze(0) for t in x])
+    y, gradients = vmap(lambda *a: _by_vjp(f, a, lambda _: g))(*[t.unsqueeze(0) for t in x])
     return y.squeeze(0), [t.squeeze(0) for t in gradients]
 
 
-ROADS: dict[str, Callable[[Function, Sequence[Tensor]], Any]] = {
+WAYS: dict[str, Callable[[Function, Sequence[Tensor]], Any]] = {
     "vjp": _by_vjp,
     "graph": lambda f, x: _reverse(f, x, create_graph=True),
     "batched": _batched_cotangents,

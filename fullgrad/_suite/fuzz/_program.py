@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -40,6 +41,11 @@ class Step(NamedTuple):
     name: str
     argument: int = 0
     in_dim: int = 0
+
+    def in_dims(self, x: Sequence[Tensor]) -> tuple[int | None, ...]:
+        """Where the batch of each input stands: of all, or of the one that the step names."""
+        batched = [self.argument in (-1, i) for i in range(len(x))]
+        return tuple(self.in_dim % (t.ndim + 1) if b else None for t, b in zip(x, batched, strict=True))
 
 
 @dataclass(frozen=True)
@@ -114,19 +120,22 @@ def is_elementwise(case: Case) -> bool:
     return case.of == "elements" and case.elementwise
 
 
+def common_shape(case: Case) -> tuple[int, ...]:
+    """To which the inputs broadcast."""
+    return torch.broadcast_shapes(*[t.shape for t in case.tensors])
+
+
 @functools.cache
 def rank(name: str) -> int:
     """How many dimensions the inputs of a case have together; 0 where they are not shapes that broadcast, or must stay."""
     case = BY_NAME[name]
-    shapes = [t.shape for t in case.tensors]
     others = [v for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and i not in case.diff_argnums]
     if case.of == "matrices" or others or any(_holds_tensor(f) for f in (case.operator, case.surrogate)):
         return 0
     try:
-        common = torch.broadcast_shapes(*shapes)
+        return len(common_shape(case))
     except RuntimeError:
         return 0
-    return len(common)
 
 
 def _holds_tensor(function: Any) -> bool:
@@ -144,7 +153,7 @@ def _shape(case: Case, tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[i
     """The shape of an input: its own dimensions of size 1 stay so next to others."""
     if sizes is None:
         return tuple(tensor.shape)
-    common = torch.broadcast_shapes(*[t.shape for t in case.tensors])
+    common = common_shape(case)
     shape: list[int] = []
     for i, n in enumerate(reversed(sizes)):
         if i < len(common):
@@ -169,13 +178,8 @@ def _numbers(own: Tensor, shape: tuple[int, ...], generator: torch.Generator, is
 
 def _special(value: Any, flat: Tensor) -> Any:
     limits = torch.finfo(flat.dtype)
-    if value == "tie":
-        return flat[0].clone()
-    return (
-        {"tiny": limits.tiny, "subnormal": limits.tiny / 4, "max": limits.max}.get(value, value)
-        if isinstance(value, str)
-        else value
-    )
+    named = {"tiny": limits.tiny, "subnormal": limits.tiny / 4, "max": limits.max, "tie": flat[0].clone()}
+    return named.get(value, value)
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
@@ -85,7 +84,6 @@ def search(
             known.add((program.case, program.law))
             found.failures.append((program, f"{type(error).__name__}: {error}"))
         number += 1
-        torch.compiler.reset()
     return found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -48,3 +49,30 @@ def storage_bytes(tensors: list[Tensor], but: tuple[Tensor, ...] = ()) -> int:
     """The bytes of the storages of tensors, each counted once, without those of others."""
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(n for pointer, n in held.items() if pointer not in {t.untyped_storage().data_ptr() for t in but})
+
+
+class TorchCube(torch.autograd.Function):
+    """x^3 on torch's own base class, every rule right."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * t
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return TorchCube.apply(x), in_dims[0]

@@ -102,7 +102,7 @@ def as_differentiable_jvp(operator: Any) -> Any:
         previous = is_on()
         switch(True)
         try:
-            return call(_PrimalContext(ctx), tangents)
+            return call(_View(ctx, _primal), tangents)
         finally:
             switch(previous)
 
@@ -126,16 +126,17 @@ def with_live_tensors(backward: Any) -> Any:
     They are wrappers of that transform still. Operations see through them; another transform, in the rule, does not, and torch
     fails inside (``batched == nullptr INTERNAL ASSERT FAILED``).
     """
-    return lambda ctx, *cotangents: backward(_LiveContext(ctx), *cotangents)
+    return lambda ctx, *cotangents: backward(_View(ctx, _live), *cotangents)
 
 
 class _View:
-    """A view of ``ctx`` that has other saved tensors."""
+    """A view of ``ctx`` with a function of each of its saved tensors in place of them."""
 
-    __slots__ = ("_ctx",)
+    __slots__ = ("_ctx", "_seen")
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: Any, seen: Callable[[Tensor], Tensor]) -> None:
         object.__setattr__(self, "_ctx", ctx)
+        object.__setattr__(self, "_seen", seen)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
@@ -143,26 +144,14 @@ class _View:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
 
-
-class _PrimalContext(_View):
-    """Its saved tensors carry no tangent of the level that is being differentiated."""
-
-    __slots__ = ()
-
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        unpack = torch_private.unpack_dual
-        return tuple(t if t is None else unpack(t, level=0)[0] for t in self._ctx.saved_tensors)
+        return tuple(t if t is None else self._seen(t) for t in self._ctx.saved_tensors)
 
 
-class _LiveContext(_View):
-    """Its saved tensors are not of a transform that has ended."""
-
-    __slots__ = ()
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        return tuple(t if t is None else _live(t) for t in self._ctx.saved_tensors)
+def _primal(tensor: Tensor) -> Tensor:
+    """Without a tangent of the level that is being differentiated."""
+    return torch_private.unpack_dual(tensor, level=0)[0]
 
 
 def _live(tensor: Tensor) -> Tensor:

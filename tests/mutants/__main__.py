@@ -81,7 +81,8 @@ def _failing_check(names):
     """The first check that fails, of the cases."""
     from fullgrad._suite.cases import CASES
     from fullgrad.testing import CHECKS, GROUPS
-    from fullgrad.testing._subject import NotApplicable
+    from fullgrad.testing._check_operator import run_check
+    from fullgrad.testing._report import FAILED
     from tests.test_transforms import applies
 
     checks = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
@@ -89,12 +90,9 @@ def _failing_check(names):
     for check in checks:
         for case in cases:
             if applies(case, check):
-                try:
-                    CHECKS[check](case)
-                except NotApplicable:
-                    pass
-                except Exception as error:
-                    return f"{case.name}: {check}: {type(error).__name__}"
+                result = run_check(check, case)
+                if result.status == FAILED:
+                    return f"{case.name}: {check}: {result.message}"
     return None
 
 

@@ -11,7 +11,7 @@ from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
 from fullgrad.testing._together import TOGETHER, check_together, in_one_graph
-from tests.operators import Cube
+from tests.operators import Cube, TorchCube
 
 
 class InexactValue(Cube):
@@ -207,22 +207,16 @@ class HalfRules(Cube):
         return 3 * x * x * g.to(torch.bfloat16).to(g.dtype) * (1 + 2e-2)
 
 
-class TransformsWrappers(torch.autograd.Function):
+class TransformsWrappers(TorchCube):
     """torch's own Function, whose rule uses a transform: of tensors that were saved in one that has ended it fails."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, g):
         return torch.func.vjp(lambda x: x * x * x, *ctx.saved_tensors)[1](g)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return TransformsWrappers.apply(x), in_dims[0]
 
 
 class BothAlways(Function):

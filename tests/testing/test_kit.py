@@ -10,40 +10,13 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
-from tests.operators import Cube
+from tests.operators import Cube, TorchCube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
 
 def cube(x):
     """x^3 in plain torch."""
     return x * x * x
-
-
-class TorchCube(torch.autograd.Function):
-    """x^3 on torch's own base class, every rule right."""
-
-    @staticmethod
-    def forward(x):
-        return x * x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return TorchCube.apply(x), in_dims[0]
 
 
 class TorchRound(TorchCube):

@@ -238,7 +238,11 @@ def _batched_cotangents(f: Function, x: Sequence[Tensor]) -> Any:
 def _batch_of_one(f: Function, x: Sequence[Tensor]) -> Any:
     """By a batch of one."""
     g = like(f(*x), 7)
-    y, gradients = vmap(lambda *a: _by_vjp(f, a, lambda _: g))(*[t.unsqueeze(0) for t in x])
+
+    def sample(*a: Tensor) -> Any:
+        return _by_vjp(f, a, lambda _: g)
+
+    y, gradients = vmap(sample)(*[t.unsqueeze(0) for t in x])
     return y.squeeze(0), [t.squeeze(0) for t in gradients]
 
 

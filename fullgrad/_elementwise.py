@@ -31,6 +31,9 @@ class Elementwise(Function):
     * ``vjp_term(i, v, *inputs)``, which returns :math:`D_i\,v`, or None where that is 0. Inputs that ``reads[i]`` does not name
       may be None.
 
+    Where the partial derivatives share work it may also write ``vjp_terms(needed, v, *inputs)``, all terms at once: one entry for
+    each input, None where ``needed`` is false for it. A backward of several tensors asks it once.
+
     The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
     An input that is in ``reads`` may be a number, which has no derivative.
@@ -81,6 +84,11 @@ class Elementwise(Function):
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         """The declared partial derivative with respect to input ``i``, times ``v``."""
         raise NotImplementedError
+
+    @classmethod
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+        """``vjp_term`` of every input for which ``needed`` is true, None for the others."""
+        return [cls.vjp_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
@@ -153,6 +161,7 @@ def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[in
 class _Plan(NamedTuple):
     """What a call keeps, by the types of its inputs and by which of them need a gradient: tensors, as positions."""
 
+    needs: tuple[bool, ...]
     needed: list[int]
     backward: list[int]
     forward: list[int]
@@ -163,7 +172,7 @@ class _Plan(NamedTuple):
 
 
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    term, no_more = cls.vjp_term, (None,) * (len(names) - 1)
+    term, terms, no_more = cls.vjp_term, cls.vjp_terms, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
     are_scalars = scalar_types.issuperset
@@ -177,7 +186,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 _refuse(cls, names, i)
         read, could = (sorted({j for i in some for j in reads.get(i, ())} & {*tensors}) for some in (needed, tensors))
         no_numbers = [None] * len(names) if len(tensors) == len(names) else None
-        return _Plan(needed, read, could, _picker(read), _picker(could), no_numbers)
+        return _Plan(needs, needed, read, could, _picker(read), _picker(could), no_numbers)
 
     # On the hot path each attribute of ctx costs: what is kept besides tensors is in one. It is a tuple of numbers where the
     # first input is the only tensor, which then has the shape and dtype of the output.
@@ -208,9 +217,12 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         inputs = constants.copy()
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
-        gradients: list[Tensor | None] = [None, *no_more]
-        for i in plan.needed:
-            gradients[i] = part = term(i, g, *inputs)
+        gradients = terms(plan.needs, g, *inputs)
+        if len(gradients) != len(names):
+            raise TypeError(
+                f"{cls.__name__}.vjp_terms must return one entry for each of {len(names)} inputs, got {len(gradients)}."
+            )
+        for part in gradients:
             if part is not None and part.shape != shape:
                 _check_broadcasts(cls, part.shape, shape)
         return tuple(gradients)

@@ -57,6 +57,47 @@ def saved(call, *inputs):
     return {i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.data_ptr() in kept}
 
 
+class Shared(Spike):
+    """The terms at once: the slope is computed once for all."""
+
+    calls = 0
+
+    @classmethod
+    def vjp_terms(cls, needed, v, x, threshold, width):
+        cls.calls += 1
+        first = Spike.vjp_term(0, v, x, threshold, width)
+        u = (x - threshold) / width
+        return [part if n else None for n, part in zip(needed, (first, -first, -first * u), strict=True)]
+
+
+@pytest.mark.long
+def test_terms_that_share_work_pass_every_check():
+    """As those of `Spike` do, one by one."""
+    smooth = {Shared: soft_spike}
+    report = check_operator(Shared.apply, X, THRESHOLD, WIDTH, surrogate=spike, smooth_forwards=smooth, max_saved_bytes=0)
+    assert not report.failures
+
+
+def test_terms_that_share_work_are_asked_once():
+    """Where one input needs a gradient, too."""
+    inputs = [torch.randn(5), torch.tensor(0.1), torch.rand(5) + 0.5]
+    for needing in (inputs, inputs[:1], inputs[1:2]):
+        for v in inputs:
+            v.requires_grad_(any(v is n for n in needing))
+        Shared.calls = 0
+        found = torch.autograd.grad(Shared.apply(*inputs).sum(), needing)
+        assert Shared.calls == 1
+        assert_close(found, torch.autograd.grad(soft_spike(*inputs).sum(), needing))
+
+
+def test_terms_that_are_too_few_are_refused():
+    """With the number that was found."""
+    short = type("Short", (Spike,), {"vjp_terms": staticmethod(lambda needed, v, *inputs: [v])})
+    y = short.apply(torch.randn(3, requires_grad=True), torch.tensor(0.1), 1.0)
+    with pytest.raises(TypeError, match=r"Short.vjp_terms must return one entry for each of 3 inputs, got 1"):
+        y.sum().backward()
+
+
 def test_only_what_is_read_is_saved():
     """By the partial derivatives that are needed, and by no others."""
     x, s = torch.randn(3), torch.rand(3) + 1

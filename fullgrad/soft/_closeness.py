@@ -1,5 +1,6 @@
 """`eq`, `not_equal`, `isclose`: soft truth values of equality."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -282,10 +283,10 @@ class Closeness(Relaxation):
 
     @classmethod
     def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor | None:
-        return cls.pull(tuple([i == k for k in range(3)]), v, *args)[i]
+        return cls.vjp_terms([i == k for k in range(3)], v, *args)[i]
 
     @classmethod
-    def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
+    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         name, rtol, atol, epsilon, mode, *_ = constants
         close = name == "isclose"
         factor = 2 if name == "not_equal" else -2
@@ -323,15 +324,15 @@ class Isclose(Closeness):
     reads_output = True
 
     @classmethod
-    def pull(cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
+    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         rtol, output = constants[1], constants[-1]
         if output is None or needed[2]:
-            return super().pull(needed, g, x, y, s, *constants)
+            return super().vjp_terms(needed, g, x, y, s, *constants)
         g = curves.slope_of(g, output / 2, s / -2)
         return [*_through_distances(needed, g, curves.clamp_to_finite(x - y), y, s, rtol), None]
 
 
-def _through_distances(needed: tuple[bool, ...], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
+def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
     """The gradients of x and y from that of q, in smooth mode."""
     to_x = curves.absolute_slope_times(g, d, s, "smooth")
     to_y = None

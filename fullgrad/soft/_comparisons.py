@@ -1,5 +1,6 @@
 """`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of an order."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -335,7 +336,7 @@ class Comparison(Relaxation):
         return curves.slope_of(v, output, s / factor)
 
     @classmethod
-    def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
+    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, *args: Any) -> list[Tensor | None]:
         to_x = cls.vjp_term(0, g, *args) if needed[0] or needed[1] else None
         to_y = None if to_x is None or not needed[1] else -to_x
         return [to_x if needed[0] else None, to_y, cls.vjp_term(2, g, *args) if needed[2] else None]

@@ -42,16 +42,9 @@ class Relaxation(Elementwise):
         super().__init_subclass__(**kwargs)
 
     @classmethod
-    def pull_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
-        """`pull` of half precision by kernels that compute in float32 themselves; None where there are none."""
+    def vjp_terms_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
+        """`vjp_terms` of half precision by kernels that compute in float32 themselves; None where there are none."""
         return None
-
-    @classmethod
-    def pull(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> list[Tensor | None]:
-        """``vjp_term(i, g)`` of the inputs that need it, None for the rest, of which the last may be missing. A member
-        whose partial derivatives have much in common overrides it.
-        """
-        return [cls.vjp_term(i, g, *args) if n else None for i, n in enumerate(needed)]
 
 
 def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
@@ -89,13 +82,13 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
             return term(0, g, x, *kept, value), *no_more
         args, needed, parts = inputs_and_output(ctx), ctx.needs_input_grad, None
         if g.dtype in HALF:
-            parts = cls.pull_in_half(needed, g, *args)
+            parts = cls.vjp_terms_in_half(needed, g, *args)
             if parts is None:
                 args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
                 outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
-                parts = chunked_in_float32(functools.partial(cls.pull, needed), outputs, g, *args)
+                parts = chunked_in_float32(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
         if parts is None:
-            parts = cls.pull(needed, *to_opmath(g, *args))
+            parts = cls.vjp_terms(needed, *to_opmath(g, *args))
         return (*parts, *no_more)[: len(needed)]
 
     def jvp(ctx: Any, *tangents: Any) -> Tensor:

@@ -148,7 +148,7 @@ class Sigmoidal(Relaxation):
         return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
 
     @classmethod
-    def pull_in_half(
+    def vjp_terms_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None
     ) -> Sequence[Tensor | None] | None:
         return [curves.gate_slope(g, x, output, s)] if curves.has_fused_kernel(x, s, mode) else None

@@ -145,7 +145,7 @@ class Softrelu(Relaxation):
         return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
 
     @classmethod
-    def pull_in_half(
+    def vjp_terms_in_half(
         cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
     ) -> Sequence[Tensor | None] | None:
         return [sigmoid_gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None

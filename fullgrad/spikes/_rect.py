@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import scaled, where_within
-from fullgrad.spikes._surrogate import ScaledStep
+from fullgrad.spikes._surrogate import Step
 
 
 def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0) -> Tensor:
@@ -45,8 +45,11 @@ def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_sca
     return Rect.apply(v, alpha, threshold, grad_scale, tie)
 
 
-class Rect(ScaledStep):
+class Rect(Step):
     """The operator of :func:`rect`."""
+
+    parameters = ("alpha",)
+    inverse_width = 0
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
@@ -57,5 +60,5 @@ class Rect(ScaledStep):
         return where_within(u, u, 0.5 / alpha, closed=False)
 
     @staticmethod
-    def distribution(z: Tensor) -> Tensor:
-        return torch.clamp(z, -0.5, 0.5)
+    def rise(u: Tensor, alpha: Any) -> Tensor:
+        return torch.clamp(u * alpha, -0.5, 0.5)

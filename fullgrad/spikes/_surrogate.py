@@ -1,6 +1,8 @@
 """`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
 
+import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,7 +29,8 @@ def _forward_of(names: tuple[str, ...]) -> Any:
 class Surrogate(Elementwise):
     """An operator whose partial derivatives are computed in float32 at least, and rounded once.
 
-    A subclass gives ``forward`` and ``wide_term(i, v, *inputs)``, which is ``vjp_term`` of inputs that are not in half precision.
+    A subclass gives ``forward`` and ``wide_term(i, v, *inputs)``, which is ``vjp_term`` of inputs that are not in half precision;
+    and it may give ``wide_terms``, likewise.
     """
 
     @classmethod
@@ -44,6 +47,17 @@ class Surrogate(Elementwise):
         return term.to(v.dtype) if i == 0 and term is not None else term
 
     @classmethod
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+        inputs = cls.as_compared(*inputs)
+        if v.dtype in HALF:
+            outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in inputs]
+            parts = chunked_in_float32(functools.partial(cls.wide_terms, needed), outputs, v, *inputs)
+            if parts is not None:
+                return parts
+        first, *others = cls.wide_terms(needed, *to_opmath(v, *inputs))
+        return [first if first is None else first.to(v.dtype), *others]
+
+    @classmethod
     def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
         """The inputs as ``forward`` compares them."""
         return inputs
@@ -52,6 +66,11 @@ class Surrogate(Elementwise):
     def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         """The declared partial derivative with respect to input ``i``, times ``v``."""
         raise NotImplementedError
+
+    @classmethod
+    def wide_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+        """``wide_term`` of every input for which ``needed`` is true, None for the others."""
+        return [cls.wide_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
 
 
 class Step(Surrogate):
@@ -88,23 +107,30 @@ class Step(Surrogate):
 
     @classmethod
     def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
+        return cls.wide_terms([k == i for k in range(len(inputs) + 1)], v, x, *inputs)[i]
+
+    @classmethod
+    def wide_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         *parameters, threshold, grad_scale, tie = inputs
-        count = len(parameters)
-        if 0 < i <= count and cls.parameters[i - 1] in cls.constants:
-            return None
+        needs_x, *of_parameters, needs_threshold, needs_scale, _ = needed
         if cls.jumps_at_threshold:
             parameters.append(tie)
         u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold
-        of_slope = i == 0 or i == count + 1
-        if not (of_slope and can_reuse_buffers()):
+        if needs_scale or True in of_parameters or not can_reuse_buffers():
             u = cls.bounded(u, *parameters)
-        if i == count + 2:
-            return v * cls.rise(u, *parameters)
-        if i == count + 1:
-            v = v * -grad_scale
-        elif not (grad_scale.__class__ is float and grad_scale == 1.0):
-            v = v * grad_scale
-        return cls.slope_times(v, u, *parameters) if of_slope else v * cls.rise_by(i - 1, u, *parameters)
+        scaled = v if grad_scale.__class__ is float and grad_scale == 1.0 else v * grad_scale
+        by_u, *by_parameters = cls.shape_terms([needs_x or needs_threshold, *of_parameters], scaled, u, *parameters)
+        to_threshold = -by_u if needs_threshold and by_u is not None else None
+        to_scale = v * cls.rise(u, *parameters) if needs_scale else None
+        return [by_u if needs_x else None, *by_parameters, to_threshold, to_scale, None]
+
+    @classmethod
+    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
+        """``v`` times the partial derivatives of ``rise`` with respect to ``u`` and the parameters, where ``needed`` is true."""
+        needs_u, *of_parameters = needed
+        wanted = [n and name not in cls.constants for n, name in zip(of_parameters, cls.parameters, strict=True)]
+        by_u = cls.slope_times(v, u, *parameters) if needs_u else None
+        return [by_u, *[v * cls.rise_by(i, u, *parameters) if n else None for i, n in enumerate(wanted)]]
 
     @classmethod
     def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
@@ -148,6 +174,15 @@ class ScaledStep(Step):
         known = cls.slope_times_by_number(v, u, alpha) if alpha.__class__ is float and can_reuse_buffers() else None
         return mul_into(v, cls.density(u * alpha)) * alpha if known is None else known
 
+    @classmethod
+    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
+        (alpha,) = parameters
+        needs_u, needs_alpha = needed
+        if not needs_alpha:
+            return cls.slope_times(v, u, alpha), None
+        of_both = mul_into(v, cls.density(u * alpha))
+        return of_both * alpha if needs_u else None, mul_into(u, of_both)
+
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor | None:
         """``slope_times`` for a number, in kernels that autograd need not differentiate; None to use ``density``."""
@@ -156,10 +191,6 @@ class ScaledStep(Step):
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
         return cls.distribution(u * parameters[0])
-
-    @classmethod
-    def rise_by(cls, i: int, u: Tensor, *parameters: Any) -> Tensor:
-        return u * cls.density(u * parameters[0])
 
     @staticmethod
     def density(z: Tensor) -> Tensor:

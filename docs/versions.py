@@ -62,11 +62,11 @@ def environment(row: Row, folder: Path) -> Path:
         found = shutil.which(f"python{row.python}")
         if found is None:
             raise LookupError(f"no python{row.python} here")
-        subprocess.run([found, "-m", "venv", "--clear", str(home)], check=True)
         packages = [f"torch=={row.torch}.*", "-e", f"{ROOT}[test]"]
-        done = subprocess.run([str(python), "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LookupError(done.stderr.strip().splitlines()[-1])
+        for command in ([found, "-m", "venv", "--clear", str(home)], [str(python), "-m", "pip", "install", "-q", *packages]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise LookupError(done.stderr.strip().splitlines()[-1])
         (home / "ready").touch()
     return python
 

@@ -1,16 +1,22 @@
 """Many steps with every family, with errors in between: memory and live objects stay as they were, and so do torch's modes.
 
-``python tests/dispatch/test_soak.py 10000`` runs as many and prints what was measured; the test runs fewer.
+``python tests/dispatch/test_soak.py 10000`` runs as many and prints what was measured; the tests run fewer, and some of them in
+the other dispatch, compiled, in threads, and in processes that were forked or spawned.
 """
 
 import gc
+import multiprocessing
+import os
 import resource
+import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 import torch
 from torch.func import grad, jvp, vjp, vmap
+from torch.testing import assert_close
 
 import fullgrad
 from fullgrad import quantizers, sampling, soft, spikes
@@ -70,28 +76,39 @@ def state():
     return modes, tuple(active_transforms()), torch.autograd.forward_ad._current_level
 
 
-def step(i):
-    """Every family in every way, and one error of each kind."""
-    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(i))
+def step(i, forward_mode=True):
+    """Every family in every way, and one error of each kind; what the families gave."""
+    x, found = torch.randn(3, 5, generator=torch.Generator().manual_seed(i)), []
     for function in FUNCTIONS.values():
         leaf = x.clone().requires_grad_()
         scalar(function)(leaf).backward()
-        vmap(grad(scalar(function)))(x)
-        jvp(function, (x,), (like(x, i),))
+        found += [leaf.grad, vmap(grad(scalar(function)))(x)]
+        if forward_mode:
+            found += jvp(function, (x,), (like(x, i),))
     for wrong in ERRORS:
         with pytest.raises((TypeError, ValueError, IndexError, RuntimeError)):
             wrong(x)
     Fails.error = (ValueError, KeyboardInterrupt)[i % 2]
     leaf = x.clone().requires_grad_()
-    for call in (
+    calls = [
         lambda: Fails.apply(leaf).sum().backward(),
-        lambda: jvp(Fails.apply, (x,), (x,)),
         lambda: vmap(Fails.apply)(x),
         lambda: vmap(grad(lambda x: Fails.apply(x).sum()))(x),
-        lambda: vjp(lambda x: jvp(Fails.apply, (x,), (x,))[1], x)[1](x),
-    ):
+    ]
+    if forward_mode:
+        calls.append(lambda: jvp(Fails.apply, (x,), (x,)))
+        calls.append(lambda: vjp(lambda x: jvp(Fails.apply, (x,), (x,))[1], x)[1](x))
+    for call in calls:
         with pytest.raises((ValueError, KeyboardInterrupt)):
             call()
+    return found
+
+
+def alive():
+    """How many objects there are, and how many tensors among them."""
+    gc.collect()
+    objects = gc.get_objects()
+    return len(objects), sum(issubclass(type(o), torch.Tensor) for o in objects)
 
 
 def measure(steps):
@@ -101,10 +118,7 @@ def measure(steps):
         step(i)
         assert state() == before
         if i in (steps // 10, steps - 1):
-            gc.collect()
-            objects = gc.get_objects()
-            tensors = sum(isinstance(o, torch.Tensor) for o in objects)
-            found.append((len(objects), tensors, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+            found.append((*alive(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
     return found
 
 
@@ -117,6 +131,85 @@ def test_nothing_is_kept():
     assert tensors_after <= tensors
     assert objects_after - objects < 54  # less than one in a step
     assert memory_after - memory < 20
+
+
+@pytest.mark.long
+def test_other_dispatch():
+    """The same through torch's public path."""
+    script = "import runpy, sys; sys.argv = ['soak', '20']; runpy.run_path(sys.orig_argv[-1], run_name='__main__')"
+    environment = {**os.environ, "FULLGRAD_DISPATCH": "fallback", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", script, __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    (objects, tensors, _), (objects_after, tensors_after, _) = [
+        [int(word) for word in line.split() if word.isdigit()] for line in done.stdout.splitlines()
+    ]
+    assert tensors_after <= tensors
+    assert objects_after - objects < 18
+
+
+@pytest.mark.long
+def test_compiled():
+    """Called a hundred times after it was compiled, with another error in between."""
+
+    gradients = vmap(grad(lambda x: sum(scalar(f)(x) for f in FUNCTIONS.values())))
+    compiled = torch.compile(gradients, backend="aot_eager")
+    before, found = state(), []
+    for i in range(100):
+        x = torch.randn(3, 5, generator=torch.Generator().manual_seed(i))
+        assert_close(compiled(x), gradients(x))
+        with pytest.raises((TypeError, IndexError)):
+            ERRORS[i % 2](x)
+        assert state() == before
+        if i in (10, 99):
+            found.append(alive())
+    (objects, tensors), (objects_after, tensors_after) = found
+    assert tensors_after <= tensors
+    assert objects_after - objects < 89
+
+
+def test_threads():
+    """Eight at once give what one gives; one of them is in forward mode, of which torch has one level per process."""
+    expected = [step(i, forward_mode=i == 0) for i in range(8)]
+    found, failures = {}, []
+
+    def work(i):
+        before = state()
+        try:
+            for _ in range(3):
+                found[i] = step(i, forward_mode=i == 0)
+            assert state()[1] == before[1]
+        except BaseException as error:  # an interruption too
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for i, values in enumerate(expected):
+        assert_close(found[i], values, equal_nan=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(method):
+    """After operators were called here, a child calls them: its values are ours."""
+    context = multiprocessing.get_context(method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of a fork where there are threads
+        expected, queue = step(3), context.SimpleQueue()
+        child = context.Process(target=_send, args=(queue,))
+        child.start()
+        found = queue.get()
+        child.join()
+    assert child.exitcode == 0
+    for values, other in zip(found, expected, strict=True):
+        assert values == other.tolist()
+
+
+def _send(queue):
+    queue.put([t.tolist() for t in step(3)])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,9 +20,20 @@ import torch
 from tests.mutants.changes import mutants
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 300
+SECONDS = 900
 # What a mutant is asked first: most fall at once.
 FIRST = ("value_is_exact", "backward", "func_jvp", "value_of_special_numbers", "func_hessian", "vmap_equals_loop")
+# What it is asked last, of few cases: each takes seconds.
+TRACED = (
+    "compile_forward_and_backward",
+    "compile_dynamic_shapes",
+    "compile_vmap_of_grad",
+    "compile_jvp",
+    "make_fx_of_transforms",
+)
+TRACED_CASES = 6
+# The tests of all functions: names in errors, keywords, kernels, random shapes.
+OF_ALL = ("tests/property", "tests/test_kernels.py", "tests/test_public.py", "tests/ecosystem/test_keywords.py")
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -77,15 +89,13 @@ def _cases_of(path):
     return used
 
 
-def _failing_check(names):
-    """The first check that fails, of the cases."""
+def _failing_check(names, checks):
+    """The first of some checks that fails, of the cases."""
     from fullgrad._suite.cases import CASES
-    from fullgrad.testing import CHECKS, GROUPS
     from fullgrad.testing._check_operator import run_check
     from fullgrad.testing._report import FAILED
     from tests.test_transforms import applies
 
-    checks = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
     cases = [c for c in CASES if c.name in names]
     for check in checks:
         for case in cases:
@@ -96,41 +106,58 @@ def _failing_check(names):
     return None
 
 
-def _failing_test(path):
+def _failing_test(path, *options):
     """Whether a test of the family fails, or one of those of all operators."""
     family = Path("tests") / path.relative_to(ROOT / "fullgrad").parts[0]
-    folders = [folder for folder in (family, Path("tests/property"), Path("tests/test_kernels.py")) if (ROOT / folder).exists()]
+    folders = [family] if (ROOT / family).exists() else []
+    if not options:
+        folders += OF_ALL
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-        failed = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore", *map(str, folders)])
-    return f"tests: {failed!r}" if failed else None
+        failed = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore", *options, *map(str, folders)])
+    return None if failed in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else f"tests: {failed!r}"
 
 
-def _run(path, source, names, connection):
+def _failures(path, names):
+    """What catches the mutant, or None, at each stage: eager checks and short tests; traced checks of few cases; long tests."""
+    from fullgrad.testing import CHECKS, GROUPS
+
+    eager = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
+    yield _failing_check(names, eager) or _failing_test(path)
+    yield _failing_check(names[:TRACED_CASES], TRACED)
+    yield _failing_test(path, "--long")
+
+
+def _run(path, source, names, stages, connection):
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if source is not None:
         sys.meta_path.insert(0, _Mutated(_module(path), path, source))
     try:
-        result = _cases_of(path) if names is None else _failing_check(names) or _failing_test(path)
+        if names is None:
+            connection.send(_cases_of(path))
+            return
+        for result in itertools.islice(_failures(path, names), stages):
+            connection.send(result)
+            if result is not None:
+                return
     except BaseException as error:  # while it was imported
-        result = f"import: {type(error).__name__}" if names is not None else error
-    connection.send(result)
+        connection.send(f"{type(error).__name__}: {error}")
 
 
-def _in_child(path, source, names):
-    """What a process of its own found; that it took too long, or died, is found as well."""
+def _in_child(path, source, names, stages=None):
+    """What a process of its own found, at the last stage that it came to; that it did not finish the first is found as well."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(path, source, names, sender))
+    child = context.Process(target=_run, args=(path, source, names, stages, sender))
     child.start()
     sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        return "died, or took too long"
-    finally:
-        child.join()
+    result = "died, or took too long"
+    with contextlib.suppress(EOFError):
+        while True:
+            result = receiver.recv()
+    child.join()
+    return result
 
 
 def main():
@@ -141,13 +168,17 @@ def main():
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = [f for p in options.paths for f in (sorted(p.rglob("*.py")) if p.is_dir() else [p])]
-    score = {}
+    score, proved = {}, set()
     for path in [f.resolve() for f in files]:
         names = _in_child(path, None, None)
         found = list(mutants(path.read_text()))
+        assert not isinstance(names, str), f"{path}: {names}"
         if not names or not found:
             continue
-        assert _in_child(path, path.read_text(), names) is None, f"{path}: the checks fail without a change"
+        # The long tests are those of all files of a folder.
+        failure = _in_child(path, path.read_text(), names, 1 if path.parent in proved else None)
+        assert failure is None, f"{path}: without a change, {failure}"
+        proved.add(path.parent)
         chosen = random.Random(0).sample(found, min(options.sample or len(found), len(found)))
         survivors = [(line, what) for line, what, source in sorted(chosen) if _in_child(path, source, names) is None]
         name = str(path.relative_to(ROOT))

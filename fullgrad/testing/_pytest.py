@@ -1,7 +1,9 @@
 """`operator`: an operator as a test of pytest, with one line for each check."""
 
+import functools
 import inspect
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -50,7 +52,7 @@ def operator(
         backend: The backend of ``torch.compile``.
 
     Returns:
-        A decorator of the operator, whose result is the test.
+        A decorator of the operator, or of a method of a class of tests, whose result is the test.
 
     Raises:
         ValueError: ``checks`` has an unknown name.
@@ -78,31 +80,47 @@ def operator(
     }
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        def run(check: str, given: Any, search: bool) -> None:
+        # The body of a class, whose functions pytest calls with an instance, has a qualified name among its variables.
+        in_class = "__qualname__" in sys._getframe(1).f_locals
+
+        def run(instance: Any, check: str, given: Any, search: bool) -> None:
             __tracebackhide__ = True
-            result = run_check(check, make_subject(function, given, **settings))
+            call = functools.partial(function, instance) if in_class and not isinstance(function, staticmethod) else function
+            result = run_check(check, make_subject(call, given, **settings))
             if result.status == FAILED:
-                smallest = _smallest(check, function, given, settings, result.message) if search else tuple(given)
+                smallest = _smallest(check, call, given, settings, result.message) if search else tuple(given)
                 pytest.fail(_told(check, group_of[check], result.message, smallest), pytrace=False)
             if result.status != PASSED:
                 pytest.skip(result.message)
 
         def with_inputs(check: str) -> None:
             __tracebackhide__ = True
+            with_inputs_of(None, check)
+
+        def with_inputs_of(self: Any, check: str) -> None:
+            __tracebackhide__ = True
             given = inputs() if callable(inputs) else inputs
-            run(check, (given,) if isinstance(given, Tensor) else given, search=True)
+            run(self, check, (given,) if isinstance(given, Tensor) else given, search=True)
 
         def with_drawn(check: str, drawn: Any) -> None:
             __tracebackhide__ = True
-            run(check, drawn, search=False)
+            run(None, check, drawn, search=False)
 
-        test: Any = with_inputs
-        if _is_strategy(inputs):
+        def with_drawn_of(self: Any, check: str, drawn: Any) -> None:
+            __tracebackhide__ = True
+            run(self, check, drawn, search=False)
+
+        # pytest takes the names of arguments for fixtures; in a class, but for the first one.
+        draws_inputs = _is_strategy(inputs)
+        functions = (with_drawn, with_drawn_of) if draws_inputs else (with_inputs, with_inputs_of)
+        test: Any = functions[in_class]
+        if draws_inputs:
             import hypothesis
 
             slow = hypothesis.HealthCheck.too_slow
-            test = hypothesis.given(drawn=inputs)(with_drawn)
-            test = hypothesis.settings(deadline=None, max_examples=20, suppress_health_check=[slow])(test)
+            test = hypothesis.settings(deadline=None, max_examples=20, suppress_health_check=[slow])(
+                hypothesis.given(drawn=inputs)(test)
+            )
         # Not functools.wraps: pytest would take the operator's arguments for fixtures.
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, attribute):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import strategies
 
 import fullgrad
 import pytest_fullgrad
@@ -28,6 +29,25 @@ PLUGIN = [] if importlib.metadata.entry_points(group="pytest11", name="fullgrad"
 def test_round(x):
     """The plugin on an operator of the package."""
     return fullgrad.round(x)
+
+
+class TestInAClass:
+    """Methods, static and not, whose inputs are given or drawn."""
+
+    factor = 2
+
+    @operator(inputs=torch.tensor([0.3, -1.7]), checks=["func_jvp", "value_is_exact"])
+    def test_method(self, x):
+        return self.factor * fullgrad.round(x)
+
+    @operator(inputs=[torch.tensor([0.3, -1.7])], checks=["func_jvp"])
+    @staticmethod
+    def test_static(x):
+        return fullgrad.round(x)
+
+    @operator(inputs=strategies.builds(lambda n: [torch.linspace(-1, 1, n)], strategies.integers(1, 5)), checks=["func_jvp"])
+    def test_drawn(self, x):
+        return self.factor * fullgrad.round(x)
 
 
 OPERATORS = """

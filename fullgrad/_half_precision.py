@@ -1,4 +1,4 @@
-"""Half precision on the CPU: computed in float32, piece by piece, so that no tensor of float32 has to be written to memory.
+"""Half precision on the CPU, and formulas of several steps: computed piece by piece, so that no temporary is written to memory.
 
 The cost of an elementwise operation on a large tensor is memory traffic, and a copy in float32 has twice the bytes. A piece stays
 in the cache.
@@ -33,23 +33,23 @@ def to_opmath(*args: Any) -> list[Any]:
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
-def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any] | None:
-    """The outputs of an elementwise formula of arguments in float32, or None where pieces are no gain: the first tensor is small
-    or has not the shape to which all broadcast, is on another device, or the steps are recorded.
+def chunked(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any] | None:
+    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least. None where pieces are no gain: the
+    first tensor is small or has not the shape to which all broadcast, is on another device, or the steps are recorded.
 
-    An output of fewer elements is summed to its shape, and is in float32.
+    An output of fewer elements is summed to its shape, and is in float32 at least.
     """
     first = args[0]
-    if first.dtype not in HALF or first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
+    if first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
         return None
     shape = first.shape
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
     if not all(a.__class__ in _PLAIN and can_broadcast(a.shape, shape) for a in tensors.values()):
         return None
     tensors = {i: with_ndim(a, len(shape)) for i, a in tensors.items()}
-    wide, buffers = list(args), {}
+    wide, buffers, wide_dtype = list(args), {}, torch.promote_types(first.dtype, torch.float32)
     found: list[Any] = [None] * len(outputs)
-    for index in pieces_of(shape):
+    for index in pieces_of(shape, PIECE):
         for i, a in tensors.items():
             wide[i] = buffers[i] = _in_float32(a[part_of(index, a)], buffers.get(i))
         for j, value in enumerate(formula(*wide)):
@@ -58,7 +58,7 @@ def chunked_in_float32(formula: Formula, outputs: Sequence[Output], *args: Any) 
                 continue
             whole = output[0] == shape
             if found[j] is None:
-                found[j] = torch.empty_like(first, dtype=output[1]) if whole else torch.zeros(output[0], dtype=torch.float32)
+                found[j] = torch.empty_like(first, dtype=output[1]) if whole else torch.zeros(output[0], dtype=wide_dtype)
             target = found[j] if whole else with_ndim(found[j], len(shape))
             target = target[part_of(index, target)]
             if whole:
@@ -98,7 +98,7 @@ def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:
     return piece.float() if buffer is None or buffer.shape != piece.shape else buffer.copy_(piece)
 
 
-def pieces_of(shape: torch.Size, size: int = PIECE) -> Iterator[Index]:
+def pieces_of(shape: torch.Size, size: int) -> Iterator[Index]:
     """Positions in the leading dimensions and a slice of the next, of pieces of about equal size."""
     row, dim = shape.numel(), -1
     while row > size:

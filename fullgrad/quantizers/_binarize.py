@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked_in_float32
+from fullgrad._half_precision import HALF, chunked
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
@@ -75,7 +75,7 @@ class Binarize(Elementwise):
     def forward(x: Tensor, scale: Parameter, window: Parameter | None, at_zero: float) -> Tensor:
         if x.dtype not in HALF:
             return _value(x, scale, window, at_zero)
-        pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, window, at_zero)
+        pieces = chunked(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, window, at_zero)
         return _value(x.float(), scale, window, at_zero).to(x.dtype) if pieces is None else pieces[0]
 
     @staticmethod

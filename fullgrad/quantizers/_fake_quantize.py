@@ -1,6 +1,7 @@
 """`fake_quantize`: to a grid of integers, times a scale that learns."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,12 +9,13 @@ from torch import Generator, Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import mul_into
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, PIECE, chunked_in_float32, in_pieces
+from fullgrad._half_precision import HALF, PIECE, chunked, in_pieces
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter
 from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._integers import is_in_range, pass_in_range, residual, value
+from fullgrad.quantizers._integers import is_in_range, pass_in_range, residual, terms, value
 
 
 def fake_quantize(
@@ -161,7 +163,7 @@ class FakeQuantize(Elementwise):
         args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
         if x.dtype not in HALF:
             return value(x, scale, zero_point, *args) if x.numel() < PIECE else in_pieces(value, x, scale, zero_point, *args)
-        pieces = chunked_in_float32(lambda *a: (value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
+        pieces = chunked(lambda *a: (value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
         return value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
 
     @staticmethod
@@ -174,6 +176,24 @@ class FakeQuantize(Elementwise):
         if i == 1:
             return mul_into(v, FakeQuantizeResidual.apply(x, scale, zero_point, *options))
         return torch.where(is_in_range(x, scale, zero_point, *options), 0, -v * scale)
+
+    @classmethod
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Any:
+        # The residual is an operator, of which the zero point has a derivative; where nothing is recorded, one pass gives all.
+        if not (needed[1] or needed[2]) or not can_reuse_buffers():
+            return super().vjp_terms(needed, v, x, scale, zero_point, *options)
+        noise = options[-1]
+
+        def formula(v: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Any) -> Sequence[Tensor | None]:
+            return terms(needed, v, x, scale, zero_point, (*options[:-1], noise))
+
+        outputs = [(t.shape, t.dtype) if n else None for n, t in zip(needed, (x, scale, zero_point), strict=False)]
+        parts = chunked(formula, outputs, v, x, scale, zero_point, noise)
+        if parts is None:
+            wide, wide_x = to_compute(v, x)
+            to_x, *others = formula(wide, wide_x, scale, zero_point, noise)
+            parts = [None if to_x is None else to_x.to(v.dtype), *others]
+        return [*parts, *[None] * (len(needed) - 3)]
 
 
 class FakeQuantizeEverywhere(Elementwise):

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from fullgrad._buffers import mul_into
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
+from fullgrad._half_precision import HALF, chunked, in_pieces
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers import _arguments
@@ -110,7 +110,7 @@ class FloatQuantize(Elementwise):
         if x.dtype not in HALF:
             return in_pieces(_value, x, scale, spec, saturate, rounding, noise)
         args = (spec, saturate, rounding, noise)
-        pieces = chunked_in_float32(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, *args)
+        pieces = chunked(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, *args)
         return _value(x.float(), scale, *args).to(x.dtype) if pieces is None else pieces[0]
 
     @staticmethod
@@ -180,7 +180,7 @@ def _pass_in_range(
 
     if g.dtype not in HALF:
         return in_pieces(lambda *a: formula(*a)[0], g, x, scale, noise)
-    pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, noise)
+    pieces = chunked(formula, [(g.shape, g.dtype)], g, x, scale, noise)
     return formula(g.float(), x, scale, noise)[0].to(g.dtype) if pieces is None else pieces[0]
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked_in_float32, in_pieces
+from fullgrad._half_precision import HALF, chunked, in_pieces
 from fullgrad._kernels import between
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
@@ -74,6 +75,27 @@ def residual(
     if not _is_zero(z):
         q = torch.sub(q, z, out=out_buffer(q))
     return torch.sub(q, v, out=out_buffer(q))
+
+
+def terms(
+    needed: Sequence[bool], g: Tensor, x: Tensor, scale: Any, zero_point: Any, options: tuple[Any, ...]
+) -> list[Tensor | None]:
+    """``g`` times the derivatives by ``x``, scale and zero point, where nothing is recorded: the code is computed once."""
+    quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise = options
+    g, x, scale, zero_point = to_compute(g, expanded(x, scale, zero_point, noise), scale, zero_point)
+    v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
+    r = _rounded_again(v, z, rounding, round_zero_point, noise)
+    inner = r if inside == "rounded" else v if _is_zero(z) else v + z
+    low, high = float(quant_min), float(quant_max)
+    to_x = g if inside == "all" else pass_inside(g, inner, low, high)
+    to_scale = to_zero_point = None
+    if needed[1]:
+        passed = v if inside == "all" else pass_inside(v, inner, low, high)
+        q = torch.clamp(r, quant_min, quant_max)
+        to_scale = (q if _is_zero(z) else q - z).sub_(passed).mul_(g)
+    if needed[2] and inside != "all":
+        to_zero_point = (to_x - g).mul_(scale)
+    return [to_x if needed[0] else None, to_scale, to_zero_point]
 
 
 def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:
@@ -158,7 +180,7 @@ def pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: 
 
     if g.dtype not in HALF:
         return in_pieces(lambda g, *rest: formula(g, *rest)[0], g, x, scale, zero_point, noise)
-    pieces = chunked_in_float32(formula, [(g.shape, g.dtype)], g, x, scale, zero_point, noise)
+    pieces = chunked(formula, [(g.shape, g.dtype)], g, x, scale, zero_point, noise)
     return formula(g.float(), x, scale, zero_point, noise)[0].to(g.dtype) if pieces is None else pieces[0]
 
 

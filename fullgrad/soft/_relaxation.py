@@ -13,7 +13,7 @@ from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_l
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
-from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad._half_precision import HALF, chunked, to_opmath
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
@@ -86,7 +86,7 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
             if parts is None:
                 args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
                 outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
-                parts = chunked_in_float32(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
+                parts = chunked(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
         if parts is None:
             parts = cls.vjp_terms(needed, *to_opmath(g, *args))
         return (*parts, *no_more)[: len(needed)]
@@ -127,7 +127,7 @@ def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -
     if dtype in WIDE and args[0].dtype is dtype and not any(isinstance(a, Tensor) for a in args[1:]):
         return formula(*args)
     if dtype in HALF:
-        parts = chunked_in_float32(lambda *a: (formula(*a),), [(args[0].shape, dtype)], *args)
+        parts = chunked(lambda *a: (formula(*a),), [(args[0].shape, dtype)], *args)
         if parts is not None:
             return parts[0]
     return cast(formula(*to_opmath(*args)), dtype)

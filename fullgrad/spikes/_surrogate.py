@@ -10,7 +10,7 @@ from torch import Tensor
 from fullgrad._buffers import mul_into
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked_in_float32, to_opmath
+from fullgrad._half_precision import HALF, chunked, to_opmath
 from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._values import all_numbers, expanded, step, threshold_for
 
@@ -39,7 +39,7 @@ class Surrogate(Elementwise):
             return cls.wide_term(i, v, *inputs)
         inputs = cls.as_compared(*inputs)
         if i == 0 and v.dtype in HALF:
-            parts = chunked_in_float32(lambda *a: (cls.wide_term(0, *a),), [(v.shape, v.dtype)], v, *inputs)
+            parts = chunked(lambda *a: (cls.wide_term(0, *a),), [(v.shape, v.dtype)], v, *inputs)
             if parts is not None:
                 return parts[0]
         term = cls.wide_term(i, *to_opmath(v, *inputs))
@@ -49,11 +49,10 @@ class Surrogate(Elementwise):
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         inputs = cls.as_compared(*inputs)
-        if v.dtype in HALF:
-            outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in inputs]
-            parts = chunked_in_float32(functools.partial(cls.wide_terms, needed), outputs, v, *inputs)
-            if parts is not None:
-                return parts
+        outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in inputs]
+        parts = chunked(functools.partial(cls.wide_terms, needed), outputs, v, *inputs)
+        if parts is not None:
+            return parts
         first, *others = cls.wide_terms(needed, *to_opmath(v, *inputs))
         return [first if first is None else first.to(v.dtype), *others]
 

@@ -407,10 +407,10 @@ def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, 
         return y.detach(), torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).to(dtype).reshape(y.shape))
 
     value, gradients = run()
-    used, chunked_in_float32 = [], _half_precision.chunked_in_float32
+    used, chunked = [], _half_precision.chunked
     for piece in (8, 4):  # one row and a part of one
         monkeypatch.setattr(_half_precision, "PIECE", piece)
-        monkeypatch.setattr(_relaxation, "chunked_in_float32", lambda *a: used.append(chunked_in_float32(*a)) or used[-1])
+        monkeypatch.setattr(_relaxation, "chunked", lambda *a: used.append(chunked(*a)) or used[-1])
         again, slopes = run()
         equal(again, value)
         for a, b in zip(slopes, gradients, strict=True):
@@ -441,7 +441,7 @@ def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
         for shape in ((), (1,), x.shape[-1:], (*x.shape[:-1], 1), (1, *x.shape[1:])):
             y = torch.randn(shape).bfloat16()
             outputs = [(x.shape, x.dtype), (y.shape, y.dtype), (x.shape, x.dtype), None]
-            found = _half_precision.chunked_in_float32(lambda x, y: (x.sin() * y, x * y, None, y), outputs, x, y)
+            found = _half_precision.chunked(lambda x, y: (x.sin() * y, x * y, None, y), outputs, x, y)
             assert found is not None
             value, gradient, *rest = found
             wide, other = x.float(), y.float()

@@ -1,0 +1,41 @@
+"""Large tensors, whose derivatives are computed piece by piece, against the same computed whole."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fullgrad import _half_precision
+from fullgrad._suite.bench._operators import bound, enlarged, tensors
+from fullgrad._suite.cases import quantizers, spikes
+from fullgrad.testing._subject import equal
+
+CASES = [c for c in (*spikes.CASES, *quantizers.CASES) if not c.exhaustive and c.of == "elements"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
+    """The value to the last bit, gradients but for a rounding: torch's exponential has another one for the last few of a piece.
+
+    The gradient of a parameter is a sum.
+    """
+    inputs = enlarged(case, 91, 91, dtype, "cpu")
+
+    def run():
+        torch.manual_seed(0)
+        leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
+        y = bound(case.operator, inputs)(*leaves)
+        g = torch.linspace(-1, 1, y.numel()).to(y.dtype).reshape(y.shape)
+        return y.detach(), torch.autograd.grad(y, leaves, g, allow_unused=True)
+
+    value, gradients = run()
+    for piece in (8, 4):  # one row and a part of one
+        monkeypatch.setattr(_half_precision, "PIECE", piece)
+        again, slopes = run()
+        equal(again, value)
+        for a, b in zip(slopes, gradients, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                eps = torch.finfo(dtype).eps
+                rtol, atol = (eps, 0) if a.shape == value.shape else (8 * eps, 1e-5)
+                assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)

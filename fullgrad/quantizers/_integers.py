@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -75,27 +74,6 @@ def residual(
     if not _is_zero(z):
         q = torch.sub(q, z, out=out_buffer(q))
     return torch.sub(q, v, out=out_buffer(q))
-
-
-def terms(
-    needed: Sequence[bool], g: Tensor, x: Tensor, scale: Any, zero_point: Any, options: tuple[Any, ...]
-) -> list[Tensor | None]:
-    """``g`` times the derivatives by ``x``, scale and zero point, where nothing is recorded: the code is computed once."""
-    quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise = options
-    g, x, scale, zero_point = to_compute(g, expanded(x, scale, zero_point, noise), scale, zero_point)
-    v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    r = _rounded_again(v, z, rounding, round_zero_point, noise)
-    inner = r if inside == "rounded" else v if _is_zero(z) else v + z
-    low, high = float(quant_min), float(quant_max)
-    to_x = g if inside == "all" else pass_inside(g, inner, low, high)
-    to_scale = to_zero_point = None
-    if needed[1]:
-        passed = v if inside == "all" else pass_inside(v, inner, low, high)
-        q = torch.clamp(r, quant_min, quant_max)
-        to_scale = (q if _is_zero(z) else q - z).sub_(passed).mul_(g)
-    if needed[2] and inside != "all":
-        to_zero_point = (to_x - g).mul_(scale)
-    return [to_x if needed[0] else None, to_scale, to_zero_point]
 
 
 def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:

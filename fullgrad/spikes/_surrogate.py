@@ -49,7 +49,9 @@ class Surrogate(Elementwise):
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         inputs = cls.as_compared(*inputs)
-        outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in inputs]
+        # What is not read is None, and has a gradient all the same.
+        like = [a if isinstance(a, Tensor) else v for a in inputs]
+        outputs = [(a.shape, a.dtype) if n else None for n, a in zip(needed, like, strict=True)]
         parts = chunked(functools.partial(cls.wide_terms, needed), outputs, v, *inputs)
         if parts is not None:
             return parts

@@ -48,6 +48,7 @@ from fullgrad._dispatch.torch_private import (
     innermost,
     is_alias_of,
     is_batched,
+    is_compiling,
     is_forward_mode,
     is_wrapped,
     is_wrapper_subclass,

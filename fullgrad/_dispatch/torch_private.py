@@ -429,6 +429,20 @@ def records_in_place() -> bool:
     return dispatch_modes() > 0 and _dispatch_mode(_functional_mode) is None
 
 
+_tracing_context = _optional(
+    "_guards.TracingContext.try_get", lambda: None, "compiled code on torch 2.11 and 2.12 has eager formulas"
+)
+
+
+def _compiles_or_traces() -> bool:
+    return torch.compiler.is_compiling() or _tracing_context() is not None
+
+
+# torch 2.11 and 2.12 do not say that they compile while AOTAutograd traces what Dynamo found, and with it every rule.
+_says_so = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+is_compiling = torch.compiler.is_compiling if _says_so else _compiles_or_traces
+
+
 def dynamo_names() -> Any:
     """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
     import torch._dynamo.guards

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import is_compiling
 from fullgrad._distributed import elementwise_code
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import pure
@@ -115,7 +116,7 @@ def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then. Dynamo cannot trace
     # bit arithmetic.
     has_tensor = not (low.__class__ is high.__class__ is float) and _has_tensor(low, high)
-    if has_tensor or torch.compiler.is_compiling():
+    if has_tensor or is_compiling():
         return torch.where(between(x, low, high), g, 0)
     return where_between(g, x, low, high)  # pyright: ignore[reportArgumentType]
 

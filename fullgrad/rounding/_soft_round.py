@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, is_compiling
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer, pure
 
@@ -88,7 +88,7 @@ class _Slope(Elementwise):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # which fuses comparisons, and looks for NaN one element after another
+        if is_compiling():  # which fuses comparisons, and looks for NaN one element after another
             slope = torch.round(x)
             return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
         return _slope(x)

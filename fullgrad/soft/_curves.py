@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
-from fullgrad._dispatch import can_record_in_place, can_reuse_buffers
+from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compiling
 from fullgrad._half_precision import HALF
 from fullgrad._kernels import sigmoid_gate
 
@@ -64,7 +64,7 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
         return torch.exp(-(x / s).abs()) / (2 * s)
     if mode == "smooth":
         z = x / s
-        if torch.compiler.is_compiling():  # a choice costs less than an exponential, and its derivative at 0 may be either
+        if is_compiling():  # a choice costs less than an exponential, and its derivative at 0 may be either
             return _variance(torch.sigmoid(torch.where(z < 0, z, -z))) / s
         if not can_reuse_buffers():
             return torch.sigmoid(z) * torch.sigmoid(-z) / s
@@ -240,7 +240,7 @@ def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1)
 
 def has_gate(s: Softness, mode: str) -> bool:
     """Whether `sigmoid_gate` is the smooth S: in eager code, since a compiler makes one pass of several anyway."""
-    return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not torch.compiler.is_compiling()
+    return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not is_compiling()
 
 
 def divided(temporary: Tensor, s: Softness) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_tracing
+from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_compiling, is_tracing
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
@@ -119,7 +119,7 @@ def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
 
 def is_small(x: Tensor) -> bool:
     """Whether the number of operations counts, and not that of elements. Compiled code, which may not know them, need not ask."""
-    return not torch.compiler.is_compiling() and x.numel() <= 1024
+    return not is_compiling() and x.numel() <= 1024
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -204,7 +204,7 @@ def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool
 
 def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """0 and 1. Compiled code converts bools to half precision one by one, and to float32 many at once."""
-    return (mask.float() if dtype in HALF and torch.compiler.is_compiling() else mask).to(dtype)
+    return (mask.float() if dtype in HALF and is_compiling() else mask).to(dtype)
 
 
 def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import is_compiling
 from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
@@ -138,7 +139,7 @@ def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tu
 def _fraction(x: Tensor) -> Tensor:
     """x - floor(x), and at infinity 0, so that the value there is infinite."""
     d = x - torch.floor(x)
-    if torch.compiler.is_compiling():  # which looks for NaN one element after another, and compares many at once
+    if is_compiling():  # which looks for NaN one element after another, and compares many at once
         return torch.where(recomputed(torch.eq, d, d), d, 0)
     return torch.nan_to_num(d, 0.0)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, is_compiling
 from fullgrad._kernels import sigmoid_gate, where_between, where_positive
 from fullgrad._neighbors import neighbor
 
@@ -69,7 +69,7 @@ def clamp_within(u: Tensor, bound: Any) -> Tensor:
 
 def where_within(g: Tensor, u: Tensor, width: Any, closed: bool = True) -> Tensor:
     """``g`` where ``abs(u)`` is below ``width``, or equal to it where ``closed``; else 0, also where ``u`` is NaN."""
-    if isinstance(width, (int, float)) and not torch.compiler.is_compiling():
+    if isinstance(width, (int, float)) and not is_compiling():
         width = float(width) if closed else neighbor(float(width), u.dtype, False)
         return where_between(g, u, -width, width)
     a = u.abs()
@@ -78,7 +78,7 @@ def where_within(g: Tensor, u: Tensor, width: Any, closed: bool = True) -> Tenso
 
 def where_inside(g: Tensor, u: Tensor, low: float, high: float) -> Tensor:
     """``g`` where ``low < u < high``, else 0, also where ``u`` is NaN."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return torch.where((u > low) & (u < high), g, 0)
     return where_between(g, u, neighbor(float(low), u.dtype, True), neighbor(float(high), u.dtype, False))
 
@@ -87,7 +87,7 @@ def where_right(g: Tensor, u: Tensor, tie: float) -> Tensor:
     """``g`` where ``u`` is positive, ``tie * g`` where it is 0; else 0, also where ``u`` is NaN."""
     if tie not in (0.0, 1.0):
         return (where_right(g, u, 1.0) + where_right(g, u, 0.0)) * 0.5
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return torch.where(u >= 0 if tie else u > 0, g, 0)
     return where_between(g, u, 0.0 if tie else _smallest(u.dtype), None)
 
@@ -97,7 +97,7 @@ def where_left(g: Tensor, u: Tensor, tie: float) -> Tensor:
     if tie not in (0.0, 1.0):
         return (where_left(g, u, 1.0) + where_left(g, u, 0.0)) * 0.5
     right = u >= 0 if tie else u > 0
-    return torch.where(right, 0, g) if torch.compiler.is_compiling() else where_positive(g, ~right)
+    return torch.where(right, 0, g) if is_compiling() else where_positive(g, ~right)
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
     """The derivative of the logistic function at ``z = x * factor``, ``s(z) s(-z)``: without ``1 - s(z)``, which cancels."""
     if not can_reuse_buffers():
         z = x * factor
-        if torch.compiler.is_compiling():  # a choice costs less than an exponential; both sides are the same function
+        if is_compiling():  # a choice costs less than an exponential; both sides are the same function
             p = torch.sigmoid(torch.where(z < 0, z, -z))
             return p * (1 - p)
         return torch.sigmoid(z) * torch.sigmoid(-z)

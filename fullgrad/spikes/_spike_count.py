@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import is_compiling
 from fullgrad._kernels import where_between
 from fullgrad.spikes._arguments import check_window, checked
 from fullgrad.spikes._surrogate import Surrogate
@@ -58,6 +59,6 @@ class SpikeCount(Surrogate):
 
     @staticmethod
     def wide_term(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return torch.where((x >= low) & (x <= high), v, 0)
         return where_between(v, x, low, high)

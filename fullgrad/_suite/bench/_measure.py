@@ -155,7 +155,8 @@ def peak_bytes(statement: Statement, device: str = "cpu") -> int:
 def allocations(statement: Statement) -> list[int]:
     """Bytes taken on the CPU, or given back where negative, in their order, during one call."""
     code = compile(statement.code, "<statement>", "exec")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as record:  # 2.12 warns without
         exec(code, dict(statement.names))
     # Every allocation; the profiler's own table adds up those inside an operation.
     events: Any = record.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]

@@ -223,6 +223,14 @@ def test_what_is_saved():
 # --- Errors --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
+    """With ``inside="all"`` the value is that of the identity, whatever the zero point; with a scale next to it, too."""
+    x, zero_point = torch.linspace(-3, 3, 7), torch.tensor(1.0, requires_grad=True)
+    for scale in (0.5, torch.tensor(0.5, requires_grad=True)):
+        y = quantizers.fake_quantize(x, scale, zero_point, -2, 2, inside="all")
+        assert torch.autograd.grad(y.sum(), zero_point, allow_unused=True, materialize_grads=True)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -231,7 +239,10 @@ def test_what_is_saved():
         (lambda x: quantizers.fake_quantize(x, NAN), ValueError, "`scale` must be positive"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 3, 3), ValueError, "`quant_min` must be less than `quant_max`"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, -(2**25), 3), ValueError, "within 16777216"),
+        (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0, 2**25), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0.5, 3), TypeError, "`quant_min` must be an integer"),
+        (lambda x: quantizers.fake_quantize(x, 1.0, "a"), TypeError, "^fake_quantize: `zero_point` must be .* got a value of type str"),
+        (lambda x: quantizers.fake_quantize(x, 1.0, math.inf, round_zero_point=False), ValueError, "`zero_point` must be finite"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0.5), ValueError, "`zero_point` must be an integer from"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 200), ValueError, "`zero_point` must be an integer from"),
         (lambda x: quantizers.fake_quantize(x, torch.ones(3), dim=5), IndexError, "`dim` must be from"),

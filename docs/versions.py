@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def known_rows() -> dict[str, Row]:
-    """By name, one axis at a time: every torch in both dispatches, every Python."""
+    """By their names, one axis at a time: every torch in both dispatches, every Python."""
     torch, python = DEVELOPED_ON
     versions = [Row(t, python, d) for t, d in itertools.product(TORCH, DISPATCHES)]
     others = [Row(torch, p, "functorch") for p in PYTHON if p != python]

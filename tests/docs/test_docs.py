@@ -13,11 +13,19 @@ from fullgrad._suite.cases import CASES
 from fullgrad.testing import CHECKS, GROUPS
 
 DOCS = Path(__file__).parents[2] / "docs"
-_SPEC = importlib.util.spec_from_file_location("names", DOCS / "_ext" / "names.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-names = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(names)
+
+
+def load(path):
+    """A module of the site's own."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+names = load(DOCS / "_ext" / "names.py")
 FUNCTIONS = [path for path, found in names.PUBLIC.items() if inspect.isfunction(found) and not names.is_alias(path)]
 
 
@@ -69,6 +77,23 @@ def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():
     assert {check for checks in found["groups"].values() for check in checks} <= {*CHECKS}
     failed = [(case, check) for case, rest in found["cases"].items() for check, r in rest.items() if r["status"] == "failed"]
     assert failed == []
+
+
+def test_the_table_of_versions_is_that_of_its_numbers(tmp_path, monkeypatch, capsys):
+    """A row for each environment that ran or cannot be had; CI's are among those that can be asked for."""
+    versions = load(DOCS / "versions.py")
+    kept, known = json.loads(versions.DATA.read_text()), versions.known_rows()
+    committed = versions.TABLE.read_text()
+    for name in ("DATA", "TABLE"):
+        monkeypatch.setattr(versions, name, tmp_path / name)
+    versions.write(kept)
+    assert (tmp_path / "TABLE").read_text() == committed
+    versions.write({**kept, "torch2.11-python3.11-fallback": {"unavailable": "no such version", "date": "2026-01-01"}})
+    assert "| 2.11 | 3.11 | fallback | none: no such version |" in (tmp_path / "TABLE").read_text()
+    assert {*kept} <= {*known}
+    monkeypatch.setattr("sys.argv", ["versions.py", "--list"])
+    assert versions.main() == 0
+    assert capsys.readouterr().out.split() == [*known]
 
 
 def test_every_thread_of_the_tests_is_in_the_proof():

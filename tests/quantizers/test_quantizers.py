@@ -241,7 +241,11 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, -(2**25), 3), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0, 2**25), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0.5, 3), TypeError, "`quant_min` must be an integer"),
-        (lambda x: quantizers.fake_quantize(x, 1.0, "a"), TypeError, "^fake_quantize: `zero_point` must be .* got a value of type str"),
+        (
+            lambda x: quantizers.fake_quantize(x, 1.0, "a"),
+            TypeError,
+            "^fake_quantize: `zero_point` must be .* got a value of type str",
+        ),
         (lambda x: quantizers.fake_quantize(x, 1.0, math.inf, round_zero_point=False), ValueError, "`zero_point` must be finite"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0.5), ValueError, "`zero_point` must be an integer from"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 200), ValueError, "`zero_point` must be an integer from"),

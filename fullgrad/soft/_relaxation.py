@@ -81,12 +81,13 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
             x, value = ctx.saved_tensors
             return term(0, g, x, *kept, value), *no_more
         args, needed, parts = inputs_and_output(ctx), ctx.needs_input_grad, None
-        if g.dtype in HALF:
+        is_half = g.dtype in HALF
+        if is_half:
             parts = cls.vjp_terms_in_half(needed, g, *args)
-            if parts is None:
-                args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
-                outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
-                parts = chunked(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
+            args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
+        if parts is None and (is_half or sum(needed) > 1):
+            outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
+            parts = chunked(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
         if parts is None:
             parts = cls.vjp_terms(needed, *to_opmath(g, *args))
         return (*parts, *no_more)[: len(needed)]

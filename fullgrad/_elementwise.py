@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad import _half_precision
 from fullgrad._batching import elementwise
 from fullgrad._checks import can_broadcast
 from fullgrad._dispatch import Rules
@@ -217,7 +218,13 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         inputs = constants.copy()
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
-        gradients = terms(plan.needs, g, *inputs)
+        gradients = None
+        if len(plan.needed) > 1 and g.numel() > _half_precision.PIECE:
+            like = [v if isinstance(v, Tensor) else g for v in inputs]  # what is not read is None
+            outputs = [(v.shape, v.dtype) if n else None for n, v in zip(plan.needs, like, strict=True)]
+            gradients = _half_precision.chunked(functools.partial(terms, plan.needs), outputs, g, *inputs, widen=False)
+        if gradients is None:
+            gradients = terms(plan.needs, g, *inputs)
         if len(gradients) != len(names):
             raise TypeError(
                 f"{cls.__name__}.vjp_terms must return one entry for each of {len(names)} inputs, got {len(gradients)}."

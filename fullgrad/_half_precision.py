@@ -33,11 +33,11 @@ def to_opmath(*args: Any) -> list[Any]:
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
-def chunked(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any] | None:
-    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least. None where pieces are no gain: the
-    first tensor is small or has not the shape to which all broadcast, is on another device, or the steps are recorded.
+def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool = True) -> list[Any] | None:
+    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least if ``widen``, or None where pieces
+    are no gain: the first tensor is small or has not the shape to which all broadcast, is on another device, or steps are recorded.
 
-    An output of fewer elements is summed to its shape, and is in float32 at least.
+    An output of fewer elements is summed to its shape, in float32 at least.
     """
     first = args[0]
     if first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
@@ -51,7 +51,8 @@ def chunked(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any
     found: list[Any] = [None] * len(outputs)
     for index in pieces_of(shape, PIECE):
         for i, a in tensors.items():
-            wide[i] = buffers[i] = _in_float32(a[part_of(index, a)], buffers.get(i))
+            piece = a[part_of(index, a)]
+            wide[i] = buffers[i] = _in_float32(piece, buffers.get(i)) if widen else piece
         for j, value in enumerate(formula(*wide)):
             output = outputs[j]
             if value is None or output is None:
@@ -64,7 +65,7 @@ def chunked(formula: Formula, outputs: Sequence[Output], *args: Any) -> list[Any
             if whole:
                 target.copy_(value)
             else:
-                target.add_(value.sum_to_size(target.shape))
+                target.add_(value.to(wide_dtype).sum_to_size(target.shape))
     return found
 
 

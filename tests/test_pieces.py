@@ -6,15 +6,14 @@ from torch.testing import assert_close
 
 from fullgrad import _half_precision
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
-from fullgrad._suite.cases import quantizers, spikes
-from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad._suite.cases import CASES
 from fullgrad.testing._subject import equal
 
-CASES = [c for c in (*spikes.CASES, *quantizers.CASES, *RELAXATIONS) if not c.exhaustive and c.of == "elements"]
+ELEMENTWISE = [c for c in CASES if not c.exhaustive and c.of == "elements"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
 def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
     """The value to the last bit, gradients but for some roundings: torch's exponential has others for the last few of a piece.
 

@@ -181,23 +181,14 @@ class FakeQuantize(Elementwise):
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Any:
         if not (needed[1] or needed[2]) or not can_reuse_buffers():
             return super().vjp_terms(needed, v, x, scale, zero_point, *options)
-        is_all, noise = options[2] == "all", options[-1]
-
-        def formula(v: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Any) -> Sequence[Tensor | None]:
-            args: Any = (x, scale, zero_point, *options[:-1], noise)
-            to_x = pass_in_range(v, *args)
-            to_scale = mul_into(v, FakeQuantizeResidual.forward(*args)) if needed[1] else None
-            to_zero_point = (to_x - v).mul_(scale) if needed[2] and not is_all else None
-            return to_x if needed[0] else None, to_scale, to_zero_point
-
-        # Nothing is recorded: all terms in one pass, in float32 at least.
-        outputs = [(t.shape, t.dtype) if n else None for n, t in zip(needed, (x, scale, zero_point), strict=False)]
-        parts = chunked(formula, outputs, v, x, scale, zero_point, noise)
-        if parts is None:
-            wide, *inputs = to_compute(v, x, scale, zero_point)
-            to_x, *others = formula(wide, inputs[0], inputs[1], inputs[2], noise)
-            parts = [None if to_x is None else to_x.to(v.dtype), *others]
-        return [*parts, *[None] * (len(needed) - 3)]
+        # Nothing is recorded: the scale needs no operator, and the zero point what does not pass.
+        dtype = v.dtype
+        v, x, scale, zero_point = to_compute(v, x, scale, zero_point)
+        to_x = pass_in_range(v, x, scale, zero_point, *options)
+        args: Any = (x, scale, zero_point, *options)
+        to_scale = mul_into(v, FakeQuantizeResidual.forward(*args)) if needed[1] else None
+        to_zero_point = (to_x - v).mul_(scale) if needed[2] and options[2] != "all" else None
+        return [to_x.to(dtype) if needed[0] else None, to_scale, to_zero_point, *[None] * (len(needed) - 3)]
 
 
 class FakeQuantizeEverywhere(Elementwise):

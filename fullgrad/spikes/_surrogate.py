@@ -1,6 +1,5 @@
 """`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
 
-import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -49,12 +48,6 @@ class Surrogate(Elementwise):
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         inputs = cls.as_compared(*inputs)
-        # What is not read is None, and has a gradient all the same.
-        like = [a if isinstance(a, Tensor) else v for a in inputs]
-        outputs = [(a.shape, a.dtype) if n else None for n, a in zip(needed, like, strict=True)]
-        parts = chunked(functools.partial(cls.wide_terms, needed), outputs, v, *inputs)
-        if parts is not None:
-            return parts
         first, *others = cls.wide_terms(needed, *to_opmath(v, *inputs))
         return [first if first is None else first.to(v.dtype), *others]
 

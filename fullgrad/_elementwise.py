@@ -35,6 +35,9 @@ class Elementwise(Function):
     Where the partial derivatives share work it may also write ``vjp_terms(needed, v, *inputs)``, all terms at once: one entry for
     each input, None where ``needed`` is false for it. A backward of several tensors asks it once.
 
+    ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
+    several large tensors on the CPU then computes them piece by piece, in the cache.
+
     The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
     An input that is in ``reads`` may be a number, which has no derivative.
@@ -66,6 +69,7 @@ class Elementwise(Function):
 
     recompute_in_backward = True
     whole_dims = 0
+    in_pieces = False
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 
@@ -173,7 +177,7 @@ class _Plan(NamedTuple):
 
 
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    term, terms, no_more = cls.vjp_term, cls.vjp_terms, (None,) * (len(names) - 1)
+    term, terms, in_pieces, no_more = cls.vjp_term, cls.vjp_terms, cls.in_pieces, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
     are_scalars = scalar_types.issuperset
@@ -219,7 +223,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
         gradients = None
-        if len(plan.needed) > 1 and g.numel() > _half_precision.PIECE:
+        if in_pieces and len(plan.needed) > 1 and g.numel() > _half_precision.PIECE:
             like = [v if isinstance(v, Tensor) else g for v in inputs]  # what is not read is None
             outputs = [(v.shape, v.dtype) if n else None for n, v in zip(plan.needs, like, strict=True)]
             gradients = _half_precision.chunked(functools.partial(terms, plan.needs), outputs, g, *inputs, widen=False)

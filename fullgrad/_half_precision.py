@@ -34,9 +34,10 @@ def to_opmath(*args: Any) -> list[Any]:
 
 
 def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool = True) -> list[Any] | None:
-    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least if ``widen``, or None where pieces
-    are no gain: the first tensor is small or has not the shape to which all broadcast, is on another device, or steps are recorded.
+    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least if ``widen``.
 
+    None where pieces are no gain: the first tensor is small, on another device or of less than the shape to which all broadcast,
+    or steps are recorded.
     An output of fewer elements is summed to its shape, in float32 at least.
     """
     first = args[0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import fullgrad
 from fullgrad import _half_precision
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
@@ -39,3 +40,38 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
                 eps = torch.finfo(dtype).eps
                 rtol, atol = (16 * eps, 0) if a.shape == value.shape else (8 * eps, 1e-5)
                 assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+class Normalized(fullgrad.Elementwise):
+    """A term that asks for the number of elements, as LSQ's does."""
+
+    reads = {0: (), 1: (0,)}
+
+    @staticmethod
+    def forward(x, scale):
+        return x * scale
+
+    @staticmethod
+    def vjp_term(i, v, x, scale):
+        return v if i == 0 else v * x / x.numel() ** 0.5
+
+
+def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):
+    """A sum, or a number of elements, in a term of a user's would be another one in pieces."""
+    x, scale = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    expected = torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale))
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+    assert_close(torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale)), expected, rtol=0, atol=0)
+
+
+def test_pieces_are_used(monkeypatch):
+    """By an operator that says so, where it has several gradients."""
+    asked = []
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+    monkeypatch.setattr(_half_precision, "chunked", lambda *args, **how: asked.append(args))
+    x, alpha = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    torch.autograd.grad(fullgrad.spikes.atan(x, 2.0).sum(), x)
+    torch.autograd.grad(Normalized.apply(x, alpha).sum(), (x, alpha))
+    assert asked == []
+    torch.autograd.grad(fullgrad.spikes.atan(x, alpha).sum(), (x, alpha))
+    assert len(asked) == 1

@@ -119,6 +119,7 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
 class Scale(Elementwise):
     """The operator of :func:`scale`."""
 
+    in_pieces = True
     reads = {0: (2,), 1: (0,), 2: ()}
 
     @staticmethod

@@ -69,6 +69,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
 class Binarize(Elementwise):
     """The operator of :func:`binarize`."""
 
+    in_pieces = True
     reads = {0: (0, 2), 1: (0,), 2: ()}
 
     @staticmethod

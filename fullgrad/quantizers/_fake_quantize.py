@@ -145,6 +145,7 @@ def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: 
 class FakeQuantize(Elementwise):
     """The operator of :func:`fake_quantize`."""
 
+    in_pieces = True
     reads = {**dict.fromkeys((0, 1, 2), (0, 1, 2, 9)), 9: ()}
 
     @staticmethod

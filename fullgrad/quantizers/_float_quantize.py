@@ -100,6 +100,7 @@ def float_quantize(
 class FloatQuantize(Elementwise):
     """The operator of :func:`float_quantize`."""
 
+    in_pieces = True
     reads = {0: (0, 1, 6), 1: (0, 1, 6), 6: ()}
 
     @staticmethod

@@ -70,6 +70,7 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
 class StretchedElastic(Elementwise):
     """The operator of :func:`stretched_elastic`."""
 
+    in_pieces = True
     reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod

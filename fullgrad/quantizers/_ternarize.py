@@ -85,6 +85,7 @@ def ternarize(
 class Ternarize(Elementwise):
     """The operator of :func:`ternarize`."""
 
+    in_pieces = True
     reads = {0: (0, 1, 2, 3, 4), 1: (), 2: (0, 1, 4), 3: (0, 1, 4), 4: ()}
 
     @staticmethod

@@ -53,6 +53,7 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
 class AffineKBitQuantize(Elementwise):
     """The operator of :func:`affine_k_bit_quantize`."""
 
+    in_pieces = True
     reads = {0: (2,), 2: (0, 1), 3: ()}
 
     @staticmethod

@@ -70,6 +70,7 @@ def learned_round(
 class LearnedRound(Elementwise):
     """The operator of :func:`learned_round`."""
 
+    in_pieces = True
     reads = {0: (), 1: (1,)}
 
     @staticmethod

@@ -80,6 +80,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
 class StepQuantize(Elementwise):
     """The operator of :func:`step_quantize`."""
 
+    in_pieces = True
     reads = {0: (), 1: (0, 1)}
 
     @staticmethod

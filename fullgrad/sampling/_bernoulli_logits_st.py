@@ -74,6 +74,7 @@ def bernoulli_logits_st(
 class BernoulliLogitsST(Elementwise):
     """The operator of :func:`bernoulli_logits_st`."""
 
+    in_pieces = True
     reads = {0: (0, 1), 1: (0, 1), 2: ()}
 
     @staticmethod

@@ -32,6 +32,8 @@ class Surrogate(Elementwise):
     and it may give ``wide_terms``, likewise.
     """
 
+    in_pieces = True
+
     @classmethod
     def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         if v.dtype not in HALF and all_numbers(inputs[1:]):

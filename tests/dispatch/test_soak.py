@@ -205,7 +205,7 @@ def test_processes(method):
         child.join()
     assert child.exitcode == 0
     for values, other in zip(found, expected, strict=True):
-        assert values == other.tolist()
+        assert_close(torch.tensor(values), other, equal_nan=True)  # on another number of threads
 
 
 def _send(queue):

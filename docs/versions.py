@@ -94,12 +94,12 @@ def commit() -> str:
 
 def write(found: dict[str, dict[str, Any]]) -> None:
     """The numbers, and the table of them."""
-    found = dict(sorted(found.items()))
+    found, known = dict(sorted(found.items())), known_rows()
     DATA.write_text(json.dumps(found, indent=1) + "\n")
     heads = ("torch", "Python", "dispatch", "tests", "passed", "failed", "skipped", "date", "commit")
     lines: list[Sequence[Any]] = [heads, ["---"] * len(heads)]
     for name, r in found.items():
-        row = known_rows()[name]
+        row = known[name]
         if "unavailable" in r:
             lines.append([row.torch, row.python, row.dispatch, f"none: {r['unavailable']}", "", "", "", r["date"], ""])
         else:

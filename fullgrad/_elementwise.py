@@ -224,9 +224,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             inputs[j] = t
         gradients = None
         if in_pieces and len(plan.needed) > 1 and g.numel() > _half_precision.PIECE:
-            like = [v if isinstance(v, Tensor) else g for v in inputs]  # what is not read is None
-            outputs = [(v.shape, v.dtype) if n else None for n, v in zip(plan.needs, like, strict=True)]
-            gradients = _half_precision.chunked(functools.partial(terms, plan.needs), outputs, g, *inputs, widen=False)
+            gradients = _half_precision.chunked_terms(terms, plan.needs, g, inputs, widen=False)
         if gradients is None:
             gradients = terms(plan.needs, g, *inputs)
         if len(gradients) != len(names):

@@ -4,6 +4,7 @@ The cost of an elementwise operation on a large tensor is memory traffic, and a 
 in the cache.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -68,6 +69,13 @@ def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool
             else:
                 target.add_(value.to(wide_dtype).sum_to_size(target.shape))
     return found
+
+
+def chunked_terms(terms: Any, needed: Sequence[bool], g: Tensor, inputs: Sequence[Any], widen: bool) -> list[Any] | None:
+    """The gradients ``terms(needed, g, *inputs)`` piece by piece, each like its input; None as of `chunked`."""
+    like = [v if isinstance(v, Tensor) else g for v in inputs]  # what is not read is None, and may have a gradient all the same
+    outputs = [(v.shape, v.dtype) if n else None for n, v in zip(needed, like, strict=False)]
+    return chunked(functools.partial(terms, needed), outputs, g, *inputs, widen=widen)
 
 
 def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -1,6 +1,5 @@
 """`Relaxation`: the rules of every elementwise relaxation and its straight-through version, written once."""
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_l
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
-from fullgrad._half_precision import HALF, chunked, to_opmath
+from fullgrad._half_precision import HALF, chunked, chunked_terms, to_opmath
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
@@ -86,8 +85,7 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
             parts = cls.vjp_terms_in_half(needed, g, *args)
             args = (*args[:-1], None)  # a value that was rounded to half precision has lost its slope
         if parts is None and (is_half or sum(needed) > 1):
-            outputs = [(a.shape, a.dtype) if isinstance(a, Tensor) else None for a in args]
-            parts = chunked(functools.partial(cls.vjp_terms, needed), outputs, g, *args)
+            parts = chunked_terms(cls.vjp_terms, needed, g, args, widen=True)
         if parts is None:
             parts = cls.vjp_terms(needed, *to_opmath(g, *args))
         return (*parts, *no_more)[: len(needed)]

@@ -114,10 +114,13 @@ class Step(Surrogate):
         u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold
         if needs_scale or True in of_parameters or not can_reuse_buffers():
             u = cls.bounded(u, *parameters)
-        scaled = v if grad_scale.__class__ is float and grad_scale == 1.0 else v * grad_scale
-        by_u, *by_parameters = cls.shape_terms([needs_x or needs_threshold, *of_parameters], scaled, u, *parameters)
-        to_threshold = -by_u if needs_threshold and by_u is not None else None
         to_scale = v * cls.rise(u, *parameters) if needs_scale else None
+        of_shape = [needs_x or needs_threshold, *of_parameters]
+        by_u, *by_parameters = [None] * len(of_shape)
+        if True in of_shape:
+            scaled = v if grad_scale.__class__ is float and grad_scale == 1.0 else v * grad_scale
+            by_u, *by_parameters = cls.shape_terms(of_shape, scaled, u, *parameters)
+        to_threshold = -by_u if needs_threshold and by_u is not None else None
         return [by_u if needs_x else None, *by_parameters, to_threshold, to_scale, None]
 
     @classmethod

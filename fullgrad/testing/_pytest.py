@@ -104,7 +104,7 @@ def operator(
 
         def with_drawn(check: str, drawn: Any) -> None:
             __tracebackhide__ = True
-            run(None, check, drawn, search=False)
+            with_drawn_of(None, check, drawn)
 
         def with_drawn_of(self: Any, check: str, drawn: Any) -> None:
             __tracebackhide__ = True

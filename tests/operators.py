@@ -52,27 +52,11 @@ def storage_bytes(tensors: list[Tensor], but: tuple[Tensor, ...] = ()) -> int:
 
 
 class TorchCube(torch.autograd.Function):
-    """x^3 on torch's own base class, every rule right."""
+    """The same on torch's own base class."""
 
-    @staticmethod
-    def forward(x):
-        return x * x * x
+    forward, setup_context = staticmethod(Cube.forward), staticmethod(Cube.setup_context)
+    backward, jvp = staticmethod(Cube.vjp), staticmethod(Cube.jvp)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * g
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return TorchCube.apply(x), in_dims[0]
+    @classmethod
+    def vmap(cls, info, in_dims, x):
+        return cls.apply(x), in_dims[0]

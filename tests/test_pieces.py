@@ -8,9 +8,20 @@ import fullgrad
 from fullgrad import _half_precision
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
+from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad.soft import _relaxation
 from fullgrad.testing._subject import equal
 
 ELEMENTWISE = [c for c in CASES if not c.exhaustive and c.of == "elements"]
+
+
+def value_and_gradients(case, inputs):
+    """By the same noise and cotangent each time."""
+    torch.manual_seed(0)
+    leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
+    y = bound(case.operator, inputs)(*leaves)
+    g = torch.linspace(-1, 1, y.numel()).to(y.dtype).reshape(y.shape)
+    return y.detach(), torch.autograd.grad(y, leaves, g, allow_unused=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -21,18 +32,10 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
     The gradient of a parameter is a sum.
     """
     inputs = enlarged(case, 91, 91, dtype, "cpu")
-
-    def run():
-        torch.manual_seed(0)
-        leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
-        y = bound(case.operator, inputs)(*leaves)
-        g = torch.linspace(-1, 1, y.numel()).to(y.dtype).reshape(y.shape)
-        return y.detach(), torch.autograd.grad(y, leaves, g, allow_unused=True)
-
-    value, gradients = run()
+    value, gradients = value_and_gradients(case, inputs)
     for piece in (8, 4):  # one row and a part of one
         monkeypatch.setattr(_half_precision, "PIECE", piece)
-        again, slopes = run()
+        again, slopes = value_and_gradients(case, inputs)
         equal(again, value)
         for a, b in zip(slopes, gradients, strict=True):
             assert (a is None) == (b is None)
@@ -40,6 +43,58 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
                 eps = torch.finfo(dtype).eps
                 rtol, atol = (16 * eps, 0) if a.shape == value.shape else (8 * eps, 1e-5)
                 assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[pytest.mark.exhaustive] * c.exhaustive) for c in RELAXATIONS])
+def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, monkeypatch):
+    """Value and gradient are the same, to the last bit, whether computed whole or in pieces; the gradient of a broadcast operand
+    is a sum in float32 either way, rounded once.
+    """
+    inputs = enlarged(case, 91, 91, dtype, "cpu")
+    value, gradients = value_and_gradients(case, inputs)
+    used, chunked = [], _half_precision.chunked
+    for module in (_half_precision, _relaxation):
+        monkeypatch.setattr(module, "chunked", lambda *a, **how: used.append(chunked(*a, **how)) or used[-1])
+    for piece in (8, 4):  # one row and a part of one
+        monkeypatch.setattr(_half_precision, "PIECE", piece)
+        again, slopes = value_and_gradients(case, inputs)
+        equal(again, value)
+        for a, b in zip(slopes, gradients, strict=True):
+            if a.shape == value.shape:
+                equal(a, b)
+            else:
+                torch.testing.assert_close(a, b, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    if "smooth" not in case.name:  # some of which have kernels that need no pieces
+        assert any(parts is not None for parts in used)
+
+
+@torch.no_grad()
+def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
+    """What is computed in pieces is what is computed whole: of transposed, strided and expanded tensors, and of operands that
+    broadcast in leading, inner and all dimensions.
+    """
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+    numbers = torch.randn(5, 6, 7).bfloat16()
+    layouts = {
+        "contiguous": numbers,
+        "transposed": numbers.transpose(0, 2),
+        "strided": numbers[:, ::2],
+        "expanded": numbers[:, :1].expand(5, 6, 7),
+        "flat": numbers.reshape(-1),
+        "with dimensions of size 1": numbers.reshape(1, 5, 1, 42),
+    }
+    for x in layouts.values():
+        for shape in ((), (1,), x.shape[-1:], (*x.shape[:-1], 1), (1, *x.shape[1:])):
+            y = torch.randn(shape).bfloat16()
+            outputs = [(x.shape, x.dtype), (y.shape, y.dtype), (x.shape, x.dtype), None]
+            found = _half_precision.chunked(lambda x, y: (x.sin() * y, x * y, None, y), outputs, x, y)
+            assert found is not None
+            value, gradient, *rest = found
+            wide, other = x.float(), y.float()
+            equal(value, (wide.sin() * other).to(x.dtype))
+            torch.testing.assert_close(gradient.float(), (wide * other).to(gradient.dtype).float().sum_to_size(y.shape))
+            assert rest == [None, None]
 
 
 class Normalized(fullgrad.Elementwise):

@@ -63,10 +63,24 @@ def flat_loss(model, X, Y):
     return loss, torch.cat([p.detach().flatten() for p in parameters.values()])
 
 
-def gradient_of(model, x, y):
+def gradient(loss, model):
     """By plain autograd, one vector."""
-    loss = mean_square(model(x), y)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, tuple(model.parameters()))])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, tuple(model.parameters()), retain_graph=True)])
+
+
+def gradient_of(model, x, y):
+    return gradient(mean_square(model(x), y), model)
+
+
+def jacobian_of(model, X):
+    """Of all outputs of all samples by all parameters, a matrix."""
+    named = {name: p.detach() for name, p in model.named_parameters()}
+    parts = jacrev(lambda p: functional_call(model, p, (X,)))(named)
+    return torch.cat([j.reshape(model(X).numel(), -1) for j in parts.values()], 1)
+
+
+def loader(X, Y):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=2)
 
 
 def test_opacus():
@@ -84,15 +98,13 @@ def test_curvlinops(operator):
     """Curvature, differentiated twice through declared gradients, is that of torch.func."""
     curvlinops = package("curvlinops")
     model, (X, Y) = network(), data()
-    named = dict(model.named_parameters())
-    found = getattr(curvlinops, operator)(model, nn.MSELoss(), list(named.values()), [(X, Y)])
+    found = getattr(curvlinops, operator)(model, nn.MSELoss(), list(model.parameters()), [(X, Y)])
     loss, vector = flat_loss(model, X, Y)
     if operator == "HessianLinearOperator":
         expected = hessian(loss)(vector)
     else:
-        jacobian = jacrev(lambda p: functional_call(model, p, (X,)))({name: p.detach() for name, p in named.items()})
-        flat = torch.cat([j.reshape(Y.numel(), -1) for j in jacobian.values()], 1)
-        expected = flat.T @ flat * (2 / Y.numel())
+        jacobian = jacobian_of(model, X)
+        expected = jacobian.T @ jacobian * (2 / Y.numel())
     assert_close(found @ torch.eye(len(vector)), expected)
     assert expected.abs().max() > 1e-3
 
@@ -103,15 +115,12 @@ def test_laplace():
     from laplace.curvature import CurvlinopsGGN
 
     model, (X, Y) = network(per_channel=True), data()  # it has no Jacobians of parameters without dimensions
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=2)
     fitted = laplace.Laplace(
         model, "regression", subset_of_weights="all", hessian_structure="full", backend=CurvlinopsGGN, prior_precision=3.0
     )
-    fitted.fit(loader)
-    named = {name: p.detach() for name, p in model.named_parameters()}
-    jacobian = jacrev(lambda p: functional_call(model, p, (X,)))(named)
-    flat = torch.cat([j.reshape(Y.numel(), -1) for j in jacobian.values()], 1)
-    assert_close(fitted.posterior_precision, flat.T @ flat + 3 * torch.eye(flat.shape[1]))
+    fitted.fit(loader(X, Y))
+    jacobian = jacobian_of(model, X)
+    assert_close(fitted.posterior_precision, jacobian.T @ jacobian + 3 * torch.eye(jacobian.shape[1]))
     mean, variance = fitted(X)
     assert_close(mean, model(X).detach())
     assert (variance.diagonal(dim1=-2, dim2=-1) > 0).all()
@@ -123,9 +132,8 @@ def test_torchjd():
     from torchjd.autojac import backward
 
     model, (X, Y) = network(), data()
-    losses, parameters = (model(X) - Y).square().mean(0), tuple(model.parameters())
-    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-    expected = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+    losses = (model(X) - Y).square().mean(0)
+    expected = torch.stack([gradient(loss, model) for loss in losses])
     backward(list(losses))
     assert_close(torch.cat([p.jac.reshape(2, -1) for p in model.parameters()], 1), expected)
 
@@ -166,7 +174,7 @@ def test_tensordict():
             return mean_square(empty(X), Y)
 
     assert_close(vmap(loss)(parameters), torch.stack([mean_square(model(X), Y) for model in models]))
-    found = vmap(grad(lambda p: loss(p)))(parameters.detach())
+    found = vmap(grad(loss))(parameters.detach())
     for i, model in enumerate(models):
         flat = torch.cat([found[tuple(name.split("."))][i].flatten() for name, _ in model.named_parameters()])
         assert_close(flat, gradient_of(model, X, Y))
@@ -203,18 +211,17 @@ def test_lightning(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    X, Y = data(6)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=2)
+    batches = loader(*data(6))
     module = Module()
     trainer = lightning.Trainer(
         max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, logger=False, enable_progress_bar=False
     )
-    trainer.fit(module, loader)
+    trainer.fit(module, batches)
 
     plain = network()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(2):
-        for x, y in loader:
+        for x, y in batches:
             optimizer.zero_grad()
             mean_square(plain(x), y).backward()
             optimizer.step()

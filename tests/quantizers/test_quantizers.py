@@ -220,15 +220,15 @@ def test_what_is_saved():
         assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in expected]
 
 
-# --- Errors --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
     """With ``inside="all"`` the value is that of the identity, whatever the zero point; with a scale next to it, too."""
     x, zero_point = torch.linspace(-3, 3, 7), torch.tensor(1.0, requires_grad=True)
     for scale in (0.5, torch.tensor(0.5, requires_grad=True)):
         y = quantizers.fake_quantize(x, scale, zero_point, -2, 2, inside="all")
         assert torch.autograd.grad(y.sum(), zero_point, allow_unused=True, materialize_grads=True)[0] == 0
+
+
+# --- Errors --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

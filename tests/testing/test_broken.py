@@ -214,10 +214,6 @@ class TransformsWrappers(TorchCube):
     def backward(ctx, g):
         return torch.func.vjp(lambda x: x * x * x, *ctx.saved_tensors)[1](g)
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return TransformsWrappers.apply(x), in_dims[0]
-
 
 class BothAlways(Function):
     """x * y, whose two gradients are always computed."""

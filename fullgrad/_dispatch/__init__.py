@@ -27,6 +27,7 @@ from fullgrad._dispatch.state import (
     can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
+    can_view_bits,
     clone_if_view,
     forward_mode_is_on,
     has_data,

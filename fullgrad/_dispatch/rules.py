@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of
 from fullgrad._dispatch.state import only_vmap_active
-from fullgrad._dispatch.torch_private import dirty_tensors
+from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors
 
 _CONTAINERS = (Sequence, Mapping, Set)
 
@@ -125,9 +125,17 @@ class Rules:
             )
         if torch.compiler.is_exporting():
             return self.forward(*args)
-        # torch checks a trace by another without grad mode, which is to have the same operations.
-        with torch.no_grad():
+        # torch checks a trace by another without grad mode, which is to have the same operations; a forward that traces reuses
+        # no buffers and no constants.
+        with torch.no_grad(), _Traced():
             return self.forward(*args)
+
+
+class _Traced(TorchDispatchMode):
+    """A mode that changes nothing and says that something traces, as torch.jit.trace does not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def in_place_message(name: str) -> str:

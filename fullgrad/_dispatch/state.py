@@ -96,6 +96,11 @@ def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
     return tensor, count
 
 
+def can_view_bits() -> bool:
+    """Whether a number may be seen as the integer of its bits: torch's legacy vmap and torch.jit.trace know no such view."""
+    return not torch_private.legacy_vmap_level() and torch_private.jit_tracing_state() is None
+
+
 def can_reuse_buffers() -> bool:
     """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced.
 

@@ -1,5 +1,7 @@
 """`bsq`: binary spherical quantization."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -50,4 +52,4 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
     squares = (v * v).sum(-1, keepdim=True)
     u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
-    return BinarizeEverywhere.apply(u, scale / x.shape[-1] ** 0.5, None, -1.0).to(x.dtype)
+    return BinarizeEverywhere.apply(u, scale / math.sqrt(x.shape[-1]), None, -1.0).to(x.dtype)

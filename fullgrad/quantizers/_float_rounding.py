@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import in_legacy_vmap
+from fullgrad._dispatch import can_view_bits
 from fullgrad._function import out_buffer
 from fullgrad._neighbors import neighbor
 from fullgrad.quantizers._formats import Spec
@@ -34,9 +34,12 @@ def exponent(x: Tensor, digits: int | None = None) -> Tensor:
     """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
     ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
     """
-    if in_legacy_vmap():  # which cannot look at bits; there zeros and infinities have others
-        return torch.frexp(x).exponent - 1
     layout = _LAYOUTS[x.dtype]
+    if not can_view_bits():
+        mantissa, e = torch.frexp(x)  # the mantissa below 1
+        e = e - 1 if digits is None else e - (mantissa < 1 - 2.0 ** -(digits + 2)).to(e.dtype)
+        e = torch.where(x == 0, -layout.bias, e.clamp(min=-layout.bias))
+        return torch.where(x.isfinite(), e, layout.bias + 1)
     bits = x.view(layout.integer)
     field = (bits if digits is None else bits + (1 << (layout.mantissa_bits - digits - 1))) & layout.exponent_mask
     return (field >> layout.mantissa_bits) - layout.bias
@@ -45,16 +48,20 @@ def exponent(x: Tensor, digits: int | None = None) -> Tensor:
 def has_fraction(x: Tensor) -> Tensor:
     """Whether a normal number is not a power of two: 0 or 1."""
     layout = _LAYOUTS[x.dtype]
+    if not can_view_bits():
+        return (torch.frexp(x).mantissa.abs() != 0.5).to(layout.integer)
     return ((x.view(layout.integer) & layout.mantissa_mask) != 0).to(layout.integer)
 
 
 def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
     """2^k for integers k that are exponents of normal numbers."""
     layout = _LAYOUTS[dtype]
-    if in_legacy_vmap():
+    if not can_view_bits():
+        # Exact, as torch.exp2 is not, and without large constants, which torch.jit takes for each other beyond 2^128.
         size, y = k.abs(), torch.ones_like(k, dtype=dtype)
-        for i in range(10):  # exact, as torch.exp2 is not
-            y = torch.where((size >> i) & 1 == 1, y * 2.0**2**i, y)
+        factor = y + 1
+        for i in range(10):
+            y, factor = torch.where((size >> i) & 1 == 1, y * factor, y), factor * factor
         return torch.where(k < 0, 1 / y, y)
     return ((k.to(layout.integer) + layout.bias) << layout.mantissa_bits).view(dtype)
 
@@ -70,7 +77,7 @@ def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise:
     saturate = saturate or spec.kind == "finite" or rounding == "trunc"
     layout = _LAYOUTS[v.dtype]
     in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
-    if rounding == "half_even" and in_reach and not in_legacy_vmap():
+    if rounding == "half_even" and in_reach and can_view_bits():
         q = _round_by_addition(v, spec, saturate)
     else:
         q = _round_by_steps(v, spec, rounding, noise)

@@ -2,9 +2,12 @@
 
 import warnings
 
+import pytest
 import torch
+from torch import Tensor
 
 import fullgrad
+from fullgrad._suite.cases import CASES
 
 
 class Rounded(torch.nn.Module):
@@ -48,3 +51,36 @@ def test_after_a_trace_derivatives_are_declared_again():
     with torch.no_grad():
         torch.jit.trace(layer, (X,))
     assert torch.equal(torch.autograd.grad(layer(X).sum(), layer.weight)[0], X)
+
+
+CALLS = [case for case in CASES if not (case.exhaustive or case.draws) and isinstance(case.inputs[0], Tensor)]
+
+
+def others(x):
+    """Inputs of the same shape that other branches of eager code would be for."""
+    if not x.is_floating_point() or x.numel() < 2:
+        return []
+    special = [x.flatten().index_fill(0, torch.tensor(0), v).reshape(x.shape) for v in (torch.inf, -torch.inf, torch.nan)]
+    return [x.flip(-1) * 0.3, x * 30, x * 1e-30, torch.full_like(x, 0.7), *special]
+
+
+# torch warns of each size that becomes a number of the graph.
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_a_traced_operator_is_right_for_other_inputs(case):
+    """No choice that depends on the numbers is left in the graph."""
+
+    def call(*tensors):
+        given = iter(tensors)
+        output = case.operator(*[next(given) if isinstance(value, Tensor) else value for value in case.inputs])
+        return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+    x, *rest = [value for value in case.inputs if isinstance(value, Tensor)]
+    with torch.no_grad():
+        traced = torch.jit.trace(call, (x, *rest))
+        for other in (x, *others(x)):
+            try:
+                expected = call(other, *rest)
+            except (ValueError, RuntimeError):
+                continue
+            torch.testing.assert_close(traced(other, *rest), expected, equal_nan=True, rtol=1e-12, atol=1e-13)

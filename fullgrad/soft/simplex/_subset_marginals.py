@@ -81,7 +81,7 @@ def marginals(logits: Tensor, k: int) -> Tensor:
     of what is left to the others.
     """
     (theta,) = to_opmath(logits)
-    n = theta.shape[-1]
+    n = int(theta.shape[-1])  # a tensor to torch.jit.trace
     if k == 0 or k == n:
         finite = torch.where(theta.isfinite(), theta, 0)
         known = (theta < torch.inf if k == 0 else theta.isfinite()).all(-1, keepdim=True)

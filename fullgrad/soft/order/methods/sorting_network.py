@@ -32,7 +32,7 @@ class SortingNetwork(Method):
 
 def _padded(rows: Rows) -> Tensor:
     """The rows of softness 1, filled up with what is beyond their largest element."""
-    size = max(2, 1 << (rows.n - 1).bit_length())
+    size = max(2, 1 << (int(rows.n) - 1).bit_length())
     end = rows.z.amax(-1, keepdim=True) + 1 if rows.mean is None else torch.ones_like(rows.z[..., :1])
     return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
@@ -40,7 +40,7 @@ def _padded(rows: Rows) -> Tensor:
 def _sorted(mode: str, *matrices: Tensor) -> Sequence[Tensor]:
     """Matrices (…, n, m), the rows of all exchanged until the first, which has one column, ascends."""
     v = matrices[0]
-    size = v.shape[-2]
+    size = int(v.shape[-2])  # a tensor to torch.jit.trace
     for phase in range(size.bit_length() - 1):
         for step in range(phase, -1, -1):
             # The distance between partners, and for each group of them 1 where it ascends and -1 where it descends.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.torch_private import to_jagged
+from fullgrad._dispatch.torch_private import is_compiling, to_jagged, transforms_active
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Arguments that are tables and do not broadcast with the elements; and those which put dimensions in front of the batch.
@@ -36,7 +36,7 @@ def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tupl
     """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names."""
     arguments = dict(zip(names, args, strict=True)) | kwargs
     like: Any = next(v for v in arguments.values() if is_jagged(v))
-    values = like.values()
+    values = _buffer(like)
     # The samples fill the buffer, and the ragged dimension is the first after the batch.
     if like.lengths() is not None or like.shape[2:] != values.shape[1:]:
         argument = next(key for key, value in arguments.items() if value is like)
@@ -54,7 +54,7 @@ def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tupl
             if value.shape[:2] != like.shape[:2]:
                 found = f"{_shape(like)} and {_shape(value)}"
                 raise ValueError(f"{name}: jagged tensors must have the same offsets, got shapes {found}.")
-            arguments[key] = value.values()
+            arguments[key] = _buffer(value)
         elif key in _LEADING and not isinstance(value, (int, float)) and getattr(value, "ndim", 1) and value != ():
             raise ValueError(f"{name}: `{key}` must be one number for a jagged tensor, got {value}.")
         elif isinstance(value, Tensor) and key not in _TABLES and value.ndim >= values.ndim:
@@ -94,7 +94,41 @@ def _wrapped(name: str, output: Any, like: Any, total: int) -> Any:
         return output
     if output.shape[0] != total:
         raise NotImplementedError(f"{name}: of a jagged tensor there is no jagged result, got shape {tuple(output.shape)}.")
-    return to_jagged(output, like.offsets())
+    return _from_buffer(output, like.offsets())
+
+
+def _buffer(x: Any) -> Tensor:
+    """The buffer of a jagged tensor, differentiable any number of times."""
+    return x.values() if is_compiling() or transforms_active() else _Buffer.apply(x)  # pyright: ignore[reportReturnType]
+
+
+def _from_buffer(values: Tensor, offsets: Tensor) -> Any:
+    return to_jagged(values, offsets) if is_compiling() or transforms_active() else _FromBuffer.apply(values, offsets)
+
+
+class _Buffer(torch.autograd.Function):
+    """``values()``, of which torch lacks the second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Tensor:
+        ctx.offsets = x.offsets()
+        return x.values()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _FromBuffer.apply(g, ctx.offsets)
+
+
+class _FromBuffer(torch.autograd.Function):
+    """A jagged tensor from its buffer: the inverse of `_Buffer`, and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, offsets: Tensor) -> Any:
+        return to_jagged(values, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Buffer.apply(g), None
 
 
 def _shape(tensor: Tensor) -> str:

@@ -62,6 +62,46 @@ def test_a_jagged_tensor_is_right_or_an_error(case):
     torch.testing.assert_close(gradient, true, equal_nan=True, rtol=1e-9, atol=1e-9)
 
 
+def second(call, x):
+    """A second derivative with respect to a leaf, jagged or plain; None where there is none.
+
+    Without ``values()``, whose derivative makes torch's own nested tensor, a global, a part of the graph.
+    """
+    found = call(x)
+    found = [v for v in (found if isinstance(found, tuple) else (found,)) if isinstance(v, Tensor) and v.requires_grad]
+    total = sum((v.pow(3).sum() for v in found), torch.tensor(0.0))
+    if not total.requires_grad:
+        return None
+    (g,) = torch.autograd.grad(total, x, create_graph=True)
+    if not g.requires_grad:
+        return None
+    (h,) = torch.autograd.grad(g.square().sum(), x)
+    return h.values() if h.is_nested else h
+
+
+# Their cases compute with the input as well, by operations of which torch lacks the second derivative.
+ONCE = {"straight_through", "quantizers.vector_quantize, identity"}
+
+
+@pytest.mark.parametrize("case", [c for c in CALLS if c.name not in RAISING | ONCE], ids=lambda case: case.name)
+def test_a_second_derivative_is_right(case):
+    """Of a jagged leaf: torch cannot differentiate twice what makes a jagged tensor of a buffer."""
+    x, *rest = case.inputs
+    if not x.is_floating_point():
+        return
+    values = torch.stack([x, x.flip(-1) if x.ndim else x / 2, x * 0.75])
+    call = lambda v: case.operator(v, *rest)  # noqa: E731
+    found = second(call, jagged(values.clone()).requires_grad_())
+    if case.name in OF_WHOLE_TENSORS:
+        expected = second(call, values.clone().requires_grad_())
+    else:
+        loop = [second(call, v.clone().requires_grad_()) for v in values]
+        expected = None if loop[0] is None else torch.stack(loop)
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-9, atol=1e-9)
+
+
 ELEMENTWISE = {
     "round": fullgrad.round,
     "soft_round": fullgrad.soft_round,

@@ -44,7 +44,8 @@ class Function:
     * ``whole_dims = "dim"``: those of the first argument that its parameter ``dim`` names (None for all). Tensors with as many
       dimensions are split as it is. The outputs begin with its dimensions, without those of ``dim`` if ``keeps_dim`` is False.
 
-    Without it, the rules run operation by operation, where torch has sharding rules for them.
+    Without it, the rules run operation by operation, where torch has sharding rules for them. A jagged nested tensor goes by the
+    same words: an operator that has them runs on its buffer, if the ragged dimension need not be whole.
 
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are

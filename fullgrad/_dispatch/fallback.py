@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch.derivatives import checked_once
-from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
@@ -50,8 +50,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                 if is_override(a):
                     return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
-            elif rules.is_elementwise and is_jagged(a):
-                return call_on_buffers(rules.name, rules.operator.apply, rules.parameters, args, {})
+            elif rules.takes_buffers and is_jagged(a):
+                return rules.call_on_buffers(args)
         if torch.compiler.is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)
         if rules.meets_distributed and any_distributed(args):

@@ -16,7 +16,7 @@ from torch.overrides import handle_torch_function
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.derivatives import checked_once, with_live_tensors
 from fullgrad._dispatch.forward_marks import saves_nothing
-from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
@@ -85,8 +85,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         plain: list[Any] = []
         for a in args:
             if isinstance(a, Tensor):
-                if is_elementwise and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
-                    return call_on_buffers(rules.name, operator.apply, rules.parameters, args, {})
+                if takes_buffers and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
+                    return rules.call_on_buffers(args)
                 a = unwrap_if_dead(a)
             elif a.__class__ not in SCALAR_TYPES:
                 if is_override(a):
@@ -109,7 +109,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                 return None
             check_argument(value)
             return False
-        is_special = (is_elementwise and is_jagged(value)) or (meets_distributed and any_distributed((value,)))
+        is_special = (takes_buffers and is_jagged(value)) or (meets_distributed and any_distributed((value,)))
         return None if is_special else value.requires_grad
 
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
@@ -122,7 +122,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return output
 
     saves = operator.setup_context is not saves_nothing
-    is_elementwise, meets_distributed = rules.is_elementwise, rules.meets_distributed
+    takes_buffers, meets_distributed = rules.takes_buffers, rules.meets_distributed
     function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)
     transform = through_transforms(_transforms(rules, in_transforms))

@@ -32,8 +32,12 @@ def is_jagged(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged
 
 
-def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names."""
+def call_on_buffers(
+    name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int
+) -> Any:
+    """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names;
+    ``last`` of a tensor's dimensions are those of a row or of a matrix.
+    """
     arguments = dict(zip(names, args, strict=True)) | kwargs
     like: Any = next(v for v in arguments.values() if is_jagged(v))
     values = _buffer(like)
@@ -55,14 +59,13 @@ def call_on_buffers(name: str, function: Any, names: tuple[str, ...], args: tupl
                 found = f"{_shape(like)} and {_shape(value)}"
                 raise ValueError(f"{name}: jagged tensors must have the same offsets, got shapes {found}.")
             arguments[key] = _buffer(value)
-        elif key in _LEADING and not isinstance(value, (int, float)) and getattr(value, "ndim", 1) and value != ():
+        elif key in _LEADING and not isinstance(value, (int, float)) and getattr(value, "ndim", 1) and len(value) > 1:
             raise ValueError(f"{name}: `{key}` must be one number for a jagged tensor, got {value}.")
         elif isinstance(value, Tensor) and key not in _TABLES and value.ndim >= values.ndim:
             raise ValueError(
                 f"{name}: `{key}` must be jagged as well, or broadcast with the dimensions behind the ragged one, which are "
                 f"{tuple(values.shape[1:])}, got shape {tuple(value.shape)}."
             )
-    last = getattr(function, "last_dims", 0)
     if last >= values.ndim:
         raise ValueError(f"{name}: the ragged dimension must not be among the last {last}, got shape {_shape(like)}.")
     output = function(*[arguments[key] for key in names], **{key: arguments[key] for key in kwargs})
@@ -103,7 +106,10 @@ def _buffer(x: Any) -> Tensor:
 
 
 def _from_buffer(values: Tensor, offsets: Tensor) -> Any:
-    return to_jagged(values, offsets) if is_compiling() or transforms_active() else _FromBuffer.apply(values, offsets)
+    if not (is_compiling() or transforms_active()):
+        return _FromBuffer.apply(values, offsets)
+    # Of numbers, a graph cannot return a view: torch has no `view` of such a tensor.
+    return to_jagged(values, offsets) if values.ndim > 1 else to_jagged(values, offsets).clone()
 
 
 class _Buffer(torch.autograd.Function):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of
+from fullgrad._dispatch.jagged import call_on_buffers
 from fullgrad._dispatch.state import only_vmap_active
 from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors
 
@@ -38,7 +39,7 @@ class Rules:
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
         # Such an operator of a jagged tensor is that of its buffer.
-        self.is_elementwise: bool = getattr(operator, "whole_dims", None) == 0
+        self.takes_buffers: bool = getattr(operator, "whole_dims", None) is not None
         # The conversions between distributed tensors and their shards are the only ones that handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
@@ -47,6 +48,12 @@ class Rules:
     def parameters(self) -> tuple[str, ...]:
         """The names of the parameters of ``forward``."""
         return tuple(inspect.signature(self.operator.forward).parameters)
+
+    def call_on_buffers(self, args: Any) -> Any:
+        """The call with a jagged tensor among its arguments."""
+        whole = self.operator.whole_dims
+        last = 0 if isinstance(whole, str) else max(whole) if isinstance(whole, tuple) else whole
+        return call_on_buffers(self.name, self.operator.apply, self.parameters, args, {}, last)
 
     def forward(self, *args: Any) -> Any:
         """The author's ``forward``, its output checked."""

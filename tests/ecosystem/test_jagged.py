@@ -111,17 +111,30 @@ ELEMENTWISE = {
     "atan": lambda x: spikes.atan(x, threshold=0.2),
     "fake_quantize": lambda x: quantizers.fake_quantize(x, torch.tensor(0.1, dtype=x.dtype)),
 }
+OF_ROWS = {
+    "soft.sort": lambda x: soft.sort(x, -1).values,
+    "sort_st": lambda x: fullgrad.sort_st(x, -1).values,
+    "soft.rank": lambda x: soft.rank(x, -1),
+    "soft.argmax": lambda x: soft.argmax(x, -1),
+    "soft.max": lambda x: soft.max(x, -1).values,
+    "soft.quantile": lambda x: soft.quantile(x, 0.3, -1),
+    "median_st": lambda x: fullgrad.median_st(x, -1).values,
+    "soft.topk": lambda x: soft.topk(x, 2, -1).values,
+    "soft.entmax": lambda x: soft.entmax(x, 1.5, -1),
+    "soft.sparsemax": lambda x: soft.sparsemax(x, -1),
+    "mx_quantize": lambda x: quantizers.mx_quantize(x, block_size=3),
+}
 
 
 @pytest.mark.short
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_compiled_code_is_right(name):
+@pytest.mark.parametrize("call", [*ELEMENTWISE.values(), *OF_ROWS.values()], ids=[*ELEMENTWISE, *OF_ROWS])
+def test_compiled_code_is_right(call):
     """Forward and backward, in one graph."""
     values = torch.tensor([[0.3, -1.7, 0.8], [2.2, 0.1, -0.4], [1.4, -0.6, 0.9]], dtype=torch.float64)
-    compiled, x = torch.compile(ELEMENTWISE[name], backend="aot_eager", fullgraph=True), jagged(values).requires_grad_()
+    compiled, x = torch.compile(call, backend="aot_eager", fullgraph=True), jagged(values).requires_grad_()
     y = compiled(x)
     (gradient,) = torch.autograd.grad(y.values().square().sum(), x)
-    (value,), plain = value_and_gradient(ELEMENTWISE[name], values)
+    (value,), plain = value_and_gradient(call, values)
     torch.testing.assert_close(y.values(), value, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient.values(), plain, rtol=1e-12, atol=1e-14)
 
@@ -165,6 +178,43 @@ def test_what_a_buffer_cannot_say_is_an_error(name):
     call, message = ERRORS[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+class Norm(fullgrad.Function):
+    """The length of rows, an operator of somebody's own."""
+
+    whole_dims = 1
+
+    @staticmethod
+    def forward(x):
+        return x.norm(dim=-1, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x / x.norm(dim=-1, keepdim=True)
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return (t * x).sum(-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Norm.apply(x.movedim(in_dims[0], 0)), 0
+
+
+def test_an_operator_of_rows_takes_jagged_tensors():
+    """By what it declares for distributed tensors; a row may not be ragged."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    found, expected = value_and_gradient(lambda v: Norm.apply(jagged(v)), x), value_and_gradient(Norm.apply, x)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match="Norm: the ragged dimension must not be among the last 1"):
+        Norm.apply(jagged(x[:, 0]))
 
 
 def test_a_tensor_with_holes_is_an_error():

@@ -57,6 +57,8 @@ def quantile_operator(
 def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
     """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
     y = y.movedim(position, 0) if several else y.squeeze(position)
+    if y.is_nested:  # in a graph, which can return no view of a number for each sample
+        y = y.clone()
     return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
 
 

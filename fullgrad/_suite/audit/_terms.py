@@ -46,7 +46,31 @@ def trick(node: ast.BinOp) -> tuple[list[Term], ast.expr] | None:
             if opposite and ast.dump(gone.node) == ast.dump(soft.node) and not isinstance(soft.node, ast.Constant):
                 rest = [term for term in summands if term is not soft and term is not gone]
                 return (rest, soft.node) if rest else None
+    return _scaled_trick(summands)
+
+
+def _scaled_trick(summands: list[Term]) -> tuple[list[Term], ast.expr] | None:
+    """``x + c * (x - x.detach())``: the gradient is that of ``x * (1 + c)``."""
+    for scaled in summands:
+        for factor, zero in _factors(scaled.node):
+            inner = terms(zero)
+            is_zero = len(inner) == 2 and inner[0].detached != inner[1].detached and inner[0].sign == -inner[1].sign
+            if not is_zero or ast.dump(inner[0].node) != ast.dump(inner[1].node):
+                continue
+            x = inner[0].node
+            rest = [term for term in summands if term is not scaled]
+            sign = scaled.sign * next(term.sign for term in inner if not term.detached)
+            if len(rest) == 1 and rest[0].sign == 1 and ast.dump(rest[0].node) == ast.dump(x):
+                share = ast.BinOp(ast.Constant(1), ast.Add() if sign == 1 else ast.Sub(), factor)
+                return rest, ast.BinOp(x, ast.Mult(), share)
     return None
+
+
+def _factors(node: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """The two factors of a product, each as the first of a pair."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return []
+    return [(node.left, node.right), (node.right, node.left)]
 
 
 def replacement(value: list[Term], soft: ast.expr) -> str:
@@ -55,6 +79,9 @@ def replacement(value: list[Term], soft: ast.expr) -> str:
         straight = _straight(value[0].node, soft)
         if straight is not None:
             return straight
+        for factor, x in _factors(soft):
+            if ast.dump(x) == ast.dump(value[0].node):
+                return f"scale_bwd({ast.unparse(x)}, {ast.unparse(factor)})"
     return f"replace_grad({_text(value)}, {ast.unparse(soft)})"
 
 

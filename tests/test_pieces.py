@@ -9,6 +9,7 @@ from fullgrad import _half_precision
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad.quantizers import _codebook_quantize
 from fullgrad.soft import _relaxation
 from fullgrad.testing._subject import equal
 
@@ -130,3 +131,33 @@ def test_pieces_are_used(monkeypatch):
     assert asked == []
     torch.autograd.grad(fullgrad.spikes.atan(x, alpha).sum(), (x, alpha))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("inside", ["exact", "all"])
+@pytest.mark.parametrize("scale", [None, 0.7, "tensor", "per row"])
+def test_a_codebook_in_pieces_and_counted_is_that_of_a_search(dtype, inside, scale, monkeypatch):
+    """All gradients, of an unsorted codebook with two equal levels; ties, infinities and NaN too."""
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(6, 40, generator=g) * 2).to(dtype)
+    codebook = torch.tensor([0.5, -2.0, -0.5, 1.5, 1.5, 0.25], dtype=dtype).requires_grad_()
+    x[0, :6] = torch.tensor([1.0, -1.25, 0.375, torch.inf, -torch.inf, torch.nan], dtype=dtype)
+    if isinstance(scale, str):
+        scale = torch.full((6, 1) if scale == "per row" else (), 0.7, dtype=dtype).requires_grad_()
+    x.requires_grad_()
+    leaves = [v for v in (x, codebook, scale) if isinstance(v, torch.Tensor)]
+    cotangent = torch.randn(6, 40, generator=g).to(dtype)
+
+    def computed():
+        y = fullgrad.quantizers.codebook_quantize(x, codebook, scale, inside=inside)
+        return y.detach(), *torch.autograd.grad(y, leaves, cotangent)
+
+    value, to_x, *others = computed()
+    for piece, many in ((2**18, 0), (40, 1000), (16, 0)):
+        monkeypatch.setattr(_half_precision, "PIECE", piece)
+        monkeypatch.setattr(_codebook_quantize, "_MANY", many)
+        again, again_to_x, *again_others = computed()
+        equal(again, value)
+        equal(again_to_x, to_x)
+        for a, b in zip(again_others, others, strict=True):
+            assert_close(a, b, rtol=16 * torch.finfo(dtype).eps, atol=1e-5, equal_nan=True)

@@ -7,13 +7,17 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import Function
-from fullgrad.clamping._clamp import pass_inside
+from fullgrad._half_precision import chunked
+from fullgrad.clamping._clamp import between, pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._arithmetic import divided, to_compute
 
 INSIDE = ("exact", "all")
+# The search is slower than to compare with each of few middles, in numbers so many times theirs.
+_FEW, _MANY = 48, 512
 
 
 def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = None, *, inside: str = "all") -> Tensor:
@@ -102,9 +106,11 @@ class CodebookQuantize(_OfCodebook):
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter | None, codebook: Tensor, inside: str) -> Tensor:
-        wide, s, c = to_compute(x, scale, codebook)
-        level = _levels(wide, s, c)
-        return (level if s is None else level * s).to(x.dtype)
+        if codebook.ndim == 1:
+            pieces = chunked(lambda x, s: (_value(x, s, codebook),), [(x.shape, x.dtype)], x, scale)
+            if pieces is not None:
+                return pieces[0]
+        return _value(x, scale, codebook).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -122,7 +128,12 @@ class CodebookQuantize(_OfCodebook):
         by_x, by_scale, by_codebook, _ = ctx.needs_input_grad
         if x is None:
             return g, None, None, None
-        x, wide, s, c = to_compute(x, g, ctx.number if scale is None else scale, codebook)
+        s = ctx.number if scale is None else scale
+        if codebook.ndim == 1:
+            pieces = _gradients_in_pieces(ctx.needs_input_grad, g, x, s, codebook, ctx.inside)
+            if pieces is not None:
+                return *pieces, None
+        x, wide, s, c = to_compute(x, g, s, codebook)
         gradients: list[Tensor | None] = [None, None, None, None]
         if by_x:
             gradients[0] = _pass_in_range(wide, x, s, c, ctx.inside).to(g.dtype)
@@ -154,7 +165,7 @@ class CodebookResidual(_OfCodebook):
     @staticmethod
     def forward(x: Tensor, scale: Parameter, codebook: Tensor, inside: str) -> Tensor:
         v = divided(x, scale)
-        return _levels(x, scale, codebook) - _pass_between(v, v, codebook, inside)
+        return _levels(v, None, codebook) - _pass_between(v, v, codebook, inside)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -201,6 +212,40 @@ class CodebookIndex(_OfCodebook):
         return None
 
 
+def _gradients_in_pieces(
+    needed: Any, g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str
+) -> tuple[Tensor | None, ...] | None:
+    """The gradients by one codebook piece by piece, as they all read the same levels; None as of `chunked`."""
+    by_x, by_scale, by_codebook, _ = needed
+    total: list[Tensor] = []
+
+    def formula(g: Tensor, x: Tensor, s: Any) -> tuple[Tensor | None, Tensor | None]:
+        x, g, s, c = to_compute(x, g, s, codebook)
+        size, order = c.sort(stable=True)
+        v = x if s is None else divided(x, s)
+        below = _below(v, size) if by_scale or by_codebook else None
+        mask = between(v, size[0], size[-1]) if inside == "exact" and (by_x or by_scale) else None
+        if by_codebook and below is not None:
+            part = _sum_by_level(g if s is None else g * s, _take(order, below), c)
+            total[:] = [part + total[0] if total else part]
+        to_scale = None
+        if by_scale and below is not None:
+            to_scale = g * (_level(v, size, below) - (v if mask is None else torch.where(mask, v, 0)))
+        return (g if mask is None else torch.where(mask, g, 0)) if by_x else None, to_scale
+
+    like = [g, scale if isinstance(scale, Tensor) else g]
+    outputs = [(t.shape, t.dtype) if n else None for n, t in zip((by_x, by_scale), like, strict=True)]
+    pieces = chunked(formula, outputs, g, x, scale)
+    return None if pieces is None else (*pieces, total[0] if total else None)
+
+
+def _value(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
+    """The value in the dtype of the computation."""
+    x, s, c = to_compute(x, scale, codebook)
+    level = _levels(x, s, c)
+    return level if s is None else level * s
+
+
 def _index_of(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
     """The nearest level in a rule, where it is a constant."""
     return CodebookIndex.apply(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)])
@@ -209,20 +254,38 @@ def _index_of(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
 def _levels(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
     """The nearest levels, NaN for NaN."""
     v = x if scale is None else divided(x, scale)
-    return torch.where(v.isnan(), v, _take(codebook, _nearest(v, codebook)))
+    size = codebook.sort(stable=True).values
+    return _level(v, size, _below(v, size))
+
+
+def _level(v: Tensor, size: Tensor, below: Tensor) -> Tensor:
+    """Of the levels in the order of size that after so many; NaN for NaN."""
+    return torch.where(v.isnan(), v, _take(size, below))
 
 
 def _nearest(v: Tensor, codebook: Tensor) -> Tensor:
-    """Where in a codebook the nearest level is: how many middles are below, in the order of size."""
+    """Where in a codebook the nearest level is."""
     size, order = codebook.sort(stable=True)
+    return _take(order, _below(v, size))
+
+
+def _below(v: Tensor, size: Tensor) -> Tensor:
+    """How many middles of levels in the order of size are below a number; all for NaN."""
     middles = (size[..., 1:] + size[..., :-1]) / 2
-    leading = codebook.shape[:-1]
+    n = middles.shape[-1]
+    if size.ndim == 1 and 0 < n <= _FEW and v.numel() >= _MANY * n and v.is_cpu and can_reuse_buffers():
+        above, step = torch.zeros_like(v), torch.empty_like(v)
+        for middle in middles.unbind():
+            above.add_(torch.le(v, middle, out=step))
+        return above.neg_().add_(n).long()
+    leading = size.shape[:-1]
     flat = v.reshape(*leading, -1).contiguous()
-    k = torch.searchsorted(middles.contiguous(), flat)
-    return order.gather(-1, k).reshape(v.shape)
+    return torch.searchsorted(middles.contiguous(), flat).reshape(v.shape)
 
 
 def _take(codebook: Tensor, index: Tensor) -> Tensor:
+    if codebook.ndim == 1 and can_reuse_buffers():  # as gather, in a quarter of its time
+        return codebook.index_select(0, index.reshape(-1)).reshape(index.shape)
     leading = codebook.shape[:-1]
     return codebook.gather(-1, index.reshape(*leading, -1)).reshape(index.shape)
 

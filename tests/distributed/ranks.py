@@ -4,7 +4,10 @@ It is private to torch. Where it is gone the tests that need it are skipped, and
 one process, torch's local-tensor mode, has no kernels that read memory, such as our opaque ones, and ends the process.)
 """
 
+import datetime
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -58,6 +62,33 @@ def on_ranks(shape: tuple[int, ...], function: Callable[[Any], Any], timeout: fl
         isolate(False)
         threaded._uninstall_threaded_pg()
     return results
+
+
+def in_processes(function: Callable[..., Any], world: int, *args: Any) -> None:
+    """Run ``function(rank, world, *args)`` in so many processes on gloo; an error of one ends all."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    before = os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    try:
+        mp.spawn(_process, (world, port, function, args), nprocs=world)
+    finally:
+        os.environ.pop("TORCH_CPP_LOG_LEVEL")
+        if before is not None:
+            os.environ["TORCH_CPP_LOG_LEVEL"] = before
+
+
+def _process(rank: int, world: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    timeout = datetime.timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    try:
+        function(rank, world, *args)
+    finally:
+        dist.destroy_process_group()
 
 
 def possible(t: torch.Tensor, placements: Any) -> tuple[Any, ...]:

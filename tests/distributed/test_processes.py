@@ -1,20 +1,15 @@
 """A few of the same in real processes, on gloo."""
 
-import datetime
 import itertools
-import os
-import socket
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
 import fullgrad
 from fullgrad._suite.cases import CASES
 from tests.distributed.derivatives import derive, distributed_inputs, plain_inputs
-from tests.distributed.ranks import PLACEMENTS, laid_out, whole
+from tests.distributed.ranks import PLACEMENTS, in_processes, laid_out, whole
 
 NAMES = {
     1: ("round", "clamp", "scale_grad", "clip_grad_norm", "clamp_by_linear", "sort_st softsort c1", "soft.proj_simplex c0"),
@@ -22,41 +17,29 @@ NAMES = {
 }
 
 
-def process(rank, world, port, shape):
+def compare(rank, world, shape):
     """On every pair of placements value and derivatives are those of one process, and every rank raises what one raises."""
-    torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=60)
-    store = dist.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-    try:
-        mesh = init_device_mesh("cpu", shape)
-        for case in [c for c in CASES if c.name in NAMES[len(shape)]]:
-            expected = derive(case, plain_inputs(case))
-            for placements in itertools.product(PLACEMENTS.values(), repeat=len(shape)):
-                found = derive(case, distributed_inputs(case, mesh, placements))
-                for name, values in expected.items():
-                    for a, b in zip(found[name], values, strict=True):
-                        torch.testing.assert_close(
-                            whole(a), b, rtol=1e-9, atol=1e-11, msg=lambda m, at=(case.name, placements, name): f"{at}: {m}"
-                        )
-        x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
-        for rows in (x, x.flip(0)):
-            low, high = fullgrad._distributed.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
-            assert whole(low).isnan().all()
-            assert whole(high).isnan().all()
-        with pytest.raises(IndexError):
-            fullgrad.sort_st(laid_out(x, mesh, [PLACEMENTS["Shard(1)"]] * len(shape)), 5)
-    finally:
-        dist.destroy_process_group()
+    mesh = init_device_mesh("cpu", shape)
+    for case in [c for c in CASES if c.name in NAMES[len(shape)]]:
+        expected = derive(case, plain_inputs(case))
+        for placements in itertools.product(PLACEMENTS.values(), repeat=len(shape)):
+            found = derive(case, distributed_inputs(case, mesh, placements))
+            for name, values in expected.items():
+                for a, b in zip(found[name], values, strict=True):
+                    torch.testing.assert_close(
+                        whole(a), b, rtol=1e-9, atol=1e-11, msg=lambda m, at=(case.name, placements, name): f"{at}: {m}"
+                    )
+    x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+    for rows in (x, x.flip(0)):
+        low, high = fullgrad._distributed.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
+        assert whole(low).isnan().all()
+        assert whole(high).isnan().all()
+    with pytest.raises(IndexError):
+        fullgrad.sort_st(laid_out(x, mesh, [PLACEMENTS["Shard(1)"]] * len(shape)), 5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
-def test_processes(shape, monkeypatch):
+def test_processes(shape):
     """A mesh of one dimension and one of two."""
-    monkeypatch.setitem(os.environ, "TORCH_CPP_LOG_LEVEL", "ERROR")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    world = torch.Size(shape).numel()
-    mp.spawn(process, (world, port, shape), nprocs=world)
+    in_processes(compare, torch.Size(shape).numel(), shape)

@@ -1,0 +1,23 @@
+"""What a call sends and holds on each rank is what the model in `scale` says, by which the guide has its table to 1,024 ranks."""
+
+import pytest
+
+from tests.distributed.ranks import in_processes
+from tests.distributed.scale import FAMILIES, counted
+
+
+def compare(rank, ranks):
+    """In each process. Of what is held some buffers of fixed size are no matter."""
+    for family in FAMILIES:
+        for elements in (2**16, 2**18):
+            found, model = counted(family, elements, ranks), family.cost(elements, ranks)
+            at = f"{family.name}, {elements} elements, {ranks} ranks: {found}, by the model {model}"
+            assert (found.sent, found.collectives) == (model.sent, model.collectives), at
+            assert abs(found.held - model.held) <= 0.02 * model.held + 2**19, at
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_model_is_what_is_counted(ranks):
+    """At two sizes, so that each term is that of its size."""
+    in_processes(compare, ranks)

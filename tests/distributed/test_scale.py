@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.ranks import in_processes
+from tests.distributed.ranks import before_2_12, in_processes
 from tests.distributed.scale import FAMILIES, counted
 
 
@@ -16,6 +16,7 @@ def compare(rank, ranks):
             assert abs(found.held - model.held) <= 0.02 * model.held + 2**19, at
 
 
+@pytest.mark.skipif(before_2_12, reason="an all-gather of torch 2.11 holds a copy more")
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_model_is_what_is_counted(ranks):

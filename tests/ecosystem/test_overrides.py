@@ -284,6 +284,8 @@ def test_transforms_of_an_overridden_call(transform):
 @pytest.mark.parametrize("kind", [Tensor, Plain, Logged])
 def test_compiled_code_is_one_graph(kind):
     """Dynamo sees the wrapper; an override in compiled code sees the public functions too."""
+    if kind is not Tensor and torch.__version__.startswith("2.11."):
+        pytest.skip("Dynamo of torch 2.11 cannot trace torch.overrides.handle_torch_function")
 
     def f(x):
         return fullgrad.clamp(fullgrad.round(x), max_value=1.0)

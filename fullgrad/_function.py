@@ -44,8 +44,11 @@ class Function:
     * ``whole_dims = "dim"``: those of the first argument that its parameter ``dim`` names (None for all). Tensors with as many
       dimensions are split as it is. The outputs begin with its dimensions, without those of ``dim`` if ``keeps_dim`` is False.
 
-    Without it, the rules run operation by operation, where torch has sharding rules for them. A jagged nested tensor goes by the
-    same words: an operator that has them runs on its buffer, if the ragged dimension need not be whole.
+    A forward that may raise because of the numbers that it meets says so by ``raises_by_numbers = True``, or by a function of its
+    arguments: ranks agree then, by one number that each sends, so that all raise and none waits for another.
+
+    Without ``whole_dims``, the rules run operation by operation, where torch has sharding rules for them. A jagged nested tensor
+    goes by the same words: an operator that has them runs on its buffer, if the ragged dimension need not be whole.
 
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
@@ -86,6 +89,7 @@ class Function:
     recompute_in_backward = False
     whole_dims: ClassVar[int | str | tuple[int, ...] | None] = None
     keeps_dim: ClassVar[bool] = True
+    raises_by_numbers: ClassVar[Any] = False  # or a function of the arguments
 
     # A family that `whole_dims` does not describe: a function of the arguments that returns, for each of them, a label for each
     # dimension that may be split and None for the others; and the labels of the first dimensions of each output.

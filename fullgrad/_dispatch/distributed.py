@@ -33,7 +33,27 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
     spread = _spread(rules, args)
     if not _is_declared(rules.operator) or _is_batched():
         return _operation_by_operation(rules, args, spread)
-    return _on_shards(_Plan(rules, args, spread), rules.operator.apply, args)
+    plan, apply = _Plan(rules, args, spread), rules.operator.apply
+    told = rules.operator.raises_by_numbers
+    if told(*args) if callable(told) else told:
+        apply = functools.partial(_call_on_all, rules.name, plan.mesh, apply)
+    return _on_shards(plan, apply, args)
+
+
+def _call_on_all(name: str, mesh: Any, apply: Callable[..., Any], *shards: Any) -> Any:
+    """The call on each rank's shards, or an error on every rank where it is one on any."""
+    error, output = None, None
+    try:
+        output = apply(*shards)
+    except Exception as raised:
+        error = raised
+    failed = torch.tensor(float(error is not None), device=mesh.device_type)
+    count = DTensor.from_local(failed, mesh, [Partial()] * mesh.ndim, run_check=False).full_tensor()
+    if error is not None:
+        raise error
+    if count.item():
+        raise RuntimeError(f"{name}: the call raised on another rank, whose numbers the error there names.")
+    return output
 
 
 class _PlainCode:

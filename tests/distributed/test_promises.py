@@ -273,6 +273,30 @@ def test_every_rank_raises():
             assert len({type(e) for e in found}) == 1
 
 
+def test_every_rank_raises_what_the_numbers_of_one_make_it_raise():
+    """A transport plan that does not converge, in the rows of one rank."""
+    shares = torch.full((3,), 1 / 3, dtype=torch.float64)
+    cost = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cost[1] *= 1e200  # the second rank has it
+
+    def project(x):
+        with implicit_replication():
+            return soft.proj_transport_polytope(x, shares, shares, 0.1, "c1")
+
+    first, second = errors(project, Shard(0), x=cost)
+    assert "did not converge for 1 of 1" in str(second)
+    assert str(first) == "Potentials: the call raised on another rank, whose numbers the error there names."
+    for found in of_ranks(lambda x: [project(x)], Shard(0), x=cost[:1].repeat(2, 1, 1)):
+        assert torch.isfinite(found[0]).all()
+
+
+def test_ranks_agree_on_order_statistics_by_transport_alone():
+    """By one all-reduce, in the forward."""
+    by = lambda method: lambda x: soft.sort(x, 1, method=method).values  # noqa: E731
+    assert collectives(by("ot"), Shard(0))[0] == 1
+    assert collectives(by("softsort"), Shard(0))[0] == 0
+
+
 # --- An identity of a sum in parts ------------------------------------------------------------------------------------------
 
 

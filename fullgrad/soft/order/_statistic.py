@@ -51,6 +51,12 @@ class OrderStatistic(Function):
         super().__init_subclass__(**kwargs)
 
     @staticmethod
+    def raises_by_numbers(*args: Any) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A transport plan may not converge; one that is computed in a backward raises on its rank alone."""
+        _, method, *_, hard = args[-1]
+        return method == "ot" and not hard
+
+    @staticmethod
     def relaxed(*args: Any) -> Any:
         raise NotImplementedError
 

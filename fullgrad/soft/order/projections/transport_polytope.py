@@ -130,6 +130,7 @@ class Potentials(RowFunction):
     """
 
     whole_dims = (2, 1, 1, 0)
+    raises_by_numbers = True
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:

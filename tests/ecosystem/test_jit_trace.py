@@ -84,3 +84,10 @@ def test_a_traced_operator_is_right_for_other_inputs(case):
             except (ValueError, RuntimeError):
                 continue
             torch.testing.assert_close(traced(other, *rest), expected, equal_nan=True, rtol=1e-12, atol=1e-13)
+
+
+def test_torch_takes_large_constants_for_each_other():
+    """The row of docs/limits.md, which goes when torch mends it."""
+    x = torch.ones((), dtype=torch.float64)
+    traced = torch.jit.trace(lambda x: torch.stack((x * 1e300, x * 1e200)), (x,), check_trace=False)
+    assert traced(x).tolist() == [1e300, 1e300]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fullgrad import Function
+from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
 from fullgrad.sampling._binary_st import RandomSign
 from fullgrad.soft.simplex._losses import FenchelYoung
@@ -71,6 +72,11 @@ def test_check(case, name, device):
         CHECKS[name](case.to(device))
     except TorchLimit as limit:
         pytest.skip(str(limit))
+    except RuntimeError as error:
+        # docs/limits.md: of a rule that uses a transform itself.
+        if DISPATCH == "fallback" and name == "vmap_of_vjp" and "batched == nullptr" in str(error):
+            pytest.skip("in the fallback torch fails inside, as for its own Function")
+        raise
 
 
 # What torch cannot trace: by check, beginnings of names. Such a case is apart, for all of its group would be checked one by one.

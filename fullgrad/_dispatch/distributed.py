@@ -48,7 +48,9 @@ def _call_on_all(name: str, mesh: Any, apply: Callable[..., Any], *shards: Any) 
     except Exception as raised:
         error = raised
     failed = torch.tensor(float(error is not None), device=mesh.device_type)
-    count = DTensor.from_local(failed, mesh, [Partial()] * mesh.ndim, run_check=False).full_tensor()
+    parts, same = (Partial(),) * mesh.ndim, (Replicate(),) * mesh.ndim
+    summed = ToWhole.apply(failed, mesh, parts, failed.shape, parts)  # torch's conversions have no rules under transforms
+    count: Any = ToShards.apply(summed, mesh, same, same, failed.shape, same)
     if error is not None:
         raise error
     if count.item():

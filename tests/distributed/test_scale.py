@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.ranks import before_2_12, in_processes
+from tests.distributed.ranks import in_processes
 from tests.distributed.scale import FAMILIES, counted
 
 
@@ -13,10 +13,10 @@ def compare(rank, ranks):
             found, model = counted(family, elements, ranks), family.cost(elements, ranks)
             at = f"{family.name}, {elements} elements, {ranks} ranks: {found}, by the model {model}"
             assert (found.sent, found.collectives) == (model.sent, model.collectives), at
-            assert abs(found.held - model.held) <= 0.02 * model.held + 2**19, at
+            late = 4 * elements * (family.gathers + family.reduces)  # the buffer of a collective may be given back late
+            assert 0.98 * model.held - 2**19 <= found.held <= 1.02 * model.held + 2**19 + late, at
 
 
-@pytest.mark.skipif(before_2_12, reason="an all-gather of torch 2.11 holds a copy more")
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_model_is_what_is_counted(ranks):

@@ -9,7 +9,7 @@ from fullgrad import _checks
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import Function
-from fullgrad._half_precision import chunked
+from fullgrad._half_precision import chunked, chunked_terms
 from fullgrad.clamping._clamp import between, pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
@@ -215,11 +215,12 @@ class CodebookIndex(_OfCodebook):
 def _gradients_in_pieces(
     needed: Any, g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str
 ) -> tuple[Tensor | None, ...] | None:
-    """The gradients by one codebook piece by piece, as they all read the same levels; None as of `chunked`."""
-    by_x, by_scale, by_codebook, _ = needed
+    """The gradients by one codebook piece by piece, as they all read the same levels; None as of `chunked_terms`."""
+    *of_elements, by_codebook, _ = needed
     total: list[Tensor] = []
 
-    def formula(g: Tensor, x: Tensor, s: Any) -> tuple[Tensor | None, Tensor | None]:
+    def terms(needed: Any, g: Tensor, x: Tensor, s: Any) -> tuple[Tensor | None, Tensor | None]:
+        by_x, by_scale = needed
         x, g, s, c = to_compute(x, g, s, codebook)
         size, order = c.sort(stable=True)
         v = x if s is None else divided(x, s)
@@ -233,9 +234,7 @@ def _gradients_in_pieces(
             to_scale = g * (_level(v, size, below) - (v if mask is None else torch.where(mask, v, 0)))
         return (g if mask is None else torch.where(mask, g, 0)) if by_x else None, to_scale
 
-    like = [g, scale if isinstance(scale, Tensor) else g]
-    outputs = [(t.shape, t.dtype) if n else None for n, t in zip((by_x, by_scale), like, strict=True)]
-    pieces = chunked(formula, outputs, g, x, scale)
+    pieces = chunked_terms(terms, of_elements, g, (x, scale), widen=True)
     return None if pieces is None else (*pieces, total[0] if total else None)
 
 

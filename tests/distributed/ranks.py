@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -72,14 +73,8 @@ def in_processes(function: Callable[..., Any], world: int, *args: Any) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    before = os.environ.get("TORCH_CPP_LOG_LEVEL")
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    try:
+    with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="ERROR"):
         mp.spawn(_process, (world, port, function, args), nprocs=world)
-    finally:
-        os.environ.pop("TORCH_CPP_LOG_LEVEL")
-        if before is not None:
-            os.environ["TORCH_CPP_LOG_LEVEL"] = before
 
 
 def _process(rank: int, world: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -65,12 +65,17 @@ def start():
     return Network().double()
 
 
+def batches():
+    """The same ones to everybody."""
+    g = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        yield torch.rand(BATCH, 8, 8, generator=g, dtype=torch.float64), torch.randint(0, 10, (BATCH,), generator=g)
+
+
 def train(network, part=slice(None), scale=1.0, dtype=torch.float64):
     """Gradient descent on a part of each batch; the loss is a sum over the part, divided by the whole batch."""
-    g = torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-    for _ in range(STEPS):
-        x, y = torch.rand(BATCH, 8, 8, generator=g, dtype=torch.float64), torch.randint(0, 10, (BATCH,), generator=g)
+    for x, y in batches():
         optimizer.zero_grad()
         loss = cross_entropy(network(x[part].to(dtype)), y[part], reduction="sum") * (scale / BATCH)
         loss.backward()
@@ -155,10 +160,9 @@ def mixed_precision(world):
 
 def mixed_precision_in_one_process(world):
     """Each part of the batch by a copy in bfloat16, gradients averaged in float32."""
-    network, g = start().float(), torch.Generator().manual_seed(1)
+    network = start().float()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-    for _ in range(STEPS):
-        x, y = torch.rand(BATCH, 8, 8, generator=g, dtype=torch.float64), torch.randint(0, 10, (BATCH,), generator=g)
+    for x, y in batches():
         sums = [torch.zeros_like(p) for p in network.parameters()]
         for rank in range(world):
             part, half = part_of_batch(rank, world), copy.deepcopy(network).bfloat16()

@@ -6,10 +6,9 @@ from torch import Tensor
 
 import fullgrad
 from fullgrad import quantizers, soft, spikes
-from fullgrad._suite.cases import CASES
+from tests.ecosystem.calls import CALLS
 
 OFFSETS = torch.tensor([0, 1, 3])
-CALLS = [case for case in CASES if not (case.exhaustive or case.long or case.draws) and isinstance(case.inputs[0], Tensor)]
 # They reduce the whole tensor, which is here the whole buffer.
 OF_WHOLE_TENSORS = {"clamp_by_linear", "scale_grad", "clip_grad_norm"}
 # The classes of a loss are jagged as well; the operators of the others are no public functions, and compute with the input.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import fullgrad
+from fullgrad._dispatch import pytree
 from fullgrad._suite.cases import CASES
 
 
@@ -73,7 +74,7 @@ def test_a_traced_operator_is_right_for_other_inputs(case):
     def call(*tensors):
         given = iter(tensors)
         output = case.operator(*[next(given) if isinstance(value, Tensor) else value for value in case.inputs])
-        return tuple(leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+        return tuple(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
 
     x, *rest = [value for value in case.inputs if isinstance(value, Tensor)]
     with torch.no_grad():

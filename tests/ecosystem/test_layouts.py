@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullgrad._suite.cases import CASES
+from tests.ecosystem.calls import CALLS, first
 
-CALLS = [case for case in CASES if not (case.exhaustive or case.long or case.draws) and isinstance(case.inputs[0], Tensor)]
 # Each with what makes it of a plain tensor, and the plain tensor of a result.
 KINDS = {
     "sparse_coo": (Tensor.to_sparse, lambda y: y.to_dense()),
@@ -16,11 +15,6 @@ KINDS = {
 }
 # torch warns of each of these kinds, and of each operation that one of them lacks.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-def first(output):
-    """The first tensor of what a function returns."""
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def close(found, expected):

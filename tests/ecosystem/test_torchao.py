@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 import fullgrad
 from fullgrad import quantizers, soft, spikes
-from fullgrad._suite.cases import CASES
+from tests.ecosystem.calls import CALLS, first
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 # A weight is a matrix, and no other argument of these cases depends on its shape.
-CALLS = [
+OF_MATRICES = [
     case
-    for case in CASES
-    if not (case.exhaustive or case.long or case.draws)
-    and isinstance(case.inputs[0], Tensor)
-    and case.inputs[0].ndim == 2
+    for case in CALLS
+    if case.inputs[0].ndim == 2
     and case.inputs[0].is_floating_point()
     and not any(isinstance(value, Tensor) and value.ndim for value in case.inputs[1:])
 ]
@@ -86,15 +84,11 @@ KINDS = {
 }
 
 
-def first(output):
-    return output if isinstance(output, Tensor) else output[0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_is_right_or_torchaos_error(kind):
     """Quantized weights know few operations, and name the one that they lack."""
     right = 0
-    for case in CALLS:
+    for case in OF_MATRICES:
         x, *rest = case.inputs
         weight = KINDS[kind](x.float().repeat(8, 8))
         try:

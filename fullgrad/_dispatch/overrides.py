@@ -24,12 +24,13 @@ _REFUSAL = """
     if {keyword} is not None:
         raise TypeError({message!r})"""
 
-# Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure.
+# Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure, positions
+# than keywords, and questions whether something is None than torch's check of it.
 _WRAPPER = """\
 def {name}({parameters}):
-    if __has_override({tensors}):
+    if {overrides}:
         return __overridden(__self, __function, {names}, ({tensors},), {arguments}){refusals}
-    return __function({arguments})
+    return __by_position({values})
 """
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
@@ -64,6 +65,10 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     parameters = ["*" if p.kind is _KEYWORD_ONLY else p.name for p in signature]
     first = parameters.index("*") if "*" in parameters else len(parameters)
     named = [p.name for p in signature if p.kind is _KEYWORD_ONLY]
+    optional = [p.name for p in signature if p.name in tensors[1:] and p.default is None]
+    check = f"__has_override({', '.join(tensors)})"
+    if len(optional) == len(tensors) - 1 > 0:
+        check = f"__of_one({tensors[0]}) if {' and '.join(f'{t} is None' for t in optional)} else {check}"
     text = {
         "name": function.__name__,
         "parameters": ", ".join([*parameters[:first], *["*"] * bool(named or refused), *named, *refused]),
@@ -73,10 +78,14 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
         ),
         "names": repr(tuple(parameters[:first])),
         "tensors": ", ".join(tensors),
+        "overrides": check,
+        "values": ", ".join(p.name for p in signature),
         "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
     }
     given = {
         "__function": function,
+        "__by_position": _by_position(function),
+        "__of_one": has_torch_function_unary,
         "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
         "__overridden": _overridden,
     }
@@ -92,6 +101,13 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     setattr(wrapper, annotations, getattr(function, annotations))  # the first since Python 3.14
     wrapper.__module__, wrapper.__wrapped__ = module, function
     return wrapper
+
+
+def _by_position(function: Any) -> Any:
+    """The function with parameters that all may be given by position."""
+    code = function.__code__
+    code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
+    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
 def _executed(file: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class Function:
     * ``whole_dims = "dim"``: those of the first argument that its parameter ``dim`` names (None for all). Tensors with as many
       dimensions are split as it is. The outputs begin with its dimensions, without those of ``dim`` if ``keeps_dim`` is False.
 
-    A forward that may raise because of the numbers that it meets says so by ``raises_by_numbers = True``, or by a function of its
-    arguments: ranks agree then, by one number that each sends, so that all raise and none waits for another.
+    An operator whose forward or backward may raise because of the numbers that it meets says so by ``raises_by_numbers = True``,
+    or by a function of its arguments: ranks agree then, by one number that each sends, so that all raise and none waits.
 
     Without ``whole_dims``, the rules run operation by operation, where torch has sharding rules for them. A jagged nested tensor
     goes by the same words: an operator that has them runs on its buffer, if the ragged dimension need not be whole.

@@ -36,15 +36,25 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
     plan, apply = _Plan(rules, args, spread), rules.operator.apply
     told = rules.operator.raises_by_numbers
     if told(*args) if callable(told) else told:
-        apply = functools.partial(_call_on_all, rules.name, plan.mesh, apply)
+        apply = _call_on_all(rules.operator, plan.mesh)
     return _on_shards(plan, apply, args)
 
 
-def _call_on_all(name: str, mesh: Any, apply: Callable[..., Any], *shards: Any) -> Any:
-    """The call on each rank's shards, or an error on every rank where it is one on any."""
+@functools.lru_cache
+def _call_on_all(operator: Any, mesh: Any) -> Callable[..., Any]:
+    """The call of an operator on each rank's shards that raises on every rank where it does on one, as does its derivative."""
+    rules = Rules(operator)
+    backward = rules.backward
+    rules.backward = lambda ctx, *cotangents: _on_all(rules.name, mesh, backward, ctx, *cotangents)
+    call, _ = _dispatch.dispatch(rules)
+    return lambda *shards: _on_all(rules.name, mesh, call, shards)
+
+
+def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns on each rank, or an error on every rank where it raises on any."""
     error, output = None, None
     try:
-        output = apply(*shards)
+        output = function(*args)
     except Exception as raised:
         error = raised
     failed = torch.tensor(float(error is not None), device=mesh.device_type)

@@ -290,11 +290,65 @@ def test_every_rank_raises_what_the_numbers_of_one_make_it_raise():
         assert torch.isfinite(found[0]).all()
 
 
+class RaisesInBackward(fullgrad.Function):
+    """The identity; its derivative raises where an element is negative."""
+
+    whole_dims = 0
+    raises_by_numbers = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        if (x < 0).any():
+            raise ValueError("a negative element")
+        return g * 1.0
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return RaisesInBackward.apply(x), in_dims[0]
+
+
+def test_every_rank_raises_what_the_numbers_of_one_make_its_backward_raise():
+    """By itself, in a graph that is differentiated again, and where other collectives follow, for which a rank would wait."""
+    good = torch.ones(2, 3, dtype=torch.float64)
+    bad = torch.tensor([[1.0] * 3, [-1.0] * 3], dtype=torch.float64)  # the second rank has it
+
+    def derivative(create_graph):
+        def f(x):
+            x = x.requires_grad_()
+            (g,) = torch.autograd.grad((RaisesInBackward.apply(x) ** 3).sum(), x, create_graph=create_graph)
+            if create_graph:
+                (g,) = torch.autograd.grad((g**2).sum(), x)
+            return [g.full_tensor()]
+
+        return f
+
+    for create_graph, expected in ((False, 3.0), (True, 36.0)):
+        first, second = errors(derivative(create_graph), Shard(0), x=bad)
+        assert str(second) == "a negative element"
+        assert "RaisesInBackward: the call raised on another rank" in str(first)
+        for found in of_ranks(derivative(create_graph), Shard(0), x=good):
+            assert torch.equal(found[0], torch.full((2, 3), expected, dtype=torch.float64))
+
+
 def test_ranks_agree_on_order_statistics_by_transport_alone():
-    """By one all-reduce, in the forward."""
-    by = lambda method: lambda x: soft.sort(x, 1, method=method).values  # noqa: E731
-    assert collectives(by("ot"), Shard(0))[0] == 1
-    assert collectives(by("softsort"), Shard(0))[0] == 0
+    """By one all-reduce in the forward, and one in the backward, where a straight-through estimator computes its plan."""
+    by = lambda statistic, method: lambda x: statistic(x, 1, method=method).values  # noqa: E731
+    for statistic in (soft.sort, fullgrad.sort_st):
+        assert collectives(by(statistic, "ot"), Shard(0))[:2] == [1, 1]
+        assert collectives(by(statistic, "softsort"), Shard(0))[:2] == [0, 0]
 
 
 # --- An identity of a sum in parts ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from torch._inductor import metrics
+from torch.func import grad, vmap
 
 import fullgrad
 from fullgrad import soft
@@ -233,6 +234,25 @@ def test_compiled_soft_round_of_numbers_that_are_none(mode):
 # --- The cache of compiled graphs -------------------------------------------------------------------------------------
 
 
+FACTOR = {"value": 2.0}
+
+
+def factor():
+    return FACTOR["value"]
+
+
+class CallsHelper(torch.autograd.Function):
+    """The identity; its backward multiplies by what another function returns."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * factor()
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A folder of its own for what torch caches; the function compiles a chain and returns what torch counts."""
@@ -280,6 +300,18 @@ def test_operators_of_users_are_not_cached(cache):
         pass
 
     assert cache(lambda x: Twice.apply(fullgrad.clamp(x, -1.0, 1.0))) == {"bypass"}
+
+
+@pytest.mark.long(but=1)
+def test_adopted_classes_are_not_cached(cache, monkeypatch):
+    """Neither alone nor in a transform: what a backward calls may be other code in the next process."""
+    alone, per_sample = fullgrad.adopt(CallsHelper), lambda x: vmap(grad(CallsHelper.apply))(x) * x
+    assert cache(lambda x: alone(x)) == {"bypass"}
+    with fullgrad.adopting():
+        for factor in (2.0, 3.0):
+            monkeypatch.setitem(FACTOR, "value", factor)
+            assert cache(per_sample) == {"bypass"}
+            assert torch.compile(per_sample, fullgraph=True)(torch.ones(2)).tolist() == [factor] * 2
 
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):

@@ -99,6 +99,10 @@ def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_
         >>> gradients
         tensor([2., 2., 2.])
     """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(
+            msg="fullgrad.adopting is opened in compiled code. Open it around the call of what is compiled."
+        )
     catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
     with scope(tuple(map(_name, packages)), tuple(map(_name, exclude)), Options(strict, allow_loop)):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import Function
 from torch.func import functional_call, grad, hessian, jvp, vmap
@@ -96,6 +97,27 @@ def test_code_that_is_compiled_before_inside_and_after():
     after = outside()
     for found in (inner, after):
         assert found == before if isinstance(before, type) else torch.equal(found, before)
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("decorates", [False, True])
+def test_a_context_that_is_opened_in_compiled_code(decorates):
+    """Such code is right, with a graph break, whose reason says where to open it."""
+
+    def of_each(x):
+        return vmap(grad(lambda x: captured(x).sum()))(x.sin()) * x
+
+    def opens(x):
+        y = x.cos()
+        with fullgrad.adopting():
+            return of_each(y) + y
+
+    f = fullgrad.adopting()(of_each) if decorates else opens
+    expected = f(oracle.batch(X))
+    assert_close(torch.compile(f, backend="aot_eager")(oracle.batch(X)), expected)
+    torch.compiler.reset()
+    with pytest.raises(Unsupported, match="Open it around the call of what is compiled"):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(oracle.batch(X))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself

@@ -43,7 +43,9 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
         like = x.expand(*sample_shape, *x.shape) if sample_shape else x
         return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     # Not like x: in forward mode the noise would have a tangent, of zeros.
-    return torch.rand((*sample_shape, *x.shape), dtype=dtype, device=x.device, generator=generator)
+    shape, options = (*sample_shape, *x.shape), {"dtype": dtype, "device": x.device}
+    # With a generator, also None, torch does not trace sizes that change.
+    return torch.rand(shape, **options) if generator is None else torch.rand(shape, generator=generator, **options)
 
 
 def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:

@@ -116,7 +116,7 @@ def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
     """``g`` where ``low <= x <= high``, else 0."""
     # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then. Dynamo cannot trace
     # bit arithmetic.
-    has_tensor = not (low.__class__ is high.__class__ is float) and _has_tensor(low, high)
+    has_tensor = not (low.__class__ is float and high.__class__ is float) and _has_tensor(low, high)
     if has_tensor or is_compiling():
         return torch.where(between(x, low, high), g, 0)
     return where_between(g, x, low, high)  # pyright: ignore[reportArgumentType]

@@ -82,7 +82,7 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind but a truth value, as a plain int."""
     if value.__class__ is int:
         return value
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, Tensor)) or not (isinstance(value, int) or hasattr(value, "__index__")):
         raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
     return operator.index(value)
 
@@ -97,7 +97,7 @@ def check_levels(name: str, value: Any) -> int:
 
 def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> tuple[int, int]:
     """Two integers in order that the dtype of the arithmetic has, with all between them."""
-    if not (quant_min.__class__ is quant_max.__class__ is int):
+    if not (quant_min.__class__ is int and quant_max.__class__ is int):
         quant_min, quant_max = integer(name, "quant_min", quant_min), integer(name, "quant_max", quant_max)
     most = 2**53 if dtype == torch.float64 else 2**24
     if not -most <= quant_min < quant_max <= most:

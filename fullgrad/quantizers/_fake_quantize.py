@@ -89,7 +89,9 @@ def fake_quantize(
     """
     if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
         scale.__class__ is float
-        and zero_point.__class__ is quant_min.__class__ is quant_max.__class__ is int
+        and zero_point.__class__ is int
+        and quant_min.__class__ is int
+        and quant_max.__class__ is int
         and 1e-37 < scale < 1e37
         and -(2**24) <= quant_min <= zero_point <= quant_max <= 2**24
         and quant_min < quant_max
@@ -121,6 +123,8 @@ def fake_quantize(
             return FakeQuantize.apply(x.reshape(split), *args, noise).reshape(x.shape)
         number = not isinstance(scale, Tensor)
         scale = float(scale) if number else scale
+        if number and scale.__class__ is not float:  # one that changes in compiled code, where Python cannot round it
+            scale, number = torch.full((), scale, dtype=_arguments.compute_dtype(dtype), device=x.device), False
     operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
     return operator.apply(
         x, scale, zero_point, quant_min, quant_max, inside, rounding, bool(reciprocal), bool(round_zero_point), noise

@@ -136,12 +136,17 @@ def is_in_range(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_ma
     return between(_in_range_of(x, scale, zero_point, quant_min, quant_max, *options), quant_min, quant_max)
 
 
+_NUMBERS = {int, float}
+
+
 def pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int, *options: Any) -> Tensor:
     """``g`` where the code is in the range, else 0."""
     inside, rounding, reciprocal, round_zero_point, noise = options
     if inside == "all":
         return g
-    if scale.__class__ is float and not isinstance(zero_point, Tensor) and (rounding == "half_even" or inside == "exact"):
+    # Numbers that change in compiled code are of other classes.
+    are_known = scale.__class__ is float and quant_min.__class__ is int and quant_max.__class__ is int
+    if are_known and zero_point.__class__ in _NUMBERS and (rounding == "half_even" or inside == "exact"):
         args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
         return pass_inside(g, x, *_first_and_last(x.dtype, *args))
     low, high = float(quant_min), float(quant_max)

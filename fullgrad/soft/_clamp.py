@@ -96,7 +96,7 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
-    if min_value.__class__ is max_value.__class__ is float and only_value_needed(x, softness, mode):
+    if min_value.__class__ is float and max_value.__class__ is float and only_value_needed(x, softness, mode):
         return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
     x = _checked("clamp_st", x, min_value, max_value, softness, mode)
     if mode == "hard":

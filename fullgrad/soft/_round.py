@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -151,7 +152,7 @@ def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tup
     distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
     """
     digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is less than half a unit in the last place of 1
-    reach = math.inf if isinstance(s, Tensor) else 0.5 + digits * s if mode == "smooth" else 5 * s
+    reach = math.inf if not isinstance(s, (int, float)) else 0.5 + digits * s if mode == "smooth" else 5 * s
     return _steps_within(reach, radius, mode == "c0")
 
 
@@ -170,4 +171,5 @@ def _steps_within(reach: float, radius: int, include_join: bool) -> tuple[tuple[
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, int]:
-    return check(name, x, softness, mode), _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
+    radius = _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
+    return check(name, x, softness, mode), operator.index(radius)  # compiled code has one graph for each

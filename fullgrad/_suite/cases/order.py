@@ -259,6 +259,15 @@ def _hard_quartile(x):
     return torch.lerp(low, high, x.new_tensor(place % 1))
 
 
+def _quartile_by_sort(x):
+    """`torch.quantile`, which has no batching rule."""
+    values, place = (
+        torch.sort(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1).values,
+        0.25 * (x.shape[-1] - 1),
+    )
+    return torch.lerp(values[..., math.floor(place)], values[..., math.ceil(place)], values.new_tensor(place % 1)).to(x.dtype)
+
+
 def _hard_rank(x):
     return (torch.argsort(torch.argsort(x, dim=-1, descending=True, stable=True), dim=-1) + 1).to(x.dtype)
 
@@ -472,7 +481,7 @@ WITH_OR_WITHOUT_WEIGHTS = [
         operator=lambda x: fullgrad.quantile_st(x, 0.25, -1, softness=SOFT, method="softsort", return_argquantile=True),
         inputs=(X,),
         surrogate=lambda x: straight_through(
-            _joined_quantile((_quantile_of, _hard_quartile))(x.detach()),
+            _joined_quantile((_quartile_by_sort, _hard_quartile))(x.detach()),
             _joined_quantile((_quarter_value, _quarter))(x, SOFT, "smooth", "softsort"),
         ),
         smooth_forwards={_quantile.Quantile: _relaxed(_quantile.Quantile)},

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import warnings
 
 import pytest
 import torch
@@ -116,10 +115,9 @@ def test_export_warns_when_a_derivative_is_lost(kind, strict):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_under_no_grad_is_silent(strict):
-    """As the warning says."""
+    """As the warning says; the tests make errors of warnings."""
     module = Module(CubicRound.apply, torch.nn.Linear(3, 2).double())
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with torch.no_grad():
         program = torch.export.export(module, (sample(2),), strict=strict)
     assert_close(program.module()(sample(2)).detach(), module(sample(2)).detach())
 

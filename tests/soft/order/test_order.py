@@ -443,7 +443,7 @@ def test_types_and_docstring_name_the_methods(name):
     methods += tuple(method for method in LAPLACE_METHODS.get(name, ()) if method not in methods)
     for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
         assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
-        (lines,) = re.findall(r"^ *method: (.*(?:\n {12}.*)*)", function.__doc__, re.MULTILINE)
+        (lines,) = re.findall(r"^ *method: (.*(?:\n {8}.*)*)", inspect.getdoc(function), re.MULTILINE)
         assert set(re.findall(r"``\"(\w+)\"``", lines)) - {"laplace"} == set(methods)
 
 

@@ -198,7 +198,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         numbers = inputs[1:]
-        if (numbers[0].__class__ in scalar_types if has_one_more else are_scalars(map(type, numbers))) and first_has_a_term:
+        if first_has_a_term and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
             ctx.kept = numbers
             if first_reads_itself:
                 ctx.save_for_backward(inputs[0])
@@ -206,8 +206,9 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             return
         plan, shape = plan_of(ctx.needs_input_grad, *map(type, inputs)), output.shape
         for i in plan.needed:
-            if inputs[i].shape != shape:
-                _check_broadcasts(cls, inputs[i].shape, shape)
+            part = inputs[i].shape
+            if part and part != shape:
+                _check_broadcasts(cls, part, shape)
         ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
         ctx.save_for_backward(*plan.pick_backward(inputs))
         ctx.save_for_forward(*plan.pick_forward(inputs))

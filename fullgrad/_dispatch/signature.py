@@ -22,14 +22,15 @@ from fullgrad._dispatch.torch_private import forward_ad, transforms_active
 # Names of its own begin with two underscores, so that parameters may have any name.
 _APPLY = """\
 def apply({parameters}):
+    if __is_compiling():
+        return __in_graph({arguments})
 {shortcut}\
-    return __in_graph({arguments}) if __is_compiling() else __call(({arguments},))
+    return __call(({arguments},))
 """
 
 # For a pure forward of plain tensors that require no gradient.
 _SHORTCUT = """\
     if (
-        not __is_compiling()
 {all_plain}
         and __forward_ad._current_level < 0
         and not __active()
@@ -93,4 +94,6 @@ def _shortcut(forward: Any, parameters: list[str]) -> str:
     # What `alias` does, without the calls that lead there.
     alias = f"{first}.clone() if __current.inside_transform else {first}.detach()"
     value = alias if hasattr(forward, "is_identity") else "__pure({arguments})"
-    return _SHORTCUT.replace("{all_plain}", "\n".join(f"        and {test}" for test in tests)).replace("{value}", value)
+    return _SHORTCUT.replace(
+        "{all_plain}", "\n".join(f"        {'and ' * (i > 0)}{test}" for i, test in enumerate(tests))
+    ).replace("{value}", value)

@@ -31,7 +31,7 @@ def apply({parameters}):
 # For a pure forward of plain tensors that require no gradient.
 _SHORTCUT = """\
     if (
-{all_plain}
+        {all_plain}
         and __forward_ad._current_level < 0
         and not __active()
         and __operator.forward is __pure
@@ -94,6 +94,4 @@ def _shortcut(forward: Any, parameters: list[str]) -> str:
     # What `alias` does, without the calls that lead there.
     alias = f"{first}.clone() if __current.inside_transform else {first}.detach()"
     value = alias if hasattr(forward, "is_identity") else "__pure({arguments})"
-    return _SHORTCUT.replace(
-        "{all_plain}", "\n".join(f"        {'and ' * (i > 0)}{test}" for i, test in enumerate(tests))
-    ).replace("{value}", value)
+    return _SHORTCUT.replace("{all_plain}", "\n        and ".join(tests)).replace("{value}", value)

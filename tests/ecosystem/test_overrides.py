@@ -4,6 +4,7 @@ import inspect
 import operator
 import pickle
 import re
+import timeit
 
 import pytest
 import torch
@@ -254,6 +255,21 @@ def test_plain_subclasses_and_parameters_have_no_override():
             found, expected = function(v), function.__wrapped__(v)
             assert type(found) is type(expected)
             assert agree(outcome(function, v), outcome(function, x))
+
+
+@pytest.mark.parametrize("function", [fullgrad.round, fullgrad.clamp])
+def test_a_plain_call_costs_little(function, monkeypatch):
+    """As much as a few Python calls that do nothing, 0.04 to 0.06 us; a wrapper of any arguments costs ten times as much."""
+    monkeypatch.setitem(function.__globals__, "__by_position", nothing)
+    x, seconds = torch.ones(2), {}
+    for called in (function, nothing):
+        timer = timeit.Timer(lambda called=called: called(x, -1.0))
+        seconds[called] = min(timer.repeat(repeat=50, number=1000))
+    assert seconds[function] < 6 * seconds[nothing], seconds
+
+
+def nothing(a=None, b=None, c=None):
+    return a
 
 
 def test_overrides_that_are_switched_off_see_nothing():

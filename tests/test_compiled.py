@@ -15,7 +15,7 @@ from torch._inductor import metrics
 from torch.func import grad, vmap
 
 import fullgrad
-from fullgrad import soft
+from fullgrad import quantizers, soft
 from fullgrad._dispatch import compile_cache
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
@@ -203,6 +203,37 @@ def test_a_chain_is_one_kernel_each_way():
 def test_every_chain_is_one_kernel_each_way(cases):
     """So is every other chain; between them they have all elementwise operators."""
     check_kernels(chain(cases))
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize(
+    ("quantizer", "kernels"),
+    [
+        # A learned scale is in both: its gradient is the sum of two sums.
+        pytest.param(lambda x, s: quantizers.fake_quantize(x, 0.1, 0, -8, 7), (2, 2), id="by a number"),
+        pytest.param(lambda x, s: quantizers.fake_quantize(x, s, 0, -8, 7), (2, 3), id="learned"),
+        pytest.param(lambda x, s: quantizers.float_quantize(x, "float8_e4m3fn"), (2, 2), id="float8"),
+    ],
+)
+def test_quantizers_around_a_matrix_product_are_one_kernel_on_each_side(quantizer, kernels):
+    """Forward, and backward."""
+    s = torch.tensor(0.1, requires_grad=True)
+    x, w = torch.randn(16, 32, requires_grad=True), torch.randn(8, 32, requires_grad=True)
+
+    def layer(x, w, s):
+        return quantizer(torch.nn.functional.linear(quantizer(x, s), w), s)
+
+    found = []
+    for f in (torch.compile(layer, fullgraph=True), layer):
+        with inductor.patch(fx_graph_cache=False):
+            metrics.reset()
+            y = f(x, w, s)
+            forward = metrics.generated_kernel_count
+            gradients = torch.autograd.grad(y.square().sum(), (x, w, s), materialize_grads=True)
+        found.append(((forward, metrics.generated_kernel_count - forward), [y, *gradients]))
+    assert found[0][0] == kernels
+    assert torch.equal(found[0][1][0], found[1][1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
 
 
 def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():

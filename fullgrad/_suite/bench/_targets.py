@@ -13,6 +13,7 @@ from fullgrad._suite.bench import _compiled as chains
 from fullgrad._suite.bench import _composites
 from fullgrad._suite.bench._choices import choices
 from fullgrad._suite.bench._comparison import Comparison
+from fullgrad._suite.bench._grids import grids
 from fullgrad._suite.bench._measure import Statement, peak_bytes
 from fullgrad._suite.bench._peers import load
 
@@ -51,6 +52,7 @@ def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
     yield from _compiled(device)
     yield from _order(device)
     yield from choices(device)
+    yield from grids(device)
     if device == "cpu":
         yield from _isotonic()
 

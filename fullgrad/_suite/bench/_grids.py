@@ -72,5 +72,5 @@ def _compare(
         ours=Statement(BACKWARD, names | {"f": ours}),
         rivals={rival: Statement(BACKWARD, names | {"f": f}) for rival, f in rivals.items()},
         targets={} if most is None else {next(iter(rivals)): most},
-        turns="grids",
+        turns=f"{name}, {leaves[0].numel()}",
     )

@@ -121,11 +121,11 @@ def fake_quantize(
             args = (scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point)
             noise = None if noise is None else noise.reshape(split)
             return FakeQuantize.apply(x.reshape(split), *args, noise).reshape(x.shape)
-        number = not isinstance(scale, Tensor)
         if not isinstance(scale, Tensor):
             scale = float(scale)
             if scale.__class__ is not float:  # one that changes in compiled code, where Python cannot round it
-                scale, number = torch.full((), scale, dtype=_arguments.compute_dtype(dtype), device=x.device), False
+                scale = torch.full((), scale, dtype=_arguments.compute_dtype(dtype), device=x.device)
+        number = not isinstance(scale, Tensor)
     operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
     return operator.apply(
         x, scale, zero_point, quant_min, quant_max, inside, rounding, bool(reciprocal), bool(round_zero_point), noise

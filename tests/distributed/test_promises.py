@@ -290,34 +290,21 @@ def test_every_rank_raises_what_the_numbers_of_one_make_it_raise():
         assert torch.isfinite(found[0]).all()
 
 
-class RaisesInBackward(fullgrad.Function):
+class RaisesInBackward(fullgrad.Elementwise):
     """The identity; its derivative raises where an element is negative."""
 
-    whole_dims = 0
     raises_by_numbers = True
+    reads = {0: (0,)}
 
     @staticmethod
     def forward(x):
         return x.clone()
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def vjp(ctx, g):
-        (x,) = ctx.saved_tensors
+    def vjp_term(i, v, x):
         if (x < 0).any():
             raise ValueError("a negative element")
-        return g * 1.0
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return RaisesInBackward.apply(x), in_dims[0]
+        return v * 1.0
 
 
 def test_every_rank_raises_what_the_numbers_of_one_make_its_backward_raise():

@@ -261,10 +261,8 @@ def _hard_quartile(x):
 
 def _quartile_by_sort(x):
     """`torch.quantile`, which has no batching rule."""
-    values, place = (
-        torch.sort(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1).values,
-        0.25 * (x.shape[-1] - 1),
-    )
+    values, place = torch.sort(x, dim=-1).values, 0.25 * (x.shape[-1] - 1)
+    values = values.float() if x.dtype in (torch.float16, torch.bfloat16) else values
     return torch.lerp(values[..., math.floor(place)], values[..., math.ceil(place)], values.new_tensor(place % 1)).to(x.dtype)
 
 

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from fullgrad import sampling, soft
-from fullgrad._suite.bench._comparison import Comparison
-from fullgrad._suite.bench._measure import Statement
+from fullgrad._suite.bench._comparison import Comparison, forward_and_backward
 from fullgrad._suite.bench._peers import load
 
 Operator = Callable[..., Any]
-STATEMENT = "grad(f(x), x, g)"
 
 
 def _detached_bernoulli(p: Tensor) -> Tensor:
@@ -60,15 +58,4 @@ def _sparse(device: str) -> Iterator[Comparison]:
 
 
 def _compare(name: str, x: Tensor, ours: Operator, rival: str, theirs: Operator, target: float | None) -> Comparison:
-    names = {"x": x.clone().requires_grad_(), "g": torch.randn_like(x), "grad": torch.autograd.grad}
-    shape = " x ".join(map(str, x.shape))
-    return Comparison(
-        operator=f"{name}, {shape}" if x.ndim > 1 else name,
-        what="forward+backward",
-        n=x.numel(),
-        dtype="float32",
-        ours=Statement(STATEMENT, names | {"f": ours}),
-        rivals={rival: Statement(STATEMENT, names | {"f": theirs})},
-        targets={} if target is None else {rival: target},
-        turns="choices",
-    )
+    return forward_and_backward(name, (x,), ours, {rival: theirs}, target, turns="choices")

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, measure, peak_bytes, ratio
 
@@ -41,6 +45,34 @@ class Comparison:
     def name(self) -> str:
         """For progress and verdicts."""
         return f"{self.operator}, {self.what}, n = {self.n:,}, {self.dtype}"
+
+
+def forward_and_backward(
+    name: str,
+    leaves: tuple[Tensor, ...],
+    ours: Callable[..., Any],
+    rivals: Mapping[str, Callable[..., Any]],
+    most: float | None,
+    turns: str = "",
+) -> Comparison:
+    """The gradients of functions of some tensors. ``most`` is the target next to the first rival; sizes take turns apart."""
+    given = tuple(t.clone().requires_grad_() for t in leaves)
+    names = {"t": given, "g": torch.randn_like(leaves[0]), "grad": torch.autograd.grad}
+
+    def case(f: Callable[..., Any]) -> Statement:
+        return Statement("grad(f(*t), t, g)", names | {"f": f})
+
+    shape, n = " x ".join(map(str, leaves[0].shape)), leaves[0].numel()
+    return Comparison(
+        operator=f"{name}, {shape}" if leaves[0].ndim > 1 else name,
+        what="forward+backward",
+        n=n,
+        dtype="float32",
+        ours=case(ours),
+        rivals={rival: case(f) for rival, f in rivals.items()},
+        targets={} if most is None else {next(iter(rivals)): most},
+        turns=turns or f"{name}, {n}",
+    )
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import quantizers
-from fullgrad._suite.bench._comparison import Comparison
-from fullgrad._suite.bench._measure import Statement
+from fullgrad._suite.bench._comparison import Comparison, forward_and_backward
 from fullgrad._suite.bench._peers import load
 
 Operator = Callable[..., Any]
 LOW, HIGH = -8, 7
-BACKWARD = "grad(f(*t), t, g)"
 
 
 def grids(device: str = "cpu") -> Iterator[Comparison]:
@@ -25,23 +23,23 @@ def grids(device: str = "cpu") -> Iterator[Comparison]:
         ours = functools.partial(quantizers.fake_quantize, scale=0.3, quant_min=LOW, quant_max=HIGH)
         rivals: dict[str, Operator] = {"torch": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.3, 0, LOW, HIGH)}
         rivals.update(_of_others(0.3 * one, zero, n))
-        yield _compare("quantizers.fake_quantize", (x,), ours, rivals, most)
+        yield forward_and_backward("quantizers.fake_quantize", (x,), ours, rivals, most)
 
         ours = functools.partial(quantizers.fake_quantize, quant_min=LOW, quant_max=HIGH)
         points = zero.view(1)
         rivals = {"torch": lambda x, s, z=points: torch._fake_quantize_learnable_per_tensor_affine(x, s, z, LOW, HIGH, 1.0)}
         rivals.update({name: f for name, f in _of_others(None, zero, n).items() if name == "brevitas"})
-        yield _compare("quantizers.fake_quantize, learned scale", (x, 0.3 * one.view(1)), ours, rivals, None)
+        yield forward_and_backward("quantizers.fake_quantize, learned scale", (x, 0.3 * one.view(1)), ours, rivals, None)
 
         cast = {"torch, casts": lambda x: x.to(torch.float8_e4m3fn).to(x.dtype)}
         ours = functools.partial(quantizers.float_quantize, format="float8_e4m3fn")
-        yield _compare("quantizers.float_quantize, e4m3fn", (x,), ours, cast, 0.5)
+        yield forward_and_backward("quantizers.float_quantize, e4m3fn", (x,), ours, cast, 0.5)
     for rows, n in ((4, 25), (64, 256), (1000, 4000)):
         x, scale = torch.randn(rows, n, device=device), torch.rand(rows, device=device) + 0.1
         ours = functools.partial(quantizers.fake_quantize, scale=scale, quant_min=LOW, quant_max=HIGH, dim=0)
         points = torch.zeros(rows, dtype=torch.int32, device=device)
         rivals = {"torch": lambda x, s=scale, z=points: torch.fake_quantize_per_channel_affine(x, s, z, 0, LOW, HIGH)}
-        yield _compare("quantizers.fake_quantize, by channel", (x,), ours, rivals, None)
+        yield forward_and_backward("quantizers.fake_quantize, by channel", (x,), ours, rivals, None)
 
 
 def _of_others(scale: Tensor | None, zero: Tensor, n: int) -> dict[str, Operator]:
@@ -56,21 +54,3 @@ def _of_others(scale: Tensor | None, zero: Tensor, n: int) -> dict[str, Operator
         bits = torch.full_like(zero, 4.0)
         found["brevitas"] = lambda x, s=scale: module(s, zero, bits, x)
     return found
-
-
-def _compare(
-    name: str, leaves: tuple[Tensor, ...], ours: Operator, rivals: dict[str, Operator], most: float | None
-) -> Comparison:
-    given = tuple(t.clone().requires_grad_() for t in leaves)
-    names = {"t": given, "g": torch.randn_like(leaves[0]), "grad": torch.autograd.grad}
-    shape = " x ".join(map(str, leaves[0].shape))
-    return Comparison(
-        operator=f"{name}, {shape}" if leaves[0].ndim > 1 else name,
-        what="forward+backward",
-        n=leaves[0].numel(),
-        dtype="float32",
-        ours=Statement(BACKWARD, names | {"f": ours}),
-        rivals={rival: Statement(BACKWARD, names | {"f": f}) for rival, f in rivals.items()},
-        targets={} if most is None else {next(iter(rivals)): most},
-        turns=f"{name}, {leaves[0].numel()}",
-    )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import LOG2_E
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -60,5 +61,5 @@ class Erf(ScaledStep):
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
         # The factor is in the exponent: a pass less.
-        exponent = torch.addcmul(u.new_full((), math.log(alpha / math.sqrt(math.pi))), u, u, value=-alpha * alpha)
-        return mul_into(v, apply_steps(exponent, (torch.exp,)))
+        exponent = torch.addcmul(u.new_full((), math.log2(alpha / math.sqrt(math.pi))), u, u, value=-alpha * alpha * LOG2_E)
+        return mul_into(v, apply_steps(exponent, (torch.exp2,)))

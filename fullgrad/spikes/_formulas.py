@@ -15,6 +15,9 @@ from fullgrad._neighbors import neighbor
 # Beyond so many standard deviations a normal density is 0, in float64 too.
 _FAR = 60.0
 
+# exp(x) is exp2(x * LOG2_E), which takes a third of the time on the CPU, where the product is not a pass of its own.
+LOG2_E = math.log2(math.e)
+
 
 def scaled(temporary: Tensor, factor: Any) -> Tensor:
     """``temporary * factor``, in its buffer where the factor is a number."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._buffers import apply_steps
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
 from fullgrad.spikes._surrogate import Step
@@ -62,7 +63,8 @@ class QPseudoSpike(Step):
 
     @classmethod
     def slope(cls, u: Tensor, alpha: Any) -> Tensor:
-        return torch.pow(cls._q(u, alpha), -alpha)
+        q = cls._q(u, alpha)
+        return torch.pow(q, -alpha) if isinstance(alpha, Tensor) else apply_steps(q, (torch.pow, -alpha))
 
     @classmethod
     def rise(cls, u: Tensor, alpha: Any) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._buffers import apply_steps
 from fullgrad._dispatch import is_compiling
 from fullgrad._kernels import where_between
 from fullgrad.spikes._arguments import check_window, checked
@@ -55,7 +56,7 @@ class SpikeCount(Surrogate):
 
     @staticmethod
     def forward(v: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
-        return torch.round(torch.clamp(v, 0, max_spikes))
+        return apply_steps(torch.clamp(v, 0, max_spikes), (torch.round,))
 
     @staticmethod
     def wide_term(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:

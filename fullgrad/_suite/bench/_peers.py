@@ -26,7 +26,7 @@ _PEERS = {
     "scale_bwd": ("unit_scaling", "unit_scaling.scale:scale_bwd"),
 }
 # Surrogates of spikingjelly, which are modules: what ours are called with is what they are by default, the tie and the threshold.
-_SURROGATES = {
+SURROGATES = {
     "spikes.sigmoid": "Sigmoid",
     "spikes.atan": "ATan",
     "spikes.erf": "Erf",
@@ -53,8 +53,8 @@ _TORCH: dict[str, Callable[..., Any]] = {
 
 def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
     """The package and its operator; None where there is none or it is not installed."""
-    if case in _SURROGATES:
-        made = load(f"spikingjelly.activation_based.surrogate:{_SURROGATES[case]}")
+    if case in SURROGATES:
+        made = load(f"spikingjelly.activation_based.surrogate:{SURROGATES[case]}")
         if made is None:
             return None
         surrogate = made()

@@ -16,6 +16,7 @@ from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._grids import grids
 from fullgrad._suite.bench._measure import Statement, peak_bytes
 from fullgrad._suite.bench._peers import load
+from fullgrad._suite.bench._surrogates import surrogates
 
 SMALL, BATCH, LARGE = 16, (64, 256), 4_000_000
 OLD_STYLE = "old-style Function"
@@ -53,6 +54,7 @@ def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
     yield from _order(device)
     yield from choices(device)
     yield from grids(device)
+    yield from surrogates(device)
     if device == "cpu":
         yield from _isotonic()
 

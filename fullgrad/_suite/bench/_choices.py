@@ -32,7 +32,10 @@ def choices(device: str = "cpu") -> Iterator[Comparison]:
         ours = functools.partial(sampling.gumbel_softmax, hard=True)
         yield _compare("sampling.gumbel_softmax hard", x, ours, "torch", torchs, 0.5 if large else None)
         given = functools.partial(sampling.gumbel_softmax, noise=noise)
-        yield _compare("sampling.gumbel_softmax, noise given", x, given, "torch.softmax", softmax, 1.2 if large else None)
+        rivals = {"torch.softmax": softmax, "softmax of the sum": lambda x, noise=noise: torch.softmax(x + noise, -1)}
+        yield forward_and_backward(
+            "sampling.gumbel_softmax, noise given", (x,), given, rivals, 1.2 if large else None, turns="choices"
+        )
         for name in ("categorical_st", "reinmax", "gapped_st"):
             given = functools.partial(getattr(sampling, name), noise=noise)
             yield _compare(f"sampling.{name}, noise given", x, given, "torch.softmax", softmax, None)

@@ -190,8 +190,11 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         if not bool((wrong & ~stuck).any()):
             break
     z = v - theta
-    z = torch.where(k <= 0, -torch.inf, torch.where(k >= n, torch.inf, z))
-    return torch.where((top < torch.inf) & total.isfinite(), z, torch.nan)
+    none, all_of_them, invalid = k <= 0, k >= n, ~((top < torch.inf) & total.isfinite())
+    if bool((none | all_of_them | invalid).any()):
+        z = torch.where(none, -torch.inf, torch.where(all_of_them, torch.inf, z))
+        z = torch.where(invalid, torch.nan, z)
+    return z
 
 
 def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -205,7 +208,8 @@ def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
         return s.sum(-1, keepdim=True), torch.minimum(s, 1 - s).sum(-1, keepdim=True)
     t = z.div_(10).add_(0.5).clamp_(0, 1)
     if mode == "c0":
-        return t.sum(-1, keepdim=True), (t.ceil() - t.floor()).sum(-1, keepdim=True) / 10
+        total = t.sum(-1, keepdim=True)
+        return total, t.frac_().ceil_().sum(-1, keepdim=True) / 10
     v = t * (1 - t)
     if mode == "c1":
         return (t * t * (3 - 2 * t)).sum(-1, keepdim=True), v.sum(-1, keepdim=True) * 0.6
@@ -215,7 +219,9 @@ def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def _bracket(theta: Tensor, error: Tensor, top: Tensor, v: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """Thresholds on both sides, of which one is the first: the other is where all steps are 0, or 1, or as good as that."""
     reach = 800.0 if mode in ("smooth", "laplace") else 5.0
-    bottom = torch.where(v == -torch.inf, top, v).amin(-1, keepdim=True)
+    bottom = v.amin(-1, keepdim=True)
+    if bool((bottom == -torch.inf).any()):
+        bottom = torch.where(v == -torch.inf, top, v).amin(-1, keepdim=True)
     return torch.where(error > 0, theta, bottom - reach), torch.where(error > 0, top + reach, theta)
 
 
@@ -226,6 +232,10 @@ def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     n = v.shape[-1]
     if k.numel() == 1:
         whole = min(int(k.nan_to_num(0)), n)
+        if _FEW < whole < n:  # their order is not needed
+            s = v.topk(whole + 1, -1, sorted=False).values
+            least = s.topk(2, -1, largest=False).values
+            return _middle(least[..., 1:], least[..., :1], k), s.amax(-1, keepdim=True)
         s = v.topk(min(whole + 1, n), -1).values
         at: Tensor = torch.full_like(s[..., :1], whole, dtype=torch.int64)
     else:
@@ -233,5 +243,13 @@ def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         at = k.nan_to_num(0).floor().long().clamp(0, n).expand(s[..., :1].shape)
     last = s.shape[-1] - 1
     first, second = s.gather(-1, (at - 1).clamp(0, last)), s.gather(-1, at.clamp(0, last))
+    return _middle(first, second, k), s[..., :1]
+
+
+# Up to so many elements it takes as long to sort them as to look for the last two.
+_FEW = 16
+
+
+def _middle(first: Tensor, second: Tensor, k: Tensor) -> Tensor:
     second = torch.where(second == -torch.inf, first, second)
-    return torch.where(k == k.floor(), (first + second) / 2, second), s[..., :1]
+    return torch.where(k == k.floor(), (first + second) / 2, second)

@@ -31,6 +31,9 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     Returns:
         A contiguous tensor without a derivative.
 
+    Raises:
+        TypeError: ``x`` is not a tensor.
+
     Example:
         >>> import torch, fullgrad
         >>> x = torch.zeros(2, dtype=torch.bfloat16)
@@ -38,6 +41,7 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
         >>> u.shape, u.dtype
         (torch.Size([3, 2]), torch.float32)
     """
+    _checks.tensor("uniform_like", "x", x)
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
     if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
         like = x.expand(*sample_shape, *x.shape) if sample_shape else x
@@ -58,7 +62,11 @@ def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: 
 
     Returns:
         A contiguous tensor without a derivative.
+
+    Raises:
+        TypeError: ``x`` is not a tensor.
     """
+    _checks.tensor("exponential_like", "x", x)
     u = uniform_like(x, sample_shape, generator=generator)
     return u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # clamp_ has no batching rule
 
@@ -73,7 +81,11 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
 
     Returns:
         A contiguous tensor without a derivative.
+
+    Raises:
+        TypeError: ``x`` is not a tensor.
     """
+    _checks.tensor("gumbel_like", "x", x)
     e = exponential_like(x, sample_shape, generator=generator)
     return e.log_().neg_()
 

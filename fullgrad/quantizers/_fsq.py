@@ -54,6 +54,8 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
     Source: Mentzer et al., https://arxiv.org/abs/2309.15505; ``vector_quantize_pytorch.FSQ``.
     """
     x = _arguments.floating_input("fsq", "x", x)
+    if not isinstance(levels, Sequence) or isinstance(levels, str):
+        raise TypeError(f"fsq: `levels` must be a sequence of integers, got {levels!r}.")
     counts = [_arguments.check_levels("fsq", n) for n in levels]
     if x.ndim == 0 or x.shape[-1] != len(counts) or not counts:
         raise ValueError(

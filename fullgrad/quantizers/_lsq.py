@@ -58,6 +58,7 @@ def lsq(
     Source: Esser et al., https://arxiv.org/abs/1902.08153; Bhalgat et al., LSQ+, https://arxiv.org/abs/2004.09576.
     """
     x = _arguments.floating_input("lsq", "x", x)
+    _arguments.check_scale("lsq", "scale", scale, x.dtype)
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if grad_scale is None:
         grad_scale = 1 / math.sqrt(max(x.numel(), 1) * max(quant_max, 1))

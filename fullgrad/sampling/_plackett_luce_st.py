@@ -9,7 +9,7 @@ from fullgrad._half_precision import to_opmath
 from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import Temperature, check_rows
 from fullgrad.soft.order import argsort_st
-from fullgrad.soft.order.methods import PermutationMethod
+from fullgrad.soft.order.methods import PERMUTATION_METHODS, PermutationMethod
 
 
 def plackett_luce_st(
@@ -62,6 +62,7 @@ def plackett_luce_st(
     name = "plackett_luce_st"
     dim = check_rows(name, "scores", scores, dim)
     _checks.positive_number_or_tensor(name, "tau", tau)
+    _checks.choice(name, "method", method, PERMUTATION_METHODS)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise
     return argsort_st(noisy, dim, True, tau, method=method, standardize=False).to(scores.dtype)

@@ -166,6 +166,7 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     """
     x = checked_floating("all", "x", x)
     _checks.dim("all", dim, x.ndim)
+    _checks.non_negative_number("all", "epsilon", epsilon)
     if use_geometric_mean:
         return _geometric_mean(x, dim, epsilon)
     # torch's derivative of a product makes plain tensors next to distributed ones.

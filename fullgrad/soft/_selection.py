@@ -186,7 +186,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
 
     Source: ``softtorch.narrow``.
     """
-    x, soft_start, dim = _canonicalize_args("narrow", x, soft_start, dim)
+    x, soft_start, dim = _canonicalize_args("narrow", x, soft_start, dim, "soft_start")
     n = x.shape[dim]
     _check_vector("narrow", "soft_start", soft_start, n)
     length = _checks.positive_integer("narrow", "length", length, n)
@@ -199,9 +199,11 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     return along_rows("narrow", windows, x, dim, soft_start)
 
 
-def _canonicalize_args(name: str, x: Tensor, soft_index: Tensor, dim: int | None) -> tuple[Tensor, Tensor, int]:
+def _canonicalize_args(
+    name: str, x: Tensor, soft_index: Tensor, dim: int | None, argument: str = "soft_index"
+) -> tuple[Tensor, Tensor, int]:
     """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
-    x, soft_index = checked_floating(name, "x", x), checked_floating(name, "soft_index", soft_index)
+    x, soft_index = checked_floating(name, "x", x), checked_floating(name, argument, soft_index)
     _checks.dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = x.flatten(), 0

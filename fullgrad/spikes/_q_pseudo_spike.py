@@ -46,6 +46,7 @@ def q_pseudo_spike(
 
     Source: ``spikingjelly.activation_based.surrogate.QPseudoSpike``; https://arxiv.org/abs/2202.00282.
     """
+    _checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
     if not isinstance(alpha, Tensor):
         _checks.positive_number("q_pseudo_spike", "alpha - 1", alpha - 1)
     v = checked_step("q_pseudo_spike", v, threshold, grad_scale, tie, {"alpha": alpha})

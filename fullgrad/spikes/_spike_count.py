@@ -44,6 +44,8 @@ def spike_count(v: Tensor, max_spikes: int = 4, window: tuple[float, float] | No
     """
     v = checked("spike_count", "v", v, 1.0, (1.0,))
     max_spikes = _checks.positive_integer("spike_count", "max_spikes", max_spikes, 2**53)
+    if not (window is None or (isinstance(window, (tuple, list)) and len(window) == 2)):
+        raise TypeError(f"spike_count: `window` must be two numbers or None, got {window!r}.")
     low, high = (0.0, float(max_spikes)) if window is None else window
     check_window("spike_count", low, high)
     return SpikeCount.apply(v, max_spikes, low, high)

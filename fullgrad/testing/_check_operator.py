@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.testing._registry import CHECKS, GROUPS
+from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map
 
@@ -131,6 +131,8 @@ def make_subject(
 def run_check(name: str, subject: Subject) -> Result:
     """The result of one check."""
     start = time.perf_counter()
+    if name in WITH_TANGENTS and not subject.has_tangent:
+        return Result(NOT_APPLICABLE, "there is no forward-mode derivative")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

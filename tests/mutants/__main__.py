@@ -32,8 +32,16 @@ TRACED = (
     "make_fx_of_transforms",
 )
 TRACED_CASES = 6
+# Where a family's functions are tested beside its own folder.
+BESIDE = {"rounding": ["quantizers"]}
 # The tests of all functions: names in errors, keywords, kernels, random shapes.
-OF_ALL = ("tests/property", "tests/test_kernels.py", "tests/test_public.py", "tests/ecosystem/test_keywords.py")
+OF_ALL = (
+    "tests/property",
+    "tests/test_kernels.py",
+    "tests/test_public.py",
+    "tests/test_errors.py",
+    "tests/ecosystem/test_keywords.py",
+)
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -108,8 +116,8 @@ def _failing_check(names, checks):
 
 def _failing_test(path, *options):
     """Whether a test of the family fails, or one of those of all operators."""
-    family = Path("tests") / path.relative_to(ROOT / "fullgrad").parts[0].removeprefix("_")
-    folders = [family] if (ROOT / family).exists() else []
+    family = path.relative_to(ROOT / "fullgrad").parts[0].removeprefix("_")
+    folders = [Path("tests") / name for name in (family, *BESIDE.get(family, ())) if (ROOT / "tests" / name).exists()]
     if not options:
         folders += OF_ALL
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):

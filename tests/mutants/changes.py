@@ -13,6 +13,7 @@ _OPERATORS = {
     ast.BitOr: ast.BitAnd,
 }
 _SIDES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+_COMMUTATIVE = {"mul", "add", "minimum", "maximum", "min", "max", "logical_or", "logical_and"}
 _OPPOSITES = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 
@@ -69,8 +70,14 @@ def _kinds(node: ast.AST) -> Iterator[str]:
         yield "other constant"
     elif isinstance(node, (ast.If, ast.IfExp)):
         yield "other branch"
-    elif isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
+    elif isinstance(node, ast.Call) and _has_an_order(node):
         yield "swapped arguments"
+
+
+def _has_an_order(call: ast.Call) -> bool:
+    """Whether the first two arguments are known, and may not change places."""
+    is_known = len(call.args) > 1 and not any(isinstance(a, ast.Starred) for a in call.args[:2])
+    return is_known and ast.unparse(call.func).removeprefix("torch.") not in _COMMUTATIVE
 
 
 def _replace(tree: ast.AST, node: ast.AST, kind: str) -> None:

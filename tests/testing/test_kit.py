@@ -10,6 +10,8 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
+from fullgrad.testing._check_operator import run_check
+from fullgrad.testing._report import NOT_APPLICABLE, PASSED
 from tests.operators import Cube, TorchCube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
@@ -248,3 +250,10 @@ def test_what_torch_cannot_do_leaves_the_thread_as_it_was():
         CHECKS["compile_forward_over_forward"](case)
     gc.collect()
     assert torch.ones(1, requires_grad=True).mul(2).requires_grad
+
+
+def test_forward_mode_does_not_apply_to_what_has_no_tangent():
+    """The checks in which there is a forward mode say so; the others run."""
+    case = next(c for c in CASES if not c.has_tangent)
+    assert run_check("func_jvp", case).status == NOT_APPLICABLE
+    assert run_check("backward", case).status == PASSED

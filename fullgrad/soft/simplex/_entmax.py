@@ -60,6 +60,11 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
     """
     x = floating_rows("entmax", x, dim)
     exponent_in_range("entmax", alpha, 1.0, "at least 1")
+    return entmax_of(x, alpha, dim)
+
+
+def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
+    """`entmax` of arguments that were checked."""
     if x.ndim == 0:
         return torch.softmax(x, -1)
     wide, alpha = to_opmath(x, alpha)

@@ -105,6 +105,8 @@ def fenchel_young(
             raise ValueError(
                 f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
             )
+        if not isinstance(ignore_index, (int, torch.SymInt)):
+            raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
         kept = target != ignore_index
         counted, index = kept, torch.where(kept, target, 0).unsqueeze(-1)
         y = torch.zeros_like(rows).scatter(-1, index, 1.0)

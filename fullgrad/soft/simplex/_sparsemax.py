@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad.soft.simplex._entmax import entmax
+from fullgrad.soft.simplex._entmax import entmax_of, floating_rows
 
 
 def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
@@ -32,4 +32,4 @@ def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
 
     Source: Martins, Astudillo, https://arxiv.org/abs/1602.02068; ``entmax.sparsemax``.
     """
-    return entmax(x, 2.0, dim)
+    return entmax_of(floating_rows("sparsemax", x, dim), 2.0, dim)

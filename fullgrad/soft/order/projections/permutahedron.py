@@ -50,6 +50,7 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``softjax.proj_permutahedron``.
     """
+    _checks.real_tensor("proj_permutahedron", "z", z)
     check("proj_permutahedron", z, softness, mode, SOFT_MODES)
     _checks.real_tensor("proj_permutahedron", "w", w)
     if not z.ndim or not w.ndim or z.shape[-1] != w.shape[-1]:

@@ -71,9 +71,9 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     ``softjax.proj_transport_polytope``.
     """
     name = "proj_transport_polytope"
-    check(name, cost, softness, mode, SOFT_MODES)
-    for argument, value in (("mu", mu), ("nu", nu)):
+    for argument, value in (("cost", cost), ("mu", mu), ("nu", nu)):
         _checks.real_tensor(name, argument, value)
+    check(name, cost, softness, mode, SOFT_MODES)
     if cost.ndim < 2 or mu.ndim < 1 or nu.ndim < 1 or cost.shape[-2:] != (mu.shape[-1], nu.shape[-1]):
         raise ValueError(
             f"{name}: `cost` must have the shape (…, n, m) for shares of shapes (…, n) and (…, m), "

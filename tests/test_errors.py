@@ -1,0 +1,84 @@
+"""Errors of wrong arguments name the function and the argument, as the user wrote them."""
+
+import inspect
+import operator
+
+import pytest
+import torch
+
+import fullgrad
+from tests.test_public import FUNCTIONS, QUANTIZERS, RELAXATIONS, SAMPLING, SPIKES
+
+NOISE = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if name.endswith("_like")]
+NAMES = [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *NOISE]
+
+pytestmark = pytest.mark.short
+X = torch.rand(16, 16)
+# What a function is called with, where a number does not do.
+NEEDED = {
+    "codebook": torch.tensor([-1.0, 0.0, 1.0]),
+    "bits": 4,
+    "dim": -1,
+    "format": "float8_e4m3fn",
+    "k": 1,
+    "length": 2,
+    "levels": [5] * 16,
+    "max_value": 1.0,
+    "mask": X > 0.5,
+    "mu": torch.full((16,), 1 / 16),
+    "nu": torch.full((16,), 1 / 16),
+    "quant_max": 7,
+    "quant_min": -8,
+    "soft_start": torch.full((16,), 1 / 16),
+    "target": torch.zeros(16, dtype=torch.long),
+    "w": X,
+}
+OF_FUNCTION = {
+    **{f"soft.{name}": {"y": X} for name in ("logical_and", "logical_or", "logical_xor")},
+    "clamp": {"min_value": 0.0},
+    "quantizers.mx_quantize": {"block_size": 16},
+    "quantizers.vector_quantize": {"codebook": X},
+    "replace_grad": {"surrogate": X},
+    "soft.index_select": {"soft_index": torch.full((16,), 1 / 16)},
+    "soft.take": {"soft_index": X, "dim": -1},
+    "soft.take_along_dim": {"soft_index": torch.rand(16, 2, 16), "dim": -1},
+    "soft.where": {"x": X, "y": X},
+}
+# Their first argument is another operator, a function or a gradient.
+OTHERS = {"clamp_backward", "grad_replace", "learned_round", "st", "straight_through", "track_scales", "quantizers.learned_round"}
+
+
+def signature(name):
+    """The first argument, and the others."""
+    first, *others = inspect.signature(operator.attrgetter(name)(fullgrad)).parameters.values()
+    return first, others
+
+
+def call(name, changes):
+    """The function, with arguments that it takes but for some."""
+    first, others = signature(name)
+    needed = {p.name: NEEDED.get(p.name, 1.0) for p in others if p.default is p.empty}
+    return operator.attrgetter(name)(fullgrad)(**{first.name: X, **needed, **OF_FUNCTION.get(name, {}), **changes})
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if signature(n)[0].annotation is torch.Tensor])
+def test_first_argument(name):
+    """It is no tensor."""
+    first, _ = signature(name)
+    with pytest.raises(TypeError, match=rf"^{name.split('.')[-1]}: `{first.name}` must be a .*tensor, got a value of type str"):
+        call(name, {first.name: "text"})
+
+
+# Only true or not; or taken by torch.
+UNCHECKED = {"generator", "memory_format"}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
+def test_other_arguments(name):
+    """Each but those that are only true or false gets an object of no use."""
+    call(name, {})
+    for parameter in signature(name)[1]:
+        if parameter.annotation is bool or parameter.name in UNCHECKED:
+            continue
+        with pytest.raises((TypeError, ValueError), match=rf"^{name.split('.')[-1]}: `{parameter.name}"):
+            call(name, {parameter.name: object()})

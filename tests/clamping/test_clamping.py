@@ -180,6 +180,7 @@ def test_it_is_per_sample_under_vmap():
     loop = torch.stack([torch.stack([fullgrad.clamp_by_linear(x[i, :, j]) for i in range(2)], 0) for j in range(4)])
     torch.testing.assert_close(vmap(vmap(fullgrad.clamp_by_linear, in_dims=0), in_dims=2)(x), loop)
     assert vmap(fullgrad.clamp_by_linear)(torch.randn(5)).tolist() == [0] * 5
+    assert vmap(vmap(fullgrad.clamp_by_linear))(torch.randn(5, 3)).tolist() == [[0] * 3] * 5
 
 
 def test_bad_input_of_clamp_by_linear():

@@ -100,12 +100,10 @@ def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_
         tensor([2., 2., 2.])
     """
     if torch.compiler.is_dynamo_compiling():
-        torch._dynamo.graph_break(
-            msg="fullgrad.adopting is opened in compiled code. Open it around the call of what is compiled."
-        )
+        torch._dynamo.graph_break(msg="fullgrad.adopting in compiled code: open it around the call of what is compiled.")
     catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
-    with scope(tuple(map(_name, packages)), tuple(map(_name, exclude)), Options(strict, allow_loop)):
+    with scope(Options(strict, allow_loop), tuple(map(_name, packages)), tuple(map(_name, exclude))):
         yield
 
 

@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
-from fullgrad.adoption._scope import Options, following
+from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, may_differ, replaced
 
 _FLAGS = ("needs_input_grad", "materialize_grads")
@@ -62,7 +62,7 @@ class Call:
                 _dispatch.require_grad(t)  # a class that looks at it shall save what its backward wants
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = tuple(isinstance(a, Slot) and may_differ(tensors[a]) for a in self.args)  # pyright: ignore
-        with following(self.options), _dispatch.ignored_unknown_sizes():
+        with scope(self.options), _dispatch.ignored_unknown_sizes():
             output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)
             if self.new_style:
                 self.cls.setup_context(ctx, tuple(args), output)
@@ -125,7 +125,7 @@ class Call:
     def _backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
         items: Any = self._items(cotangents, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
-        with following(self.options), _dispatch.ignored_unknown_sizes():
+        with scope(self.options), _dispatch.ignored_unknown_sizes():
             grads = self.rule(self._context(flat, "to_save"), *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
@@ -140,7 +140,7 @@ class Call:
     def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
         given = [tangents[a] if isinstance(a, Slot) else None for a in self.args]
-        with following(self.options):
+        with scope(self.options):
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
 

@@ -87,8 +87,7 @@ def _key(call: Any) -> Any:
 
 def _random_like(tensor: Tensor) -> Tensor:
     shape = [getattr(getattr(n, "node", None), "hint", n) for n in tensor.shape]  # symbolic sizes have a hint
-    draw = torch.randn if may_differ(tensor) else torch.zeros
-    return draw(shape, dtype=tensor.dtype, device=tensor.device)
+    return (torch.randn if may_differ(tensor) else torch.zeros)(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _try(call: Any, tensors: Any, outs: Any) -> str:

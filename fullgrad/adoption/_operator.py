@@ -14,7 +14,7 @@ from fullgrad import _dispatch
 from fullgrad._function import Function
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
-from fullgrad.adoption._scope import following
+from fullgrad.adoption._scope import scope
 from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow."
@@ -74,7 +74,7 @@ class Adopted(Function):
         push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
         # In a composite operator of torch.library no transform can be entered.
         push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
-        with following(call.options), _dispatch.ignored_unknown_sizes():
+        with scope(call.options), _dispatch.ignored_unknown_sizes():
             result = push(*flat, *map(_dispatch.writable, tangents))
         return *result, *[None] * (ctx.results - len(result))
 

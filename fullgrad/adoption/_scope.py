@@ -4,7 +4,7 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fullgrad._dispatch import intercept
 
@@ -15,9 +15,6 @@ class Options(NamedTuple):
     strict: bool = False
     allow_loop: bool = True
 
-
-# Never adopted: torch's own Functions (checkpoint, FSDP, DDP, compiled code) are made for the level that they run at.
-_OURS = ("torch", "fullgrad")
 
 # What the open scopes adopt, everything if there are no names, what they leave alone, and how.
 _open: dict[object, tuple[tuple[str, ...], tuple[str, ...], Options]] = {}
@@ -46,13 +43,14 @@ def options_for(cls: type, in_transform: bool) -> Options | None:
 
     for packages, exclude, options in [_open[s] for s in reversed(_entered.get()) if s in _open]:
         if (not packages or inside(packages)) and not inside(exclude):
-            return options if (in_transform or options.strict) and not inside(_OURS) else None
+            # Never torch's own Functions (checkpoint, FSDP, DDP, compiled code): they are made for the level that they run at.
+            return options if (in_transform or options.strict) and not inside(("torch", "fullgrad")) else None
     return None
 
 
 @contextmanager
-def scope(packages: tuple[str, ...], exclude: tuple[str, ...], options: Options) -> Iterator[None]:
-    """The part of the program in which classes are adopted."""
+def scope(options: Options, packages: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Iterator[None]:
+    """The part of the program in which classes are adopted; also each rule of an adopted class, for what that calls."""
     entered = object()
     _entered.set((*[s for s in _entered.get() if s in _open], entered))
     with _lock:
@@ -64,8 +62,3 @@ def scope(packages: tuple[str, ...], exclude: tuple[str, ...], options: Options)
         with _lock:
             del _open[entered]
             intercept(bool(_open), any(options.strict for *_, options in _open.values()))
-
-
-def following(options: Options) -> Any:
-    """The scope in which the rules of an adopted class run: the classes that they call are adopted, too."""
-    return scope((), (), options)

@@ -116,7 +116,7 @@ def test_a_context_that_is_opened_in_compiled_code(decorates):
     expected = f(oracle.batch(X))
     assert_close(torch.compile(f, backend="aot_eager")(oracle.batch(X)), expected)
     torch.compiler.reset()
-    with pytest.raises(Unsupported, match="Open it around the call of what is compiled"):
+    with pytest.raises(Unsupported, match="open it around the call of what is compiled"):
         torch.compile(f, backend="aot_eager", fullgraph=True)(oracle.batch(X))
 
 

@@ -36,6 +36,7 @@ NEEDED = {
 OF_FUNCTION = {
     **{f"soft.{name}": {"y": X} for name in ("logical_and", "logical_or", "logical_xor")},
     "clamp": {"min_value": 0.0},
+    "learned_round": {"v": X},
     "quantizers.mx_quantize": {"block_size": 16},
     "quantizers.vector_quantize": {"codebook": X},
     "replace_grad": {"surrogate": X},
@@ -45,7 +46,7 @@ OF_FUNCTION = {
     "soft.where": {"x": X, "y": X},
 }
 # Their first argument is another operator, a function or a gradient.
-OTHERS = {"clamp_backward", "grad_replace", "learned_round", "st", "straight_through", "track_scales", "quantizers.learned_round"}
+OTHERS = {"clamp_backward", "grad_replace", "st", "straight_through", "track_scales"}
 
 
 def signature(name):

@@ -2,11 +2,13 @@
 
 import inspect
 import operator
+import re
 
 import pytest
 import torch
 
 import fullgrad
+from fullgrad._dispatch.overrides import _may_be_tensor
 from tests.test_public import FUNCTIONS, QUANTIZERS, RELAXATIONS, SAMPLING, SPIKES
 
 NOISE = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if name.endswith("_like")]
@@ -83,3 +85,20 @@ def test_other_arguments(name):
             continue
         with pytest.raises((TypeError, ValueError), match=rf"^{name.split('.')[-1]}: `{parameter.name}"):
             call(name, {parameter.name: object()})
+
+
+# Where the grid of another function looks at the scale.
+OF_GRIDS = {"quantizers.lsq", "quantizers.tqt"}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE, *OF_GRIDS}])
+def test_shapes(name):
+    """A tensor that does not broadcast: torch's own error, or one that names the function and an argument."""
+    first, others = signature(name)
+    arguments = "|".join(p.name for p in (first, *others))
+    for parameter in others:
+        if _may_be_tensor(parameter.annotation):
+            with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+                call(name, {parameter.name: torch.full((7, 5), 0.5)})
+            if caught.type is not RuntimeError:
+                assert re.match(rf"{name.split('.')[-1]}: [^`]*`({arguments})`", str(caught.value))

@@ -62,6 +62,8 @@ def plackett_luce_st(
     name = "plackett_luce_st"
     dim = check_rows(name, "scores", scores, dim)
     _checks.positive_number_or_tensor(name, "tau", tau)
+    if isinstance(tau, Tensor) and tau.ndim:
+        raise ValueError(f"{name}: `tau` must be a number or a tensor without dimensions, got shape {tuple(tau.shape)}.")
     _checks.choice(name, "method", method, PERMUTATION_METHODS)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise

@@ -138,7 +138,7 @@ def broadcast_shape(shape: torch.Size, *others: torch.Size) -> torch.Size:
 
 def dim(name: str, value: Any, ndim: int) -> None:
     """None, a dimension of a tensor, or several different ones."""
-    if value is None:
+    if value is None or (value.__class__ is int and -ndim <= value < ndim):  # what almost every call gives
         return
     named = (value,) if isinstance(value, (int, torch.SymInt)) else value
     if not isinstance(named, (tuple, list)) or not all(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
@@ -96,7 +97,8 @@ class Abs(Relaxation):
         if hard:
             return expand_to_softness_shape(torch.abs(x), softness)
         if is_native(x, softness, mode) and is_small(x):
-            return torch.tanh(x / (2 * softness)) * x
+            width = curves.number_for(x, 2 * softness) if can_reuse_buffers() else 2 * softness
+            return torch.tanh(x / width) * x
         return soft_value(x.dtype, curves.absolute, x, softness, mode)
 
     @staticmethod

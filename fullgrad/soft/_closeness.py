@@ -272,7 +272,7 @@ class Closeness(Relaxation):
                 h = _half_argument(x - y, y, s, name, rtol, atol, epsilon)
                 if name == "not_equal":
                     return curves.soft_sign(h, s / 2, mode)
-                return curves.sigmoid(h, s / -2, mode).mul_(2)
+                return curves.apply_steps(curves.sigmoid(h, s / -2, mode), (torch.mul, 2.0))
             tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
             q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
@@ -345,7 +345,7 @@ def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: 
 
 def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
     """q / 2 in smooth mode from d = x - y, where no step is recorded."""
-    h = curves.half_absolute(d, s).sub_((epsilon + atol) / 2)
+    h = curves.half_absolute(d, s).sub_(curves.number_for(d, (epsilon + atol) / 2))
     if name != "isclose":
         return h.clamp_(0)
     return h.sub_(curves.half_absolute(_tensor(y, d), s), alpha=rtol)

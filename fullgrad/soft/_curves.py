@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
+from fullgrad._buffers import apply_steps, mul_into, number_for
 from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compiling
 from fullgrad._half_precision import HALF
 from fullgrad._kernels import sigmoid_gate
@@ -48,8 +48,10 @@ def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tens
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
     """S."""
     if mode == "smooth":
-        z = x / s
-        return torch.sigmoid(z, out=z if can_reuse_buffers() else None)
+        if not can_reuse_buffers():
+            return torch.sigmoid(x / s)
+        z = x / _operand(x, s)
+        return torch.sigmoid(z, out=z)
     if mode == "laplace":
         z = x / s
         tail = torch.exp(-z.abs()) / 2
@@ -144,7 +146,8 @@ def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def half_absolute(x: Tensor, s: Softness) -> Tensor:
     """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
-    return (x / s).sigmoid_().sub_(0.5).mul_(x)
+    z = x / _operand(x, s)
+    return z.sigmoid_().sub_(number_for(z, 0.5)).mul_(x)
 
 
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
@@ -216,7 +219,7 @@ def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
-    z = x / s
+    z = x / _operand(x, s)
     return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -_FAR, _FAR, out=z))
 
 
@@ -243,9 +246,16 @@ def has_gate(s: Softness, mode: str) -> bool:
     return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not is_compiling()
 
 
+def _operand(x: Tensor, s: Softness) -> Any:
+    """A softness as what ``x`` is divided by, where nothing is recorded."""
+    return number_for(x, s) if s.__class__ is float else s
+
+
 def divided(temporary: Tensor, s: Softness) -> Tensor:
     """A temporary over a softness, in its buffer where that is of the shape for certain."""
-    return torch.div(temporary, s, out=temporary if not isinstance(s, Tensor) and can_reuse_buffers() else None)
+    if isinstance(s, Tensor) or not can_reuse_buffers():
+        return torch.div(temporary, s)
+    return torch.div(temporary, _operand(temporary, s), out=temporary)
 
 
 def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:
@@ -269,7 +279,8 @@ def _variance(t: Tensor) -> Tensor:
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:
-    return torch.rsub(t, -1, alpha=-2)  # one operation, the only one that has both numbers
+    # One operation, the only one that has both numbers.
+    return torch.rsub(t, number_for(t, -1.0) if can_reuse_buffers() else -1, alpha=-2)
 
 
 def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:

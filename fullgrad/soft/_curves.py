@@ -275,7 +275,7 @@ def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) ->
 
 def _variance(t: Tensor) -> Tensor:
     """t (1 - t)."""
-    return mul_into(t, 1 - t)
+    return mul_into(t, (number_for(t, 1.0) if can_reuse_buffers() else 1) - t)
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:

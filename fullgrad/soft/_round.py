@@ -115,7 +115,7 @@ class Round(Relaxation):
 
         def formula(x: Tensor, s: Softness) -> Tensor:
             total = _weighted_sum(curves.sigmoid, _fraction(x), s, mode, steps)
-            return torch.floor(x) + (total + below if below else total)
+            return torch.floor(x) + (curves.apply_steps(total, (torch.add, below)) if below else total)
 
         return soft_value(x.dtype, formula, x, softness)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import LOG2_E
+from fullgrad.spikes._formulas import exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -61,5 +61,6 @@ class Erf(ScaledStep):
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
         # The factor is in the exponent: a pass less.
-        exponent = torch.addcmul(u.new_full((), math.log2(alpha / math.sqrt(math.pi))), u, u, value=-alpha * alpha * LOG2_E)
-        return mul_into(v, apply_steps(exponent, (torch.exp2,)))
+        factor, exp = exponential(u.dtype)
+        height = u.new_full((), math.log(alpha / math.sqrt(math.pi)) * factor)
+        return mul_into(v, apply_steps(torch.addcmul(height, u, u, value=-alpha * alpha * factor), (exp,)))

@@ -15,9 +15,6 @@ from fullgrad._neighbors import neighbor
 # Beyond so many standard deviations a normal density is 0, in float64 too.
 _FAR = 60.0
 
-# exp(x) is exp2(x * LOG2_E), which takes a third of the time on the CPU, where the product is not a pass of its own.
-LOG2_E = math.log2(math.e)
-
 
 def scaled(temporary: Tensor, factor: Any) -> Tensor:
     """``temporary * factor``, in its buffer where the factor is a number."""
@@ -37,6 +34,15 @@ def affine_of_abs(u: Tensor, factor: Any, offset: float = 0.0) -> Tensor:
     if isinstance(factor, Tensor) or not can_reuse_buffers():
         return a * factor + offset
     return torch.add(a.new_full((), offset), a, alpha=factor, out=a)
+
+
+def exponential(dtype: torch.dtype) -> tuple[float, Any]:
+    """A factor and a function that gives exp(x) of the product of x with it.
+
+    In float32 that is two to a power, a third of the time of torch.exp on the CPU. In float64 exponents may be so large that
+    those of two, which are larger yet, would round to less of them.
+    """
+    return (math.log2(math.e), torch.exp2) if dtype == torch.float32 else (1.0, torch.exp)
 
 
 def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:

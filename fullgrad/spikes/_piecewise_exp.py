@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import LOG2_E, affine_of_abs
+from fullgrad.spikes._formulas import affine_of_abs, exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -62,4 +62,5 @@ class PiecewiseExp(ScaledStep):
 
     @staticmethod
     def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * LOG2_E, math.log2(alpha / 2)), (torch.exp2,)))
+        factor, exp = exponential(u.dtype)
+        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * factor, math.log(alpha / 2) * factor), (exp,)))

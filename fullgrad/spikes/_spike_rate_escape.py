@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import LOG2_E, affine_of_abs, exp
+from fullgrad.spikes._formulas import affine_of_abs, exp, exponential
 from fullgrad.spikes._surrogate import Step
 
 
@@ -65,7 +65,8 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
-        return mul_into(v, apply_steps(affine_of_abs(u - 1, -beta * LOG2_E), (torch.exp2,))) * slope
+        factor, function = exponential(u.dtype)
+        return mul_into(v, apply_steps(affine_of_abs(u - 1, -beta * factor), (function,))) * slope
 
     @classmethod
     def rise(cls, u: Tensor, beta: Any, slope: Any) -> Tensor:

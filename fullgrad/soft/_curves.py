@@ -50,7 +50,7 @@ def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode == "smooth":
         if not can_reuse_buffers():
             return torch.sigmoid(x / s)
-        z = x / _operand(x, s)
+        z = x / number_for(x, s)
         return torch.sigmoid(z, out=z)
     if mode == "laplace":
         z = x / s
@@ -146,7 +146,7 @@ def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def half_absolute(x: Tensor, s: Softness) -> Tensor:
     """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
-    z = x / _operand(x, s)
+    z = x / number_for(x, s)
     return z.sigmoid_().sub_(number_for(z, 0.5)).mul_(x)
 
 
@@ -219,7 +219,7 @@ def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
-    z = x / _operand(x, s)
+    z = x / number_for(x, s)
     return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -_FAR, _FAR, out=z))
 
 
@@ -246,16 +246,11 @@ def has_gate(s: Softness, mode: str) -> bool:
     return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not is_compiling()
 
 
-def _operand(x: Tensor, s: Softness) -> Any:
-    """A softness as what ``x`` is divided by, where nothing is recorded."""
-    return number_for(x, s) if s.__class__ is float else s
-
-
 def divided(temporary: Tensor, s: Softness) -> Tensor:
     """A temporary over a softness, in its buffer where that is of the shape for certain."""
     if isinstance(s, Tensor) or not can_reuse_buffers():
         return torch.div(temporary, s)
-    return torch.div(temporary, _operand(temporary, s), out=temporary)
+    return torch.div(temporary, number_for(temporary, s), out=temporary)
 
 
 def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:

@@ -2,9 +2,9 @@
 
 import argparse
 import contextlib
+import functools
 import importlib.abc
 import importlib.util
-import itertools
 import json
 import multiprocessing
 import os
@@ -13,14 +13,15 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from tests.mutants.changes import mutants
+from tests.mutants.changes import mutants, mutated
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 900
+SECONDS = 1200
 # What a mutant is asked first: most fall at once.
 FIRST = ("value_is_exact", "backward", "func_jvp", "value_of_special_numbers", "func_hessian", "vmap_equals_loop")
 # What it is asked last, of few cases: each takes seconds.
@@ -32,6 +33,8 @@ TRACED = (
     "make_fx_of_transforms",
 )
 TRACED_CASES = 6
+# Of a file that many cases run, how many are asked first.
+CASES_AT_ONCE = 24
 # Where a family's functions are tested beside its own folder.
 BESIDE = {"rounding": ["quantizers"]}
 # The tests of all functions: names in errors, keywords, kernels, random shapes.
@@ -72,19 +75,18 @@ def _module(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def _cases_of(path):
-    """Which everyday cases run a line of a function of the file."""
+def _cases_of_files():
+    """By file, which everyday cases run a line of one of its functions."""
     from fullgrad._suite.cases import CASES
     from fullgrad.testing._subject import scalar
 
-    used = []
+    used, seen = {}, set()
+
+    def profile(frame, event, argument):
+        seen.add(frame.f_code.co_filename)
+
     for case in [c for c in CASES if not c.exhaustive]:
-        seen = False
-
-        def profile(frame, event, argument):
-            nonlocal seen
-            seen = seen or frame.f_code.co_filename == str(path)
-
+        seen.clear()
         sys.setprofile(profile)
         try:
             leaves = case.leaves()
@@ -92,80 +94,110 @@ def _cases_of(path):
             torch.autograd.grad(y, leaves, allow_unused=True)
         finally:
             sys.setprofile(None)
-        if seen:
-            used.append(case.name)
+        for file in seen:
+            used.setdefault(file, []).append(case.name)
     return used
 
 
-def _failing_check(names, checks):
-    """The first of some checks that fails, of the cases."""
-    from fullgrad._suite.cases import CASES
-    from fullgrad.testing._check_operator import run_check
-    from fullgrad.testing._report import FAILED
-    from tests.test_transforms import applies
-
-    cases = [c for c in CASES if c.name in names]
-    for check in checks:
-        for case in cases:
-            if applies(case, check):
-                result = run_check(check, case)
-                if result.status == FAILED:
-                    return f"{case.name}: {check}: {result.message}"
-    return None
+def _few(names, count):
+    """So many of the names, from all over the list."""
+    return names[:: max(1, -(-len(names) // count))]
 
 
-def _failing_test(path, *options):
-    """Whether a test of the family fails, or one of those of all operators."""
-    family = path.relative_to(ROOT / "fullgrad").parts[0].removeprefix("_")
-    folders = [Path("tests") / name for name in (family, *BESIDE.get(family, ())) if (ROOT / "tests" / name).exists()]
-    if not options:
-        folders += OF_ALL
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-        failed = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore", *options, *map(str, folders)])
-    return None if failed in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else f"tests: {failed!r}"
+class Checks(NamedTuple):
+    """Some checks of the kit, on some cases."""
+
+    cases: tuple
+    checks: tuple
+
+    def failure(self):
+        """The first that fails, alone, and what it says."""
+        from fullgrad._suite.cases import CASES
+        from fullgrad.testing._check_operator import run_check
+        from fullgrad.testing._report import FAILED
+        from tests.test_transforms import applies
+
+        cases = [c for c in CASES if c.name in self.cases]
+        for check in self.checks:
+            for case in cases:
+                if applies(case, check):
+                    result = run_check(check, case)
+                    if result.status == FAILED:
+                        return Checks((case.name,), (check,)), f"{case.name}: {check}: {result.message}"
+        return None
 
 
-def _failures(path, names):
-    """What catches the mutant, or None, at each stage: eager checks and short tests; traced checks of few cases; long tests."""
+class Tests(NamedTuple):
+    """Some of the suite's tests."""
+
+    paths: tuple
+    options: tuple = ()
+
+    def failure(self):
+        """That one fails."""
+        command = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore", *self.options, *self.paths]
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            failed = pytest.main(command)
+        return None if failed in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else (self, f"tests: {failed!r}")
+
+
+def _stages(path, names, at_once):
+    """Eager checks and the family's short tests; then the other tests, and traced checks of few cases."""
     from fullgrad.testing import CHECKS, GROUPS
 
+    family = path.relative_to(ROOT / "fullgrad").parts[0].removeprefix("_").removesuffix(".py")
+    folders = tuple(f"tests/{name}" for name in (family, *BESIDE.get(family, ())) if (ROOT / "tests" / name).exists())
     eager = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
-    yield _failing_check(names, eager) or _failing_test(path)
-    yield _failing_check(names[:TRACED_CASES], TRACED)
-    yield _failing_test(path, "--long")
+    yield Checks(tuple(_few(names, CASES_AT_ONCE)), tuple(eager))
+    if folders:
+        yield Tests(folders)
+    if not at_once:
+        yield Tests(OF_ALL)
+        yield Checks(tuple(names), tuple(eager))
+        yield Checks(tuple(_few(names, TRACED_CASES)), TRACED)
+        if folders:
+            yield Tests(folders, ("--long",))
 
 
-def _run(path, source, names, stages, connection):
+def _ask(path, source, stages, connection):
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if source is not None:
         sys.meta_path.insert(0, _Mutated(_module(path), path, source))
     try:
-        if names is None:
-            connection.send(_cases_of(path))
-            return
-        for result in itertools.islice(_failures(path, names), stages):
-            connection.send(result)
+        for stage in stages():
+            result = stage.failure()
             if result is not None:
+                connection.send(result)
                 return
+        connection.send((None, None))
     except BaseException as error:  # while it was imported
-        connection.send(f"{type(error).__name__}: {error}")
+        connection.send((None, f"{type(error).__name__}: {error}"))
 
 
-def _in_child(path, source, names, stages=None):
-    """What a process of its own found, at the last stage that it came to; that it did not finish the first is found as well."""
+def _in_child(function, *arguments):
+    """What a process of its own sends, where all of fullgrad is imported anew."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(path, source, names, stages, sender))
+    child = context.Process(target=function, args=(*arguments, sender))
     child.start()
     sender.close()
-    result = "died, or took too long"
+    result = None, "died, or took too long"
     with contextlib.suppress(EOFError):
-        while True:
-            result = receiver.recv()
+        result = receiver.recv()
     child.join()
     return result
+
+
+def _is_caught(path, source, stages, proved):
+    """Whether the mutant fails something, which passes without the change."""
+    what, failure = _in_child(_ask, path, source, stages)
+    if what is not None and what not in proved:
+        _, without = _in_child(_ask, path, None, lambda: [what])
+        assert without is None, f"{path}: without a change, {without}"
+        proved.add(what)
+    return failure is not None
 
 
 def main():
@@ -173,27 +205,32 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--sample", type=int, help="at most so many of each file")
+    parser.add_argument("--at-once", action="store_true", help="only the eager checks and the short tests of the family")
+    parser.add_argument("--survivors", type=Path, help="only those that survived in this JSON file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    files = [f for p in options.paths for f in (sorted(p.rglob("*.py")) if p.is_dir() else [p])]
+    files = [f.resolve() for p in options.paths for f in (sorted(p.rglob("*.py")) if p.is_dir() else [p])]
+    survived = json.loads(options.survivors.read_text()) if options.survivors else None
+    used = _in_child(lambda connection: connection.send(_cases_of_files()))
     score, proved = {}, set()
-    for path in [f.resolve() for f in files]:
-        names = _in_child(path, None, None)
-        found = list(mutants(path.read_text()))
-        assert not isinstance(names, str), f"{path}: {names}"
+    for path in files:
+        name, source = str(path.relative_to(ROOT)), path.read_text()
+        names, found = used.get(str(path), []), mutants(source)
+        if survived is not None:
+            found = [m for m in found if [m.line, m.what] in survived.get(name, {}).get("survivors", ())]
         if not names or not found:
             continue
-        # The long tests are those of all files of a folder.
-        failure = _in_child(path, path.read_text(), names, 1 if path.parent in proved else None)
-        assert failure is None, f"{path}: without a change, {failure}"
-        proved.add(path.parent)
+        stages = functools.partial(_stages, path, names, options.at_once)
         chosen = random.Random(0).sample(found, min(options.sample or len(found), len(found)))
-        survivors = [(line, what) for line, what, source in sorted(chosen) if _in_child(path, source, names) is None]
-        name = str(path.relative_to(ROOT))
-        score[name] = {"mutants": len(chosen), "caught": len(chosen) - len(survivors), "survivors": survivors}
+        survivors = [m for m in sorted(chosen) if not _is_caught(path, mutated(source, m), stages, proved)]
+        score[name] = {
+            "mutants": len(chosen),
+            "caught": len(chosen) - len(survivors),
+            "survivors": [(mutant.line, mutant.what) for mutant in survivors],
+        }
         print(f"{name}: {len(chosen) - len(survivors)} of {len(chosen)}", flush=True)
-        for line, what in survivors:
-            print(f"    {line}: {what}", flush=True)
+        for mutant in survivors:
+            print(f"    {mutant.line}: {mutant.what}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(score, indent=1) + "\n")
     total, caught = (sum(s[key] for s in score.values()) for key in ("mutants", "caught"))

@@ -1,8 +1,8 @@
 """The changes: one node of a syntax tree at a time."""
 
 import ast
-import copy
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _OPERATORS = {
     ast.Add: ast.Sub,
@@ -17,19 +17,32 @@ _COMMUTATIVE = {"mul", "add", "minimum", "maximum", "min", "max", "logical_or", 
 _OPPOSITES = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 
-def mutants(source: str) -> Iterator[tuple[int, str, str]]:
-    """Line, what was changed, and the changed source. What only names, annotates, documents or raises stays."""
+class Mutant(NamedTuple):
+    """One change of one node, which is numbered as ``ast.walk`` comes to it."""
+
+    line: int
+    what: str
+    node: int
+    kind: str
+
+
+def mutants(source: str) -> list[Mutant]:
+    """What can be changed, in the order of its lines. What only names, annotates, documents or raises stays."""
     tree = ast.parse(source)
-    for number, node in enumerate(ast.walk(tree)):
-        node.number = number
-    for node in list(_code(tree)):
-        for kind in _kinds(node):
-            changed = copy.deepcopy(tree)
-            found = next(n for n in ast.walk(changed) if n.number == node.number)
-            before = ast.unparse(found)
-            _replace(changed, found, kind)
-            after = ast.unparse(ast.fix_missing_locations(changed))
-            yield node.lineno, f"{kind} in {before[:80]}", after
+    numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
+    return sorted(
+        Mutant(node.lineno, f"{kind} in {ast.unparse(node)[:80]}", numbers[id(node)], kind)
+        for node in _code(tree)
+        for kind in _kinds(node)
+    )
+
+
+def mutated(source: str, mutant: Mutant) -> str:
+    """The changed source."""
+    tree = ast.parse(source)
+    node = next(n for number, n in enumerate(ast.walk(tree)) if number == mutant.node)
+    _replace(tree, node, mutant.kind)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:

@@ -1,5 +1,7 @@
 """`eq`, `not_equal`, `isclose`: soft truth values of equality."""
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, is_compiling
 from fullgrad._function import recomputed
 from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
@@ -35,7 +37,7 @@ def eq(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", e
         c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad D_y = -D_x
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The maximum,
-    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``.
+    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``, in smooth mode also the value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -68,7 +70,7 @@ def not_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smo
         c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is
-    1 - :func:`eq`. Saved: ``x`` and ``y``.
+    1 - :func:`eq`. Saved: ``x`` and ``y``, in smooth mode also the value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -110,7 +112,8 @@ def isclose(
         D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is 1 at the
-    tolerance and rises to :math:`2 S(\mathrm{atol} + \mathrm{rtol}\, A(y))` within it, as in the source. Saved: ``x`` and ``y``.
+    tolerance and rises to :math:`2 S(\mathrm{atol} + \mathrm{rtol}\, A(y))` within it, as in the source. Saved: ``x`` and ``y``,
+    in smooth mode also the value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -256,9 +259,12 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq` and :func:`not_equal`; hard, of their straight-through versions."""
+    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`; hard, of their straight-through versions.
 
-    operands = 3
+    In smooth mode the value gives the slope of the transition, so that the backward computes no distance again.
+    """
+
+    operands, reads_output = 3, True
 
     @staticmethod
     def forward(
@@ -287,8 +293,17 @@ class Closeness(Relaxation):
 
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
-        name, rtol, atol, epsilon, mode, *_ = constants
+        name, rtol, atol, epsilon, mode, _, output = constants
         close = name == "isclose"
+        if output is not None and not needed[2] and (close or (s.__class__ is float and not is_compiling())):
+            if name == "not_equal":  # 2S' is (1 - c^2) / 2s
+                g = curves.divided(torch.ops.aten.tanh_backward.default(g, output), 2 * s)
+            else:
+                g = curves.slope_of(g, output / 2, s / -2)
+            d = x - y
+            if not close:  # 0 within epsilon, where A' is
+                d = torch.nn.functional.hardshrink(d, _distance_of_epsilon(s, epsilon))
+            return [*_through_distances(needed, g, d, y, s, rtol), None]
         factor = 2 if name == "not_equal" else -2
         if mode == "smooth" and not needed[2] and can_reuse_buffers():
             d = x - y
@@ -318,29 +333,24 @@ class Closeness(Relaxation):
         return [to_x if needed[0] else None, to_y, to_s]
 
 
-class Isclose(Closeness):
-    """The operator of :func:`isclose`, whose value in smooth mode gives the slope of the transition: no distance again."""
-
-    reads_output = True
-
-    @classmethod
-    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
-        rtol, output = constants[1], constants[-1]
-        if output is None or needed[2]:
-            return super().vjp_terms(needed, g, x, y, s, *constants)
-        g = curves.slope_of(g, output / 2, s / -2)
-        return [*_through_distances(needed, g, curves.clamp_to_finite(x - y), y, s, rtol), None]
-
-
 def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
     """The gradients of x and y from that of q, in smooth mode."""
     to_x = curves.absolute_slope_times(g, d, s, "smooth")
     to_y = None
     if needed[1] and rtol:
-        to_y = torch.sub(-to_x, curves.absolute_slope_times(g, curves.clamp_to_finite(y), s, "smooth"), alpha=rtol)
+        to_y = torch.sub(-to_x, curves.absolute_slope_times(g, y, s, "smooth"), alpha=rtol)
     elif needed[1]:
         to_y = -to_x
     return [to_x if needed[0] else None, to_y]
+
+
+@functools.lru_cache(maxsize=256)
+def _distance_of_epsilon(s: float, epsilon: float) -> float:
+    """The distance d >= 0 at which A(d), which is d tanh(d / 2s), comes to epsilon: within it q is not positive."""
+    low, high = 0.0, epsilon + math.sqrt(2 * s * epsilon)
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if middle * math.tanh(middle / (2 * s)) <= epsilon else (low, middle)
+    return low
 
 
 def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
@@ -380,5 +390,4 @@ def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: floa
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
     if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return _hard(name, x, y, rtol, atol, value_only=True)
-    operator = Isclose if name == "isclose" else Closeness
-    return operator.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)
+    return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

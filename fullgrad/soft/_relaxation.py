@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, is_compiling, is_tracing
+from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, innermost, is_compiling, is_tracing
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
@@ -118,7 +118,7 @@ def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
 
 def is_small(x: Tensor) -> bool:
     """Whether the number of operations counts, and not that of elements. Compiled code, which may not know them, need not ask."""
-    return not is_compiling() and x.numel() <= 1024
+    return not is_compiling() and innermost(x).numel() <= 1024  # with all batches
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:

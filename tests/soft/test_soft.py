@@ -151,6 +151,23 @@ def test_truth_values_stay_between_0_and_1(mode):
     assert soft.not_equal(x, x, 0.1, mode).tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["eq", "not_equal"])
+def test_derivatives_are_0_within_epsilon(name):
+    """And those of the formula beyond it, whether the softness is a number, of which the distance is known, or a tensor."""
+    f = getattr(soft, name)
+    for s, epsilon in ((0.1, 1e-10), (0.1, 0.01), (1e-3, 0.5), (2.0, 0.0)):
+        formula = lambda d, s=s, e=epsilon: 2 * torch.sigmoid(-torch.relu(d * torch.tanh(d / (2 * s)) - e) / s)  # noqa: E731
+        d = torch.linspace(-1, 1, 2000, dtype=torch.float64) * 2 * (epsilon + math.sqrt(2 * s * epsilon) + 1e-3)
+        for softness in (s, torch.tensor(s, dtype=torch.float64)):
+            of_one = lambda x, softness=softness, e=epsilon: f(x, 0.0, softness, epsilon=e)  # noqa: E731
+            sign = 1 if name == "eq" else -1
+            for way in (grad, lambda f: grad(grad(f))):
+                torch.testing.assert_close(vmap(way(of_one))(d), sign * vmap(way(formula))(d), rtol=1e-6, atol=1e-9 / s**2)
+            leaf = d.clone().requires_grad_()
+            (found,) = torch.autograd.grad(of_one(leaf).sum(), leaf)
+            torch.testing.assert_close(found, sign * vmap(grad(formula))(d), rtol=1e-6, atol=1e-9 / s)
+
+
 # --- hard values ------------------------------------------------------------------------------------------------------
 
 Y = 0.75

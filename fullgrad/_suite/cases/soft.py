@@ -238,7 +238,7 @@ RELAXATIONS = [
     *_two_sided("not_equal", _closeness.Closeness, lambda x, y, s, mode: 1 - _eq_of(x, y, s, mode)),
     *_pairs(
         "isclose",
-        _closeness.Isclose,
+        _closeness.Closeness,
         lambda x, y, s, mode: _isclose_of(x, y, s, 0.1, 0.05, mode),
         _isclose,
         (X, Y),

@@ -37,12 +37,11 @@ TRACED_CASES = 6
 CASES_AT_ONCE = 24
 # Where a family's functions are tested beside its own folder.
 BESIDE = {"rounding": ["quantizers"]}
-# The tests of all functions: names in errors, keywords, kernels, random shapes.
+# The tests of all functions: keywords, kernels, random shapes.
 OF_ALL = (
     "tests/property",
     "tests/test_kernels.py",
     "tests/test_public.py",
-    "tests/test_errors.py",
     "tests/ecosystem/test_keywords.py",
 )
 
@@ -149,8 +148,7 @@ def _stages(path, names, at_once):
     folders = tuple(f"tests/{name}" for name in (family, *BESIDE.get(family, ())) if (ROOT / "tests" / name).exists())
     eager = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
     yield Checks(tuple(_few(names, CASES_AT_ONCE)), tuple(eager))
-    if folders:
-        yield Tests(folders)
+    yield Tests((*folders, "tests/test_errors.py"))
     if not at_once:
         yield Tests(OF_ALL)
         yield Checks(tuple(names), tuple(eager))

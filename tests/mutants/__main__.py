@@ -37,6 +37,18 @@ TRACED_CASES = 6
 CASES_AT_ONCE = 24
 # Where a family's functions are tested beside its own folder.
 BESIDE = {"rounding": ["quantizers"]}
+# The same, of tests that take minutes.
+FAR = {
+    "dispatch": [
+        "test_compiled.py",
+        "test_compiled_graphs.py",
+        "test_elementwise.py",
+        "ecosystem",
+        "tracking",
+        "adopting",
+        "distributed",
+    ]
+}
 # The tests of all functions: keywords, kernels, random shapes.
 OF_ALL = (
     "tests/property",
@@ -150,6 +162,8 @@ def _stages(path, names, at_once):
     yield Checks(tuple(_few(names, CASES_AT_ONCE)), tuple(eager))
     yield Tests((*folders, "tests/test_errors.py"))
     if not at_once:
+        for name in FAR.get(family, ()):
+            yield Tests((f"tests/{name}",))
         yield Tests(OF_ALL)
         yield Checks(tuple(names), tuple(eager))
         yield Checks(tuple(_few(names, TRACED_CASES)), TRACED)
@@ -216,7 +230,7 @@ def main():
         names, found = used.get(str(path), []), mutants(source)
         if survived is not None:
             found = [m for m in found if [m.line, m.what] in survived.get(name, {}).get("survivors", ())]
-        if not names or not found:
+        if not found:
             continue
         stages = functools.partial(_stages, path, names, options.at_once)
         chosen = random.Random(0).sample(found, min(options.sample or len(found), len(found)))

@@ -87,6 +87,28 @@ def test_other_arguments(name):
             call(name, {parameter.name: object()})
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
+def test_whole_numbers(name):
+    """An int does wherever a float does."""
+
+    def value(argument, number):
+        torch.manual_seed(0)
+        y = call(name, {argument: number})
+        return y if isinstance(y, torch.Tensor) else y[0]
+
+    for parameter in signature(name)[1]:
+        usual = OF_FUNCTION.get(name, {}).get(parameter.name, NEEDED.get(parameter.name, 1.0))
+        if isinstance(usual if parameter.default is parameter.empty else parameter.default, float):
+            number = FAR_OFF.get(parameter.name, 1)
+            torch.testing.assert_close(
+                value(parameter.name, number), value(parameter.name, float(number)), rtol=1e-4, atol=1e-4, equal_nan=True
+            )
+
+
+# Whole numbers that are within the limits of an argument, where 1 is not.
+FAR_OFF = {"alpha": 3, "gamma": -1, "low": 0, "zeta": 2}
+
+
 # Where the grid of another function looks at the scale.
 OF_GRIDS = {"quantizers.lsq", "quantizers.tqt"}
 

@@ -168,6 +168,15 @@ def test_limits_per_sample():
     assert shared.tolist() == [1 + 6, 1 + 8]
 
 
+def test_limits_of_norms_have_the_shape_of_the_norms():
+    """With the dimensions that are reduced of size 1, or fewer in front."""
+    x = torch.zeros(3, 4)
+    for dim, right, wrong in ((-1, (3, 1), (1, 4)), (0, (4,), (3, 1)), (None, (1, 1), (4,))):
+        assert pulled(fullgrad.clip_grad_norm, x + 1, torch.ones(right), dim=dim).shape == x.shape
+        with pytest.raises(ValueError, match="clip_grad_norm: `max_norm` must broadcast"):
+            fullgrad.clip_grad_norm(x, torch.ones(wrong), dim=dim)
+
+
 def test_mask_stops_even_infinite_gradients():
     """What is masked out is 0, whatever comes."""
     mask = torch.tensor([True, False, False])

@@ -517,8 +517,9 @@ def test_scales_print_export_and_plot(tmp_path):
     with track_scales(net) as samples:
         vmap(lambda x, t: jvp(net, (x,), (t,)))(X, DIRECTION)
     assert "tangent" in str(samples)
-    for record in (scales, samples):
+    for record, fields in ((scales, ["forward", "backward"]), (samples, ["forward", "tangent"])):
         axes = record.plot()
+        assert [line.get_label() for line in axes.lines] == fields
         assert axes.get_yscale() == "log"
         assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "(all)"]
         axes.figure.savefig(tmp_path / "scales.png")

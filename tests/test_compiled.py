@@ -333,7 +333,7 @@ def test_operators_of_users_are_not_cached(cache):
     assert cache(lambda x: Twice.apply(fullgrad.clamp(x, -1.0, 1.0))) == {"bypass"}
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 def test_adopted_classes_are_not_cached(cache, monkeypatch):
     """Neither alone nor in a transform: what a backward calls may be other code in the next process."""
     alone, per_sample = fullgrad.adopt(CallsHelper), lambda x: vmap(grad(CallsHelper.apply))(x) * x

@@ -8,6 +8,8 @@ from torch.func import grad, jacrev, vmap
 
 import fullgrad
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 
 

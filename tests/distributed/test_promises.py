@@ -273,6 +273,7 @@ def test_every_rank_raises():
             assert len({type(e) for e in found}) == 1
 
 
+@pytest.mark.long
 def test_every_rank_raises_what_the_numbers_of_one_make_it_raise():
     """A transport plan that does not converge, in the rows of one rank."""
     shares = torch.full((3,), 1 / 3, dtype=torch.float64)

@@ -125,7 +125,7 @@ OF_ROWS = {
 }
 
 
-@pytest.mark.short
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("call", [*ELEMENTWISE.values(), *OF_ROWS.values()], ids=[*ELEMENTWISE, *OF_ROWS])
 def test_compiled_code_is_right(call):
     """Forward and backward, in one graph."""

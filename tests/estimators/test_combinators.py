@@ -14,6 +14,8 @@ import fullgrad
 from fullgrad import soft
 from fullgrad.testing._subject import close, equal
 
+pytestmark = pytest.mark.short
+
 X = torch.tensor([-1.2, 0.05, 0.7], dtype=torch.float64)
 
 

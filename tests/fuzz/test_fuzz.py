@@ -89,6 +89,7 @@ def case(operator):
     return Case(name="broken", covers=("broken",), operator=operator.apply, inputs=(x,), surrogate=cube, value=cube)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "compiled"])
 def test_law_holds_of_a_right_operator_and_finds_a_wrong_one(law, monkeypatch):
     """In a few programs."""
@@ -105,6 +106,7 @@ def test_compiled_programs(monkeypatch):
     assert search(["broken"], ["compiled"], count=12).failures
 
 
+@pytest.mark.long
 def test_a_failure_shrinks_to_a_program_that_runs(monkeypatch, tmp_path):
     """To the simplest inputs that fail, as text."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(ByStride))

@@ -13,6 +13,8 @@ import fullgrad
 from fullgrad.testing._subject import close, like
 from tests.operators import saved_tensors
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 X = torch.tensor([0.75, 1.4], dtype=torch.float64)
 

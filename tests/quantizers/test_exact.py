@@ -13,6 +13,8 @@ from fullgrad.quantizers import FloatFormat
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 
 

@@ -11,6 +11,8 @@ import fullgrad
 from fullgrad import quantizers
 from fullgrad.quantizers import FloatFormat
 
+pytestmark = pytest.mark.short
+
 CASES = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
 
 # The lines of the specification that cases stand for.

@@ -13,6 +13,8 @@ from fullgrad.quantizers import FloatFormat
 from fullgrad.testing._subject import equal
 from tests.operators import saved_tensors
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 
 # --- Blocks --------------------------------------------------------------------------------------------------------------

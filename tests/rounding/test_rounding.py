@@ -11,6 +11,8 @@ import fullgrad
 from fullgrad.rounding import _soft_round
 from tests.operators import saved_tensors
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 
 

@@ -5,6 +5,8 @@ import pytest
 import fullgrad
 from tests import golden
 
+pytestmark = pytest.mark.short
+
 CASES = [c for c in golden.ALL["cases"] if c["op"].startswith("sampling.")]
 
 

@@ -10,6 +10,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from fullgrad import sampling, soft
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 NAMES = [name for name in sampling.__all__ if not name.endswith("_like")]
 RANDOM = [name for name in NAMES if name != "hard_concrete_l0"]

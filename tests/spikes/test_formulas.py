@@ -14,6 +14,8 @@ from fullgrad import spikes
 from fullgrad._suite.cases.spikes import CASES, STEPS, V
 from fullgrad.testing._subject import scalar
 
+pytestmark = pytest.mark.short
+
 STEP_NAMES = [*STEPS, "sso"]
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -9,6 +9,8 @@ import torch
 import fullgrad
 from fullgrad import spikes
 
+pytestmark = pytest.mark.short
+
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
 
 

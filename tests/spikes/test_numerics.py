@@ -11,6 +11,8 @@ from torch.func import grad, vmap
 from fullgrad import spikes
 from fullgrad._suite.cases.spikes import CASES, STEPS
 
+pytestmark = pytest.mark.short
+
 SIGNS = ("ste_sign", "approx_sign", "swish_sign", "ternary_sign", "abs_binary_sign_grad")
 NAMES = (*STEPS, *SIGNS, "multi_spike", "spike_count")
 FLOATS = (torch.float32, torch.float64)

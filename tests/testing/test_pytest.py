@@ -126,6 +126,7 @@ def run(pytester, *args):
     return pytester.runpytest_subprocess(*PLUGIN, *args, "--strict-markers", "-p", "no:cacheprovider", timeout=120)
 
 
+@pytest.mark.long
 def test_a_line_for_each_check(pytester):
     """The right operator passes, the broken one fails with what it proves and the smallest input; the rest is skipped.
 

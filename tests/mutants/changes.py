@@ -13,7 +13,7 @@ _OPERATORS = {
     ast.BitOr: ast.BitAnd,
 }
 _SIDES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-_COMMUTATIVE = {"mul", "add", "minimum", "maximum", "min", "max", "logical_or", "logical_and"}
+_COMMUTATIVE = {"mul", "add", "minimum", "maximum", "min", "max", "logaddexp", "logical_or", "logical_and"}
 _OPPOSITES = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 
 

@@ -182,6 +182,7 @@ def test_probabilities_of_0_and_1_are_certain():
         assert by_logits[:2].tolist() == [0.0, 0.0]
         assert by_tau == 0
     assert sampling.poisson_st(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+    assert sampling.poisson_st(torch.tensor([-1.0, 2.0]), noise=torch.tensor([0.5, 1.0])).isnan().all()
 
 
 @pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st"])
@@ -327,6 +328,9 @@ def test_any_dimension(name):
     noise = sampling.uniform_like(x, size) if name == "k_subset_st" else sampling.gumbel_like(x, size)
     for dim in (0, -2):
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), call(name, x.mT, noise=noise.mT).mT)
+    batch = vmap(lambda x, noise: call(name, x, dim=0, noise=noise), (0, noise.ndim - 2))(x, noise)
+    assert torch.equal(batch, call(name, x, noise=noise))
+    assert torch.equal(call(name, x[0], dim=0, noise=noise[..., 0, :]), batch[0])
 
 
 def test_gumbel_softmax_has_torchs_signature():

@@ -13,6 +13,7 @@ from fullgrad.quantizers import _codebook_quantize
 from fullgrad.soft import _relaxation
 from fullgrad.testing._subject import equal
 
+pytestmark = pytest.mark.short
 ELEMENTWISE = [c for c in CASES if not c.exhaustive and c.of == "elements"]
 
 

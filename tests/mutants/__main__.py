@@ -53,6 +53,7 @@ FAR = {
 OF_ALL = (
     "tests/property",
     "tests/test_kernels.py",
+    "tests/test_pieces.py",
     "tests/test_public.py",
     "tests/ecosystem/test_keywords.py",
 )

@@ -329,3 +329,53 @@ def test_large_tensors_in_pieces_are_the_same():
                     torch.cat([torch.autograd.grad(v, c, c.detach())[0] for v, c in zip(small, parts, strict=True)], -1),
                     g[i : i + 1],
                 )
+
+
+def test_ranges_of_codes():
+    """Of b bits, signed or not, as wide as they can be or symmetric."""
+    for bits in (2, 4, 8):
+        n = 2**bits
+        assert quantizers.quant_range(bits) == (-n // 2, n // 2 - 1)
+        assert quantizers.quant_range(bits, narrow_range=True) == (1 - n // 2, n // 2 - 1)
+        assert quantizers.quant_range(bits, signed=False) == (0, n - 1)
+        assert quantizers.quant_range(bits, signed=False, narrow_range=True) == (0, n - 2)
+
+
+def test_pact_of_a_number_is_that_of_a_tensor():
+    """Value and gradient of the input: a grid from 0 to alpha."""
+    x = torch.linspace(-1, 3, 41, requires_grad=True)
+    found = [quantizers.pact(x, alpha, 3) for alpha in (1.75, torch.tensor(1.75))]
+    assert found[0].detach().unique().tolist() == [0.25 * i for i in range(8)]
+    equal(*[y.detach() for y in found])
+    equal(*[torch.autograd.grad(y.sum(), x)[0] for y in found])
+
+
+def test_rows_of_bsq_that_have_no_direction():
+    """Of zeros all signs are -1, and the derivative is that of dividing by 1; others are scaled by the radius."""
+    x = torch.tensor([[0.0, 0.0], [3.0, -4.0]], dtype=torch.float64, requires_grad=True)
+    y = quantizers.bsq(x, 2.0)
+    torch.testing.assert_close(y.detach(), torch.tensor([[-1.0, -1.0], [1.0, -1.0]], dtype=torch.float64) * math.sqrt(2))
+    (g,) = torch.autograd.grad(y[:, 0].sum(), x)
+    # Of u = 2 x / |x| the derivative of the first by both is 2 (1 - u u^T / 4) / 5.
+    torch.testing.assert_close(g, torch.tensor([[2.0, 0.0], [2 * 0.64 / 5, 2 * 0.48 / 5]], dtype=torch.float64))
+    for wrong in (torch.tensor(1.0), torch.zeros(3, 0)):
+        with pytest.raises(ValueError, match="bsq: `x` must have a last dimension"):
+            quantizers.bsq(wrong)
+
+
+def test_stochastic_rounding_passes_the_gradient_where_it_stays_in_the_range():
+    """Of float8_e4m3fn, whose last step is 32: beyond 448 with the probability of rounding down."""
+    x = torch.tensor([440.0, 448.0, 456.0, 464.0, 479.0, 480.0, 600.0, -456.0], requires_grad=True)
+    for u in (0.1, 0.3, 0.6):
+        noise = torch.full_like(x, u)
+        y = quantizers.float_quantize(x, "float8_e4m3fn", rounding="stochastic", noise=noise)
+        expected = (x.detach().abs() - 448) / 32 <= u
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0].bool(), expected)
+
+
+def test_rounded_gradients_saturate():
+    """Beyond the largest number of the format, which has no infinity."""
+    x = torch.zeros(4, requires_grad=True)
+    g = torch.tensor([1e6, -1e6, 1.04, math.inf])
+    (found,) = torch.autograd.grad(quantizers.float_quantize_bwd(x, "float8_e4m3fn"), x, g)
+    assert found.tolist() == [448.0, -448.0, 1.0, 448.0]

@@ -173,8 +173,8 @@ def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """Its derivative with respect to the softness."""
-    x = clamp_to_transition(x, s, mode)
-    return x * x * slope(x, s, mode) * (-2 / s)
+    near = clamp_to_transition(x, s, mode)
+    return near * near * slope(x, s, mode) * (-2 / s)  # the slope of x itself: that of c0 is not 0 on the joins
 
 
 def gated(x: Tensor, s: Softness, mode: str) -> Tensor:

@@ -33,7 +33,7 @@ def gradient(y, x):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3e-3, 0.7])
-@pytest.mark.parametrize(("zero_point", "low", "high"), [(0, -128, 127), (3, 0, 15), (-8, -8, 7)])
+@pytest.mark.parametrize(("zero_point", "low", "high"), [(0, -128, 127), (1, 0, 15), (3, 0, 15), (-8, -8, 7)])
 def test_fake_quantize_is_that_of_torch(dtype, scale, zero_point, low, high):
     """Value, sign of zero and gradient, on random numbers, ties, their neighbors, zeros and infinities."""
     torch.manual_seed(0)

@@ -379,3 +379,40 @@ def test_rounded_gradients_saturate():
     g = torch.tensor([1e6, -1e6, 1.04, math.inf])
     (found,) = torch.autograd.grad(quantizers.float_quantize_bwd(x, "float8_e4m3fn"), x, g)
     assert found.tolist() == [448.0, -448.0, 1.0, 448.0]
+
+
+def test_blocks_beyond_the_largest_scale_of_nvfp4():
+    """Saturate at 6 times 448, the largest numbers of both formats."""
+    x = torch.full((16,), 1e5)
+    x[1] = -300.0
+    assert quantizers.nvfp4_quantize(x)[:3].tolist() == [6 * 448.0, -0.5 * 448.0, 6 * 448.0]
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 5])
+def test_levels_that_are_balanced_around_0(levels):
+    """Of the stretched elastic quantizer: as many as asked for, and with 0 if that is odd."""
+    found = quantizers.stretched_elastic(torch.linspace(-2, 2, 101), 1.0, levels).unique()
+    torch.testing.assert_close(found, (2 * torch.arange(levels) - (levels - 1)) / levels)
+
+
+def test_scaled_gradients_at_the_thresholds():
+    """What is at a threshold becomes 0, and its gradient is not scaled."""
+    x = torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6], requires_grad=True)
+    for negative, expected in ((None, [3.0, 1, 1, 1, 3]), (2.0, [2.0, 1, 1, 1, 3])):
+        y = quantizers.ternarize(x, 0.5, 3.0, negative, scale_gradient=True)
+        assert y.detach().tolist() == [-expected[0], 0.0, 0.0, 0.0, 3.0]
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == expected
+
+
+def test_ternary_weights_of_nothing():
+    """They have no mean."""
+    with pytest.raises(ValueError, match=r"^twn: `w` must have at least one element"):
+        quantizers.twn(torch.zeros(0))
+
+
+def test_codebooks_of_a_batch():
+    """Along any dimension of both arguments."""
+    x, codebooks = torch.randn(3, 5, 2), torch.randn(3, 4, 2)
+    expected = [quantizers.vector_quantize(v, c)[0] for v, c in zip(x, codebooks, strict=True)]
+    found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 1))(x.movedim(0, 2), codebooks.movedim(0, 1))
+    torch.testing.assert_close(found, torch.stack(expected))

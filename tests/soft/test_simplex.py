@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 from fullgrad import soft
 from tests import golden
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 
 CASES = [c for c in golden.ALL["cases"] if not c["op"].startswith("sampling.")]

@@ -12,6 +12,8 @@ import fullgrad
 from fullgrad import soft
 from fullgrad.testing._subject import close, equal, like
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 MODES = ("smooth", "c0", "c1", "c2")
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
@@ -151,6 +153,30 @@ def test_truth_values_stay_between_0_and_1(mode):
     assert soft.not_equal(x, x, 0.1, mode).tolist() == [0, 0, 0, 0]
 
 
+PARAMETERS = {
+    "clamp": lambda x, s, mode, low, high: soft.clamp(x, low, high, s, mode),
+    "gated clamp": lambda x, s, mode, low, high: soft.clamp(x, low, high, s, mode, gated=True),
+    "abs": lambda x, s, mode, low, high: soft.abs(x - low, s, mode) * high,
+    "gated relu": lambda x, s, mode, low, high: soft.relu(x - low, s, mode, gated=True) * high,
+    "relu": lambda x, s, mode, low, high: soft.relu(x - low, s, mode) * high,
+    "sign": lambda x, s, mode, low, high: soft.sign(x - low, s, mode) * high,
+    "heaviside": lambda x, s, mode, low, high: soft.heaviside(x - low, s, mode) * high,
+    "round": lambda x, s, mode, low, high: soft.round(x - low, s, mode) * high,
+    "greater": lambda x, s, mode, low, high: soft.greater(x, low, s, mode) * high,
+    "eq": lambda x, s, mode, low, high: soft.eq(x, low, s, mode) * high,
+    "isclose": lambda x, s, mode, low, high: soft.isclose(x, low, s, mode=mode) * high,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_derivatives_of_parameters(name, mode):
+    """Of softness and bounds by differences, within the transitions and far beyond them."""
+    x = torch.linspace(-3, 3, 41, dtype=torch.float64) + 0.0137
+    s, low, high = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.2, -0.9, 0.8))
+    assert torch.autograd.gradcheck(lambda *parameters: PARAMETERS[name](x, parameters[0], mode, *parameters[1:]), (s, low, high))
+
+
 @pytest.mark.parametrize("name", ["eq", "not_equal"])
 def test_derivatives_are_0_within_epsilon(name):
     """And those of the formula beyond it, whether the softness is a number, of which the distance is known, or a tensor."""
@@ -166,6 +192,14 @@ def test_derivatives_are_0_within_epsilon(name):
             leaf = d.clone().requires_grad_()
             (found,) = torch.autograd.grad(of_one(leaf).sum(), leaf)
             torch.testing.assert_close(found, sign * vmap(grad(formula))(d), rtol=1e-6, atol=1e-9 / s)
+
+
+def test_all_and_any_of_a_number():
+    """It is itself the only element, along any dimension that it might have."""
+    x = torch.tensor(0.3)
+    for f in (soft.all, soft.any):
+        for dim in (-1, 0):
+            torch.testing.assert_close(f(x, dim), x)
 
 
 # --- hard values ------------------------------------------------------------------------------------------------------

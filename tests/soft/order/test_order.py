@@ -16,6 +16,8 @@ from fullgrad import soft
 from fullgrad.soft.order.methods import LAPLACE_METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
 
+pytestmark = pytest.mark.short
+
 INF, NAN = math.inf, math.nan
 MODES = ("smooth", "c0", "c1", "c2")
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["cases"]
@@ -28,6 +30,7 @@ def numbers(*shape, seed=0):
 # --- golden values ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(but=40)
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}")
 def test_golden(case):
     """Values, gradients and Hessian-vector products of an independent implementation in float64."""
@@ -182,6 +185,18 @@ def test_dims_and_batches(key):
         close(flat.flatten(), call(name, method, x.flatten()).flatten())
 
 
+@pytest.mark.parametrize("call", [soft.sort, fullgrad.sort_st, soft.topk, fullgrad.topk_st])
+def test_indices_where_they_are_wanted(call):
+    """The values are the same without them."""
+    x, k = numbers(2, 5), {"k": 2} if "topk" in call.__name__ else {}
+    found, alone = call(x, **k), call(x, **k, return_indices=False)
+    assert alone.indices is None
+    close(alone.values, found.values)
+    assert found.indices.shape == (*found.values.shape, 5) if call in (soft.sort, soft.topk) else found.values.shape
+    if call in (fullgrad.sort_st, fullgrad.topk_st):
+        equal(x.gather(-1, found.indices), found.values)
+
+
 @pytest.mark.parametrize("name", ["argmax", "max", "argmedian", "median", "argquantile", "quantile"])
 def test_keepdim(name):
     """As in torch, and in front of the weights."""
@@ -264,6 +279,7 @@ def test_quantile_per_sample():
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "method"),

@@ -153,6 +153,13 @@ def dim(name: str, value: Any, ndim: int) -> None:
         raise ValueError(f"{name}: `dim` must name at least one dimension and none twice, got {value!r}.")
 
 
+def one_dim(name: str, value: Any, ndim: int) -> None:
+    """A dimension of a tensor, and one alone."""
+    if not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name}: `dim` must be an integer, got {value!r}.")
+    dim(name, value, ndim)
+
+
 def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     """An integer from 1 to a limit, returned as a plain int."""
     if not isinstance(value, (int, torch.SymInt)):

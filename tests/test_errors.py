@@ -72,6 +72,19 @@ def test_first_argument(name):
         call(name, {first.name: "text"})
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and "dim" in [p.name for p in signature(n)[1]]])
+def test_dimensions(name):
+    """What is no dimension, or several, or none, is refused by the function if it does not take it."""
+    errors = []
+    for dim in (None, (0, 1), [0], (), (0, 0), 1.0, True, 7, torch.tensor(0)):
+        try:
+            call(name, {"dim": dim})
+        except (TypeError, IndexError, ValueError) as error:
+            errors.append(str(error))
+    assert errors
+    assert all(e.startswith(f"{name.split('.')[-1]}: `") for e in errors), errors
+
+
 # Only true or not; or taken by torch.
 UNCHECKED = {"generator", "memory_format"}
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
@@ -21,9 +20,7 @@ def check_temperature(name: str, argument: str, tau: Any, x: Tensor) -> None:
 def check_rows(name: str, argument: str, x: Any, dim: Any) -> int:
     """A floating tensor and one of its dimensions, returned as counted from the end: a batch in front changes nothing."""
     _checks.floating_tensor(name, argument, x)
-    _checks.dim(name, dim, x.ndim)
-    if not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
+    _checks.one_dim(name, dim, x.ndim)
     from_front: Any = dim
     return from_front if from_front < 0 else from_front - max(x.ndim, 1)
 

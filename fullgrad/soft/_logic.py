@@ -165,7 +165,7 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     Source: ``softtorch.all``.
     """
     x = checked_floating("all", "x", x)
-    _checks.dim("all", dim, x.ndim)
+    _checks.one_dim("all", dim, x.ndim)
     _checks.non_negative_number("all", "epsilon", epsilon)
     if use_geometric_mean:
         return _geometric_mean(x, dim, epsilon)
@@ -201,7 +201,7 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     Source: ``softtorch.any``.
     """
     x = checked_floating("any", "x", x)
-    _checks.dim("any", dim, x.ndim)
+    _checks.one_dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
 

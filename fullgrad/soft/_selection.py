@@ -204,7 +204,8 @@ def _canonicalize_args(
 ) -> tuple[Tensor, Tensor, int]:
     """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
     x, soft_index = checked_floating(name, "x", x), checked_floating(name, argument, soft_index)
-    _checks.dim(name, dim, x.ndim)
+    if dim is not None:
+        _checks.one_dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = x.flatten(), 0
     dtype = torch.promote_types(x.dtype, soft_index.dtype)

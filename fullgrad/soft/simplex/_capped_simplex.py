@@ -72,9 +72,7 @@ def proj_capped_simplex(
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
     """The arguments, of which x is a floating tensor."""
     check(name, x, softness, mode, STEP_MODES)
-    _checks.dim(name, dim, x.ndim)
-    if not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
+    _checks.one_dim(name, dim, x.ndim)
     _checks.real_number_or_tensor(name, "k", k)
     n = x.shape[dim] if x.ndim else 1
     if not isinstance(k, Tensor) and not 0 <= k <= n:

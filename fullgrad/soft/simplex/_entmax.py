@@ -82,9 +82,7 @@ def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
     """A real tensor as a floating one, and one of its dimensions."""
     _checks.real_tensor(name, "x", x)
-    _checks.dim(name, dim, x.ndim)
-    if not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError(f"{name}: `dim` must be an integer, got {dim!r}.")
+    _checks.one_dim(name, dim, x.ndim)
     return floating(x)
 
 

@@ -51,7 +51,7 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     name = "subset_marginals"
     _checks.real_tensor(name, "logits", logits)
     logits = floating(logits)
-    _checks.dim(name, dim, logits.ndim)
+    _checks.one_dim(name, dim, logits.ndim)
     n = logits.shape[dim] if logits.ndim else 1
     _checks.integer_between(name, "k", k, 0, n)
     if not logits.ndim:

@@ -51,7 +51,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     ``softjax.proj_simplex``.
     """
     check("proj_simplex", x, softness, mode, SOFT_MODES)
-    _checks.dim("proj_simplex", dim, x.ndim)
+    _checks.one_dim("proj_simplex", dim, x.ndim)
     x = floating(x)
     (wide,) = to_opmath(x)
     return project((wide / softness).movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype) if x.ndim else torch.ones_like(x)

@@ -98,6 +98,7 @@ def total(f, mode):
 # --- equal to whole matrices ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @in_modes
 @named
 @pytest.mark.parametrize(("size", "rows", "shape"), [(8, 2, (6,)), (30, 2, (2, 1, 7)), (400, 4, (60,)), (10**6, 32, (6,))])

@@ -85,6 +85,7 @@ def rows(n, generator):
     yield "uneven", down(1000 * normal().exp()), down(1000 * normal().exp())
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 120])
 def test_equals_the_sequential_algorithm(mode, n):
@@ -226,6 +227,7 @@ def test_derivatives_against_differences(mode):
     gradgradcheck(project, (*inputs, mode), check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_operator_against_differences(mode):
     u, w = (down(v).requires_grad_() for v in pair())

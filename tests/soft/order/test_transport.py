@@ -68,6 +68,7 @@ def newton(cost, mu, nu, mode):
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("softness", [10.0, 0.1, 1e-2, 1e-4])
 @pytest.mark.parametrize("mode", MODES)
 def test_marginals(mode, softness):
@@ -78,6 +79,7 @@ def test_marginals(mode, softness):
             check_marginals(plan(cost, mu, nu, mode), mu, nu)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_any_cost(mode):
     """Costs without structure, with skewed marginals."""

@@ -283,6 +283,7 @@ FORWARDS = {
 }
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_named(name):
     """The class, the rule, and what was found: at each call until the rule is right."""

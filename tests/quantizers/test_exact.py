@@ -49,6 +49,20 @@ def test_fake_quantize_is_that_of_torch(dtype, scale, zero_point, low, high):
     equal(gradient(learned, x), gradient(theirs, x))
 
 
+def test_zero_points_of_any_kind():
+    """A whole number, a tensor of one and of floats are the same zero point, in the formula and in its mask."""
+    x = (torch.arange(-40, 41, dtype=torch.float64) / 16).requires_grad_()
+    for z in (-1, 0, 1, 2):
+        expected = 0.25 * (torch.clamp(torch.round(x.detach() / 0.25) + z, -4, 3) - z)
+        inside = ((torch.round(x.detach() / 0.25) + z).clamp(-4, 3) == torch.round(x.detach() / 0.25) + z).double()
+        for kind in (z, torch.tensor(z), torch.tensor(float(z))):
+            y = quantizers.fake_quantize(x, 0.25, kind, -4, 3)
+            equal(y.detach(), expected)
+            equal(torch.autograd.grad(y.sum(), x)[0], inside)
+            noisy = quantizers.fake_quantize(x, 0.25, kind, -4, 3, rounding="stochastic", noise=torch.zeros_like(x))
+            equal(noisy.detach(), 0.25 * (torch.clamp(torch.floor(x.detach() / 0.25) + z, -4, 3) - z))
+
+
 def test_fake_quantize_by_channel_is_that_of_torch():
     """With whole zero points, on numbers that do not overflow there."""
     x = torch.randn(5, 3000) * 2

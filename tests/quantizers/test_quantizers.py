@@ -358,6 +358,8 @@ def test_rows_of_bsq_that_have_no_direction():
     (g,) = torch.autograd.grad(y[:, 0].sum(), x)
     # Of u = 2 x / |x| the derivative of the first by both is 2 (1 - u u^T / 4) / 5.
     torch.testing.assert_close(g, torch.tensor([[2.0, 0.0], [2 * 0.64 / 5, 2 * 0.48 / 5]], dtype=torch.float64))
+    sizes = torch.tensor([[3.0, -4.0]]) * torch.tensor([[1e30], [1e-30]])
+    assert quantizers.bsq(sizes).isfinite().all()
     for wrong in (torch.tensor(1.0), torch.zeros(3, 0)):
         with pytest.raises(ValueError, match="bsq: `x` must have a last dimension"):
             quantizers.bsq(wrong)

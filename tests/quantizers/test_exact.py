@@ -59,8 +59,8 @@ def test_zero_points_of_any_kind():
             y = quantizers.fake_quantize(x, 0.25, kind, -4, 3)
             equal(y.detach(), expected)
             equal(torch.autograd.grad(y.sum(), x)[0], inside)
-            noisy = quantizers.fake_quantize(x, 0.25, kind, -4, 3, rounding="stochastic", noise=torch.zeros_like(x))
-            equal(noisy.detach(), 0.25 * (torch.clamp(torch.floor(x.detach() / 0.25) + z, -4, 3) - z))
+            noisy = quantizers.fake_quantize(x, 0.25, kind, -4, 3, rounding="stochastic", noise=torch.full_like(x, 0.999))
+            equal(noisy.detach(), 0.25 * (torch.clamp(torch.trunc(x.detach() / 0.25) + z, -4, 3) - z))
 
 
 def test_fake_quantize_by_channel_is_that_of_torch():

@@ -416,5 +416,5 @@ def test_codebooks_of_a_batch():
     """Along any dimension of both arguments."""
     x, codebooks = torch.randn(3, 5, 2), torch.randn(3, 4, 2)
     expected = [quantizers.vector_quantize(v, c)[0] for v, c in zip(x, codebooks, strict=True)]
-    found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 1))(x.movedim(0, 2), codebooks.movedim(0, 1))
+    found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 2))(x.movedim(0, 2), codebooks.movedim(0, 2))
     torch.testing.assert_close(found, torch.stack(expected))

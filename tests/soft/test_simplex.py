@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.func import grad
 from torch.nn.functional import cross_entropy
 
 from fullgrad import soft
@@ -164,3 +165,25 @@ def test_sums_of_laplace_steps_with_ties():
     torch.testing.assert_close(torch.func.jacrev(ranks)(x), torch.func.jacrev(dense)(x))
     y = soft.sort(x, softness=1.0, mode="laplace", method="lapsum", standardize=False).values
     torch.testing.assert_close(step(y.unsqueeze(-1) - x).sum(-1), torch.arange(6).double() + 0.5)
+
+
+PROJECTIONS = {
+    "entmax": lambda x, dim: soft.entmax(x, dim=dim),
+    "normmax": lambda x, dim: soft.normmax(x, dim=dim),
+    "sparsemax": lambda x, dim: soft.sparsemax(x, dim=dim),
+    "proj_simplex": lambda x, dim: soft.proj_simplex(x, dim),
+    "proj_simplex c0": lambda x, dim: soft.proj_simplex(x, dim, mode="c0"),
+    "proj_capped_simplex": lambda x, dim: soft.proj_capped_simplex(x, 1.5, dim),
+    "subset_marginals": lambda x, dim: soft.subset_marginals(x, 2, dim),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_any_dimension(name):
+    """Value and gradient along each are those of the transpose."""
+    x, f = torch.randn(3, 4, 5, dtype=torch.float64), PROJECTIONS[name]
+    total = lambda x, dim: f(x, dim).square().sum()  # noqa: E731
+    for dim in range(-3, 3):
+        rows = x.movedim(dim, -1)
+        torch.testing.assert_close(f(x, dim), f(rows, -1).movedim(-1, dim))
+        torch.testing.assert_close(grad(total)(x, dim), grad(total)(rows, -1).movedim(-1, dim))

@@ -115,6 +115,7 @@ def test_dense(blocks, name, mode, size, rows, shape):
     close(*found, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.short
 @named
 def test_windows(blocks, name):
     """Far from its place an element has no weight: what is left out is 0, also where scores are not concave."""
@@ -295,7 +296,7 @@ def test_forward_mode(blocks, name):
 # --- compiled and traced ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.short
 @named
 def test_compile(blocks, name):
     """Value and gradient are a node each, in which blocks have no steps."""

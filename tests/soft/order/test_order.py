@@ -180,6 +180,8 @@ def test_dims_and_batches(key):
         if name in ("sort", "rank"):
             actual = actual.movedim(dim, -1)
         close(actual, expected)
+        total = lambda x, dim: call(name, method, x, dim=dim).sin().sum()  # noqa: E731
+        close(grad(total)(x, dim), grad(total)(rows, -1).movedim(-1, dim))
     if name != "sort":
         flat = getattr(soft, name)(x, method=method)
         close(flat.flatten(), call(name, method, x.flatten()).flatten())
@@ -210,6 +212,37 @@ def test_keepdim(name):
         shape = tuple(1 if i in where else n for i, n in enumerate(x.shape))
         assert kept.shape == ((*shape, plain.shape[-1]) if name.startswith("arg") else shape)
         close(kept.flatten(), plain.flatten())
+
+
+@pytest.mark.parametrize("name", ["max", "median", "quantile"])
+def test_keepdim_of_a_row_and_of_a_number(name):
+    """One dimension of size 1, and none."""
+    q = (0.5,) if name == "quantile" else ()
+    for call in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
+        for x, shape in ((numbers(4), (1,)), (numbers(), ())):
+            for dim in (None, 0, -1):
+                y = call(x, *q, dim=dim, keepdim=True)
+                y = y if isinstance(y, torch.Tensor) else y[0]
+                assert y.shape == shape
+
+
+@pytest.mark.parametrize("method", [m for m in SORT_METHODS if m != "ot"])  # which has other anchors for some elements
+@pytest.mark.parametrize("call", [soft.topk, fullgrad.topk_st])
+def test_topk_is_the_head_of_a_sort(call, method):
+    """In descending order: values, weights and gradients, of some and of all elements."""
+    x = numbers(2, 5)
+    sort = soft.sort if call is soft.topk else fullgrad.sort_st
+    whole = sort(x, descending=True, method=method)
+    for k in (1, 3, 5):
+        found = call(x, k, method=method)
+        close(found.values, whole.values[:, :k], rtol=1e-6, atol=1e-8)
+        if call is soft.topk and whole.indices is not None:
+            close(found.indices, whole.indices[:, :k], rtol=1e-6, atol=1e-8)
+        head = lambda x, k=k: sort(x, descending=True, method=method).values[:, :k].sin().sum()  # noqa: E731
+        ours = lambda x, k=k: call(x, k, method=method).values.sin().sum()  # noqa: E731
+        close(grad(ours)(x), grad(head)(x), rtol=1e-6, atol=1e-8)
+        if method in ("softsort", "neuralsort"):
+            close(jacrev(grad(ours))(x), jacrev(grad(head))(x), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", SORT_METHODS)

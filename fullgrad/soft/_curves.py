@@ -114,7 +114,7 @@ def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
     a = torch.abs(x, out=x if reuse else None)
     if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
         if reuse and not isinstance(s, Tensor):
-            return torch.nn.functional.softplus(a, -1 / s, 50.0, out=a)
+            return torch.nn.functional.softplus(a, -1 / s, 50.0, out=a)  # pyright: ignore[reportCallIssue]
         return softplus(a, -s, mode)
     r = _integral_to_join(torch.neg(a, out=a if reuse else None), s, mode)
     return torch.neg(r, out=r if reuse else None)

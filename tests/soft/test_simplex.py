@@ -127,6 +127,19 @@ def test_the_loss_at_1_is_the_cross_entropy(reduction):
         )
 
 
+@pytest.mark.parametrize("alpha", [1 + 1e-9, 1.01, 1.05, 1.2, 1.9])
+def test_losses_near_1_have_the_digits_of_the_formula(alpha):
+    """With the exponent as a tensor there is a series near 1; its derivatives are those by differences."""
+    x, y, a = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 4, 1, 2, 2, 3]), torch.tensor(alpha, dtype=torch.float64)
+    q = torch.softmax(torch.randn(6, 5, dtype=torch.float64), -1)
+    for target in (y, q):
+        f = lambda a, target=target: soft.entmax_loss(x, target, a)  # noqa: E731
+        torch.testing.assert_close(f(a), f(alpha), rtol=1e-12, atol=1e-14)
+        if alpha > 1.001:
+            assert torch.autograd.gradcheck(f, a.clone().requires_grad_(), rtol=1e-6, atol=1e-8)
+            assert torch.autograd.gradgradcheck(f, a.clone().requires_grad_(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_sure_row_has_no_loss():
     """Exactly 0, whatever its scores, masked ones among them."""
     x = torch.tensor([[1e6 + 3, 1e6, -INF], [5.0, 1.0, 2.0]])

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad
 from torch.nn.functional import cross_entropy
 
-from fullgrad import soft
+from fullgrad import soft, topk_mask_st
 from tests import golden
 
 pytestmark = pytest.mark.short
@@ -201,3 +201,13 @@ def test_any_dimension(name):
         expected = torch.stack([f(row, -1) for row in rows.reshape(-1, rows.shape[-1])]).reshape(rows.shape)
         torch.testing.assert_close(f(x, dim), expected.movedim(-1, dim))
         torch.testing.assert_close(grad(total)(x, dim), grad(total)(rows, -1).movedim(-1, dim))
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+def test_masks_have_ones_at_the_largest(k):
+    """As many as asked for, along any dimension; none and all of them without a derivative."""
+    x = torch.randn(3, 5, dtype=torch.float64)
+    expected = torch.zeros_like(x).scatter(-1, x.topk(k, -1).indices, 1.0)
+    assert torch.equal(topk_mask_st(x, k), expected)
+    assert torch.equal(topk_mask_st(x.mT, k, dim=0).mT, expected)
+    assert bool(grad(lambda x: (topk_mask_st(x, k) * torch.arange(5)).sum())(x).any()) == (0 < k < 5)

@@ -122,7 +122,9 @@ class Clamp(Relaxation):
             else:
                 y = HardClamp.forward(x, low, high)
             below, above = beyond(x - low, s, mode), beyond(x - high, s, mode)
-            return y - below + above if isinstance(s, Tensor) or not can_reuse_buffers() else y.sub_(below).add_(above)
+            if isinstance(s, Tensor):  # which may have more dimensions
+                return y - below + above
+            return curves.apply_steps(y, (torch.sub, below), (torch.add, above))
 
         return soft_value(dtype, formula, x, low, high, softness)
 

@@ -57,11 +57,16 @@ def signature(name):
     return first, others
 
 
+def needed(name):
+    """Arguments that the function takes, without those that may be left out."""
+    first, others = signature(name)
+    known = {p.name: NEEDED.get(p.name, 1.0) for p in others if p.default is p.empty}
+    return {first.name: X, **known, **OF_FUNCTION.get(name, {})}
+
+
 def call(name, changes):
     """The function, with arguments that it takes but for some."""
-    first, others = signature(name)
-    needed = {p.name: NEEDED.get(p.name, 1.0) for p in others if p.default is p.empty}
-    return operator.attrgetter(name)(fullgrad)(**{first.name: X, **needed, **OF_FUNCTION.get(name, {}), **changes})
+    return operator.attrgetter(name)(fullgrad)(**{**needed(name), **changes})
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if signature(n)[0].annotation is torch.Tensor])
@@ -110,8 +115,7 @@ def test_whole_numbers(name):
         return y if isinstance(y, torch.Tensor) else y[0]
 
     for parameter in signature(name)[1]:
-        usual = OF_FUNCTION.get(name, {}).get(parameter.name, NEEDED.get(parameter.name, 1.0))
-        if isinstance(usual if parameter.default is parameter.empty else parameter.default, float):
+        if isinstance(needed(name).get(parameter.name, parameter.default), float):
             number = FAR_OFF.get(parameter.name, 1)
             torch.testing.assert_close(
                 value(parameter.name, number), value(parameter.name, float(number)), rtol=1e-4, atol=1e-4, equal_nan=True

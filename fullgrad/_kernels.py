@@ -75,6 +75,39 @@ def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
     return _SOFTPLUS(v, x, 1 / s, 60.0)
 
 
+def softmax(x: Tensor, dim: int) -> Tensor:
+    """``torch.softmax``; of many short rows, where nothing is recorded, in a quarter of the time."""
+    if not _has_short_rows(x, dim) or not can_reuse_buffers():
+        return torch.softmax(x, dim)
+    y = torch.sub(x, x.amax(-1, keepdim=True)).exp_()
+    return y.div_(y.sum(-1, keepdim=True))
+
+
+def softmax_pull(g: Tensor, p: Tensor, dim: int) -> Tensor:
+    """``p * (g - (p * g).sum(dim, keepdim=True))``, the derivative of a softmax p, in one pass; likewise."""
+    if not _has_short_rows(p, dim) or not can_reuse_buffers():
+        return torch.ops.aten._softmax_backward_data.default(g, p, dim, p.dtype)
+    y = g * p
+    return y.addcmul_(p, y.sum(-1, keepdim=True), value=-1)
+
+
+# torch's kernels for softmaxes of rows compute those that do not fill a register of the CPU one number after another.
+_REGISTER = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+_MANY = 512
+
+
+def _has_short_rows(x: Tensor, dim: int) -> bool:
+    shape = x.shape
+    return (
+        len(shape) > 0
+        and 1 < shape[-1] < _REGISTER
+        and dim in (-1, len(shape) - 1)
+        and x.is_cpu
+        and x.dtype in (torch.float32, torch.float64)
+        and x.numel() >= _MANY
+    )
+
+
 @functools.lru_cache(maxsize=1024)
 def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], int, float]:
     """The kernel with its strict bounds, the sign of x that it takes, and the infinity that is outside.

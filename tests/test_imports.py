@@ -1,6 +1,7 @@
 """Imports point one way: what a newcomer reads first stands on nothing that comes later."""
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fullgrad"
@@ -46,19 +47,17 @@ ORDER_LAYERS = (
 )
 
 
-def imported(path):
-    """The modules of the package that a module imports, wherever the import stands."""
+@functools.cache
+def imported(name):
+    """The other modules of the package that a module imports, wherever the import stands."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "fullgrad":
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
+            found |= {other if other in MODULES else node.module for other in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
-    return found
-
-
-IMPORTS = {name: imported(path) - {name} for name, path in MODULES.items()}
+    return found - {name}
 
 
 def layer_of(name, layers):
@@ -69,7 +68,7 @@ def layer_of(name, layers):
 
 def upward(layers, inside):
     """Imports of something that lies higher."""
-    arrows = [(name, other) for name in MODULES if name.startswith(inside) for other in IMPORTS[name]]
+    arrows = [(name, other) for name in MODULES if name.startswith(inside) for other in imported(name)]
     pairs = [(name, other, layer_of(name, layers), layer_of(other, layers)) for name, other in arrows]
     return [(name, other) for name, other, low, high in pairs if low is not None and high is not None and high > low]
 
@@ -82,7 +81,7 @@ def cycles():
         if name in path:
             found.append([*path[path.index(name) :], name])
         elif name not in done:
-            for other in IMPORTS[name]:
+            for other in imported(name):
                 visit(other, [*path, name])
             done.add(name)
 
@@ -112,7 +111,7 @@ def test_the_kit_knows_no_family():
         o
         for n in MODULES
         if n.startswith("fullgrad.testing")
-        for o in IMPORTS[n]
+        for o in imported(n)
         if o.split(".")[1:2] and o.split(".")[1] in FAMILIES
     ] == []
 
@@ -122,7 +121,7 @@ def test_only_the_dispatch_knows_torchs_private_names():
     inner = [
         (n, o)
         for n in MODULES
-        for o in IMPORTS[n]
+        for o in imported(n)
         if o.startswith("fullgrad._dispatch.") and not n.startswith("fullgrad._dispatch")
     ]
     assert inner == []

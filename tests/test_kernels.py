@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fullgrad._kernels import between, sigmoid_gate, where_between, where_positive
+from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_pull, where_between, where_positive
 from fullgrad._neighbors import DTYPES, neighbor
 
 INF, NAN = math.inf, math.nan
@@ -48,6 +48,43 @@ def test_sigmoid_gate_is_its_formula(dtype):
     for s in (0.1, -0.1, 2.0):
         expected = v.double() * torch.sigmoid(x.double() / s)
         torch.testing.assert_close(sigmoid_gate(v, x, s).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(600, 3), (40, 16), (10, 7, 8), (600, 1), (2, 3), (0, 3), (3, 0), ()])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
+    """Rows of any length, few and many, along every dimension; of infinities and NaN what torch makes of them."""
+    x, g = (torch.randn(shape, dtype=torch.float64).mul_(3).to(dtype) for _ in range(2))
+    special = torch.tensor([INF, -INF, NAN, -INF, 100.0, -1000.0], dtype=dtype)
+    if x.numel() > 100:
+        x.view(-1)[:6] = special
+        x[-1] = -INF
+    for dim in range(-max(x.ndim, 1), max(x.ndim, 1)):
+        p = torch.softmax(x, dim)
+        pulled = torch.ops.aten._softmax_backward_data.default(g, p, dim, dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(softmax(x, dim), p, equal_nan=True)
+            torch.testing.assert_close(softmax_pull(g, p, dim), pulled, equal_nan=True)
+
+
+@pytest.mark.parametrize(("rows", "is_fused"), [(600, False), (100, True)])
+def test_many_short_rows_are_computed_together(rows, is_fused):
+    """Rows that torch's kernels compute number by number: by other kernels where nothing is recorded."""
+    x, g = torch.randn(2, rows, 3)
+
+    def both(x, g):
+        return softmax_pull(g, softmax(x, -1), -1)
+
+    def kernels(f):
+        with torch.autograd.profiler.profile() as profile:
+            f(x, g)
+        return {event.name for event in profile.function_events}
+
+    fused = {"aten::_softmax", "aten::_softmax_backward_data"}
+    with torch.no_grad():
+        assert kernels(both) & fused == (fused if is_fused else set())
+    assert kernels(both) >= fused
+    assert kernels(torch.func.vmap(both)) >= fused
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

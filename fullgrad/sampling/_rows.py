@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad import _kernels
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import Function
@@ -42,7 +43,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
     """J(p) v = p (v - <p, v>), the derivative of a softmax, which is symmetric."""
     if can_reuse_buffers() and v.dtype == p.dtype and v.shape == p.shape:  # in one pass
-        return torch.ops.aten._softmax_backward_data.default(v, p, dim, p.dtype)
+        return _kernels.softmax_pull(v, p, dim)
     pv = p * v
     return pv - p * pv.sum(dim, keepdim=True)
 

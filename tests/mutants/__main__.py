@@ -218,6 +218,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--sample", type=int, help="at most so many of each file")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--at-once", action="store_true", help="only the eager checks and the short tests of the family")
     parser.add_argument("--survivors", type=Path, help="only those that survived in this JSON file")
     parser.add_argument("--json", type=Path)
@@ -234,7 +235,7 @@ def main():
         if not found:
             continue
         stages = functools.partial(_stages, path, names, options.at_once)
-        chosen = random.Random(0).sample(found, min(options.sample or len(found), len(found)))
+        chosen = random.Random(options.seed).sample(found, min(options.sample or len(found), len(found)))
         survivors = [m for m in sorted(chosen) if not _is_caught(path, mutated(source, m), stages, proved)]
         score[name] = {
             "mutants": len(chosen),

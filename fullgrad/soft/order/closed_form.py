@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import out_buffer
+from fullgrad._kernels import softmax, softmax_pull
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order._scores import sum_of_places
 from fullgrad.soft.order._small_rows import SmallRows, rows_of, to_input
@@ -29,7 +30,7 @@ from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """The weights, and what `_project_derivative` reads."""
     if mode == "smooth":
-        p = torch.softmax(scores, -1)
+        p = softmax(scores, -1)
         return p, p
     t = simplex_excess(scores, POWERS[mode])
     return power(t, POWERS[mode]), t
@@ -38,7 +39,7 @@ def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     """The derivative of the weights times ``g``, a fresh tensor: the matrix is symmetric."""
     if mode == "smooth":
-        return torch._softmax_backward_data(g, kept, -1, g.dtype)
+        return softmax_pull(g, kept, -1)
     w = power_slopes(kept, POWERS[mode])
     mean = (w * g).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)
     w = w * POWERS[mode]

@@ -36,7 +36,7 @@ TRACED_CASES = 6
 # Of a file that many cases run, how many are asked first.
 CASES_AT_ONCE = 24
 # Where a family's functions are tested beside its own folder.
-BESIDE = {"rounding": ["quantizers"]}
+BESIDE = {"rounding": ["quantizers"], "adoption": ["adopting"]}
 # The same, of tests that take minutes.
 FAR = {
     "dispatch": [

@@ -282,3 +282,21 @@ def test_from_slope_has_the_derivatives_of_the_slope():
     assert torch.equal(spike(torch.tensor([0.2]), 0.2, tie=0.0), torch.zeros(1))
     with pytest.raises(TypeError, match="`slope` must be a function"):
         spikes.from_slope(3.0)
+
+
+def test_a_step_for_sinabs_learns_its_threshold_on_demand():
+    """What a layer of sinabs does with a threshold that is a parameter; both have the derivative of the operator."""
+    v, threshold = torch.linspace(-1, 3, 9, dtype=torch.float64), torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(
+        scalar(lambda v, threshold: spikes.multi_spike(v, threshold=threshold))(v, threshold), threshold
+    )
+    assert expected != 0
+    (learned,) = torch.autograd.grad(
+        scalar(spikes.for_sinabs(spikes.multi_spike, learn_threshold=True).apply)(v, threshold), threshold
+    )
+    assert learned == expected
+    fixed = spikes.for_sinabs(spikes.multi_spike)
+    assert not fixed.apply(v, threshold).requires_grad
+    assert fixed.apply(v, 0.9).equal(spikes.multi_spike(v, threshold=0.9))
+    with pytest.raises(TypeError, match="for_sinabs: `surrogate` must be a function, got a value of type int"):
+        spikes.for_sinabs(3)

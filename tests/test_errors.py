@@ -130,6 +130,18 @@ FAR_OFF = {"alpha": 3, "gamma": -1, "low": 0, "zeta": 2}
 OF_GRIDS = {"quantizers.lsq", "quantizers.tqt"}
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
+def test_dtypes(name):
+    """A tensor that has no real numbers, or is no mask."""
+    first, others = signature(name)
+    for parameter in (first, *others):
+        if parameter is first or _may_be_tensor(parameter.annotation):
+            shape = getattr(needed(name).get(parameter.name), "shape", X.shape)
+            for dtype in (torch.complex64, torch.float32 if parameter.name == "mask" else torch.bool):
+                with pytest.raises((TypeError, ValueError), match=rf"^{name.split('.')[-1]}: `{parameter.name}`"):
+                    call(name, {parameter.name: torch.ones(shape, dtype=dtype)})
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE, *OF_GRIDS}])
 def test_shapes(name):
     """A tensor that does not broadcast: torch's own error, or one that names the function and an argument."""

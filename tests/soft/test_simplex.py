@@ -211,3 +211,14 @@ def test_masks_have_ones_at_the_largest(k):
     assert torch.equal(topk_mask_st(x, k), expected)
     assert torch.equal(topk_mask_st(x.mT, k, dim=0).mT, expected)
     assert bool(grad(lambda x: (topk_mask_st(x, k) * torch.arange(5)).sum())(x).any()) == (0 < k < 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_classes_are_integers_of_any_dtype(dtype):
+    """The loss is that of int64; a mask names no classes."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    classes = torch.tensor([0, 1, 3])
+    expected = soft.entmax_loss(x, classes, ignore_index=1)
+    assert soft.entmax_loss(x, classes.to(dtype), ignore_index=1) == expected
+    with pytest.raises(TypeError, match=r"entmax_loss: `target` must be a real tensor, got dtype torch\.bool"):
+        soft.entmax_loss(x, classes > 0)

@@ -89,7 +89,7 @@ def fenchel_young(
 ) -> Tensor:
     """The loss of checked scores, reduced as :func:`torch.nn.functional.cross_entropy` does."""
     _checks.choice(name, "reduction", reduction, REDUCTIONS)
-    _checks.tensor(name, "target", target)
+    _checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
     shape = x.movedim(dim, -1).shape
     wide, alpha = to_opmath(x, alpha)
@@ -108,7 +108,7 @@ def fenchel_young(
         if not isinstance(ignore_index, (int, torch.SymInt)):
             raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
         kept = target != ignore_index
-        counted, index = kept, torch.where(kept, target, 0).unsqueeze(-1)
+        counted, index = kept, torch.where(kept, target, 0).long().unsqueeze(-1)
         y = torch.zeros_like(rows).scatter(-1, index, 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
-from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad import soft
@@ -495,6 +495,36 @@ def test_types_and_docstring_name_the_methods(name):
         assert get_args(inspect.signature(function).parameters["method"].annotation) == methods
         (lines,) = re.findall(r"^ *method: (.*(?:\n {8}.*)*)", inspect.getdoc(function), re.MULTILINE)
         assert set(re.findall(r"``\"(\w+)\"``", lines)) - {"laplace"} == set(methods)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_straight_through_has_the_derivative_of_the_relaxation(name):
+    """By every method that has one, in reverse and forward mode; the value is the hard one."""
+    x, given = numbers(3, 5, seed=1), {"topk": (3,), "quantile": (0.3,), "argquantile": (0.3,)}.get(name, ())
+    relaxed, straight = getattr(soft, name), getattr(fullgrad, f"{name}_st")
+
+    def first(function, **options):
+        def output(x):
+            y = function(x, *given, dim=-1, **options)
+            return y if isinstance(y, torch.Tensor) else y[0]
+
+        return output
+
+    for method in get_args(inspect.signature(straight).parameters["method"].annotation):
+        f, g = (
+            first(function, method=method, mode="laplace" if method == "lapsum" else "smooth") for function in (relaxed, straight)
+        )
+        y, pulled = vjp(g, x)
+        expected, pull = vjp(f, x)
+        equal(y, first(straight, mode="hard")(x))
+        assert not y.equal(expected)
+        cotangent = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+        (slope,) = pull(cotangent)
+        assert slope.count_nonzero() > 2
+        close(pulled(cotangent)[0], slope)
+        leaf = x.clone().requires_grad_()
+        close(torch.autograd.grad(g(leaf), leaf, cotangent)[0], slope)
+        close(jvp(g, (x,), (x.cos(),))[1], jvp(f, (x,), (x.cos(),))[1])
 
 
 @pytest.mark.parametrize("call", [soft.quantile, soft.argquantile, fullgrad.quantile_st, fullgrad.argquantile_st])

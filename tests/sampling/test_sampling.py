@@ -283,7 +283,7 @@ def test_other_arguments():
     for wrong in ({"gap": -1.0}, {"gap": "logits"}):
         with pytest.raises(ValueError, match="`gap`"):
             sampling.gapped_st(X, **wrong)
-    for wrong in ({"gamma": 0.1}, {"zeta": 0.9}):
+    for wrong in ({"gamma": 0.0}, {"gamma": 0.1}, {"zeta": 0.9}, {"zeta": 1.0}):
         with pytest.raises(ValueError, match="must be"):
             sampling.hard_concrete(X, **wrong)
     with pytest.raises(ValueError, match="`gradient` must be one of"):
@@ -331,6 +331,11 @@ def test_any_dimension(name):
     batch = vmap(lambda x, noise: call(name, x, dim=0, noise=noise), (0, noise.ndim - 2))(x, noise)
     assert torch.equal(batch, call(name, x, noise=noise))
     assert torch.equal(call(name, x[0], dim=0, noise=noise[..., 0, :]), batch[0])
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    noise = sampling.uniform_like(x, size) if name == "k_subset_st" else sampling.gumbel_like(x, size)
+    for dim in (-3, -2):
+        rows = call(name, x.movedim(dim, -1), noise=noise.movedim(dim, -1))
+        torch.testing.assert_close(call(name, x, dim=dim, noise=noise), rows.movedim(-1, dim))
 
 
 def test_gumbel_softmax_has_torchs_signature():

@@ -418,3 +418,43 @@ def test_codebooks_of_a_batch():
     expected = [quantizers.vector_quantize(v, c)[0] for v, c in zip(x, codebooks, strict=True)]
     found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 2))(x.movedim(0, 2), codebooks.movedim(0, 2))
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_formats_have_the_bias_of_ieee_by_default():
+    """So the half precisions of torch are formats, to the last number."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for bits, dtype in (((5, 10), torch.float16), ((8, 7), torch.bfloat16)):
+        x = every.view(dtype).float()
+        x = x[x.isfinite()]
+        torch.testing.assert_close(quantizers.float_quantize(x, FloatFormat(*bits)), x, rtol=0, atol=0)
+        assert FloatFormat(*bits).max == torch.finfo(dtype).max
+    with pytest.raises(ValueError, match="FloatFormat: the numbers must be numbers of float64, and some must be positive"):
+        FloatFormat(11, 52, bias=1022)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_levels_of_powers_of_two(bits):
+    """2^bits - 1 of them: both signs of as many powers from 1 down, and 0."""
+    levels = quantizers.levels("power_of_two", bits)
+    assert len(levels) == 2**bits - 1
+    assert levels.unique().equal(levels)
+    assert levels[2 ** (bits - 1) :].equal(2.0 ** torch.arange(2.0 - 2 ** (bits - 1), 1))
+    assert levels.equal(-levels.flip(0))
+
+
+@pytest.mark.parametrize(("size", "most", "levels"), [(1, 1, 2), (1, 3, 8), (6, 1, 2), (6, 0, 3), (6, 7, 16)])
+def test_the_gradient_of_a_step_is_scaled_by_its_part(size, most, levels):
+    """Of LSQ by 1 / sqrt(numbers * largest code), of the stretched form by its levels on one side; of both at least 1."""
+
+    def slope(operator, *arguments, **options):
+        scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        x = torch.linspace(-0.21, 2.5, size, dtype=torch.float64)
+        return torch.autograd.grad(operator(x, scale, *arguments, **options).sum(), scale)[0]
+
+    for operator, arguments, part in (
+        (quantizers.lsq, (-8, most), max(most, 1)),
+        (quantizers.stretched_elastic, (levels,), max(levels / 2 - 1, 1)),
+    ):
+        unscaled = slope(operator, *arguments, grad_scale=1.0)
+        assert unscaled != 0
+        torch.testing.assert_close(slope(operator, *arguments), unscaled / math.sqrt(size * part))

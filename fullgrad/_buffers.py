@@ -40,6 +40,11 @@ def number_for(x: Tensor, value: Any) -> Any:
     return _constant(value, x.dtype) if known else value
 
 
+def operand(x: Tensor, value: Any) -> Any:
+    """`number_for`, or the number itself where something is recorded or traced."""
+    return number_for(x, value) if can_reuse_buffers() else value
+
+
 @functools.lru_cache(maxsize=256)
 def _constant(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype, device="cpu")

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
@@ -97,7 +96,7 @@ class Abs(Relaxation):
         if hard:
             return expand_to_softness_shape(torch.abs(x), softness)
         if is_native(x, softness, mode) and is_small(x):
-            width = curves.number_for(x, 2 * softness) if can_reuse_buffers() else 2 * softness
+            width = curves.operand(x, 2 * softness)
             return torch.tanh(x / width) * x
         return soft_value(x.dtype, curves.absolute, x, softness, mode)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into, number_for
+from fullgrad._buffers import apply_steps, mul_into, number_for, operand
 from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compiling
 from fullgrad._half_precision import HALF
 from fullgrad._kernels import sigmoid_gate
@@ -275,12 +275,12 @@ def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) ->
 
 def _variance(t: Tensor) -> Tensor:
     """t (1 - t)."""
-    return mul_into(t, (number_for(t, 1.0) if can_reuse_buffers() else 1) - t)
+    return mul_into(t, operand(t, 1.0) - t)
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:
     # One operation, the only one that has both numbers.
-    return torch.rsub(t, number_for(t, -1.0) if can_reuse_buffers() else -1, alpha=-2)
+    return torch.rsub(t, operand(t, -1.0), alpha=-2)
 
 
 def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:

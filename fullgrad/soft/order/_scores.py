@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._autocast import matmul
+from fullgrad._buffers import apply_steps, operand
 from fullgrad._dispatch import is_tracing, out_buffer
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order._small_rows import SmallRows
@@ -47,7 +48,8 @@ class NeuralScores:
         """``single``: of one place, without a dimension for it."""
         self.mode = rows.options[0]
         # Around 0, where the least is lost of differences.
-        self.u = (rows.z - 0.5) * rows.scale
+        u = rows.z - operand(rows.z, 0.5)
+        self.u = apply_steps(u, (torch.mul, rows.scale))
         self.c, self.single = c, single
         self.few = rows.n * rows.x.numel() < MANY
         self.by_ratio = self.mode == "smooth" and rows.scale < _FAR

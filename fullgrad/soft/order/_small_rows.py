@@ -1,5 +1,6 @@
 """Rows that are small enough for closed forms, standardized, with the derivative of that."""
 
+import functools
 from typing import Any
 
 import torch
@@ -52,8 +53,11 @@ class SmallRows:
         return _layer_norm_backward(v, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
 
     def arange(self, first: int, step: int, count: int) -> Tensor:
-        """Numbers from the first one on, at even distances."""
-        return torch.arange(first, first + step * count, step, dtype=self.x.dtype, device=self.x.device)
+        """Numbers from the first one on, at even distances; not to be written to."""
+        end, x = first + step * count, self.x
+        if x.is_cpu and can_reuse_buffers():
+            return _arange(first, end, step, x.dtype)
+        return torch.arange(first, end, step, dtype=x.dtype, device=x.device)
 
     def constants(self, numbers: Any) -> Tensor:
         """Numbers, or rows of them, as a tensor; copied to an accelerator they would have to be waited for."""
@@ -118,11 +122,21 @@ def looks_at_numbers(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
+@functools.lru_cache(maxsize=64)
+def _arange(first: int, end: int, step: int, dtype: torch.dtype) -> Tensor:
+    return torch.arange(first, end, step, dtype=dtype, device="cpu")
+
+
+def in_dtype(v: Tensor, dtype: torch.dtype) -> Tensor:
+    """``v.to(dtype)``, which takes a microsecond where there is nothing to do."""
+    return v if v.dtype == dtype else v.to(dtype)
+
+
 def rows_of(v: Tensor, rows: SmallRows, dim: int) -> Tensor:
     """A tensor like the input as rows."""
-    return (v if dim == -1 else v.movedim(dim, -1)).to(rows.x.dtype)
+    return in_dtype(v if dim == -1 else v.movedim(dim, -1), rows.x.dtype)
 
 
 def to_input(y: Tensor, rows: SmallRows, dim: int) -> Tensor:
     """Rows in the layout and dtype of the input."""
-    return (y if dim == -1 else y.movedim(-1, dim)).to(rows.dtype)
+    return in_dtype(y if dim == -1 else y.movedim(-1, dim), rows.dtype)

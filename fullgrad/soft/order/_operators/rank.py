@@ -48,7 +48,7 @@ class Rank(OrderStatistic):
         if rows is None:
             return None
         c = rows.arange(1 - n, 2, n)
-        return Ranks(rows, neural_scores(rows, c), dim, (n + 1 + (-c if descending else c)) / 2)
+        return Ranks(rows, neural_scores(rows, c), dim, rows.arange(n, -1, n) if descending else rows.arange(1, 1, n))
 
 
 def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:

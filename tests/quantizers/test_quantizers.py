@@ -428,8 +428,14 @@ def test_formats_have_the_bias_of_ieee_by_default():
         x = x[x.isfinite()]
         torch.testing.assert_close(quantizers.float_quantize(x, FloatFormat(*bits)), x, rtol=0, atol=0)
         assert FloatFormat(*bits).max == torch.finfo(dtype).max
-    with pytest.raises(ValueError, match="FloatFormat: the numbers must be numbers of float64, and some must be positive"):
-        FloatFormat(11, 52, bias=1022)
+
+
+def test_formats_have_a_positive_number_of_float64():
+    """The least that have one, by kind, and those that have none, or too large ones."""
+    assert [FloatFormat(2, 1).max, FloatFormat(1, 1, kind="fn").max, FloatFormat(2, 0, kind="fn").max] == [3.0, 2.0, 2.0]
+    for wrong in ((1, 3, None, "ieee"), (1, 0, None, "fn"), (11, 52, 1022)):
+        with pytest.raises(ValueError, match="FloatFormat: the numbers must be numbers of float64, and some must be positive"):
+            FloatFormat(*wrong)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])

@@ -525,6 +525,11 @@ def test_straight_through_has_the_derivative_of_the_relaxation(name):
         leaf = x.clone().requires_grad_()
         close(torch.autograd.grad(g(leaf), leaf, cotangent)[0], slope)
         close(jvp(g, (x,), (x.cos(),))[1], jvp(f, (x,), (x.cos(),))[1])
+    # Of a softness that learns, too, next to numbers that do not.
+    softness = torch.tensor(0.2, dtype=x.dtype, requires_grad=True)
+    slopes = [torch.autograd.grad(first(f, softness=softness)(x), softness, cotangent)[0] for f in (relaxed, straight)]
+    assert slopes[0] != 0
+    close(slopes[1], slopes[0])
 
 
 @pytest.mark.parametrize("call", [soft.quantile, soft.argquantile, fullgrad.quantile_st, fullgrad.argquantile_st])

@@ -464,3 +464,11 @@ def test_the_gradient_of_a_step_is_scaled_by_its_part(size, most, levels):
         unscaled = slope(operator, *arguments, grad_scale=1.0)
         assert unscaled != 0
         torch.testing.assert_close(slope(operator, *arguments), unscaled / math.sqrt(size * part))
+
+
+def test_pact_has_as_many_bits_as_the_widest_dtype():
+    """53, whose codes are whole numbers of float64."""
+    x = torch.tensor([0.3, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(quantizers.pact(x, 1.0, 53), torch.tensor([0.3, 1.0], dtype=x.dtype))
+    with pytest.raises(ValueError, match="pact: `bits`"):
+        quantizers.pact(x, 1.0, 54)

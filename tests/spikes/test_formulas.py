@@ -300,3 +300,24 @@ def test_a_step_for_sinabs_learns_its_threshold_on_demand():
     assert fixed.apply(v, 0.9).equal(spikes.multi_spike(v, threshold=0.9))
     with pytest.raises(TypeError, match="for_sinabs: `surrogate` must be a function, got a value of type int"):
         spikes.for_sinabs(3)
+
+
+def test_compiled_slopes_are_those_of_eager_code():
+    """Of forms that are written for compilers: corners of a window, and the tails of a bell."""
+    v = torch.tensor([-90.0, -3.0, -0.0, 0.0, 0.5, 2.0, 2.5, 30.0], requires_grad=True)
+
+    def total(v):
+        return spikes.spike_count(v, 2).sum() + 3 * spikes.sigmoid(v, alpha=1.5).sum()
+
+    expected, found = (
+        torch.autograd.grad(f(v), v)[0] for f in (total, torch.compile(total, backend="aot_eager", fullgraph=True))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_counts_are_whole_numbers_of_the_widest_dtype():
+    """Up to 2^53."""
+    v = torch.full((), 2.0**60, dtype=torch.float64)
+    assert spikes.spike_count(v, 2**53) == 2.0**53
+    with pytest.raises(ValueError, match="spike_count: `max_spikes`"):
+        spikes.spike_count(v, 2**53 + 1)

@@ -83,7 +83,7 @@ def softmax(x: Tensor, dim: int) -> Tensor:
     return y.div_(y.sum(-1, keepdim=True))
 
 
-def softmax_pull(g: Tensor, p: Tensor, dim: int) -> Tensor:
+def softmax_backward(g: Tensor, p: Tensor, dim: int) -> Tensor:
     """``p * (g - (p * g).sum(dim, keepdim=True))``, the derivative of a softmax p, in one pass; likewise."""
     if not _has_short_rows(p, dim) or not can_reuse_buffers():
         return torch.ops.aten._softmax_backward_data.default(g, p, dim, p.dtype)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_pull, where_between, where_positive
+from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
 from fullgrad._neighbors import DTYPES, neighbor
 
 INF, NAN = math.inf, math.nan
@@ -64,7 +64,7 @@ def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
         pulled = torch.ops.aten._softmax_backward_data.default(g, p, dim, dtype)
         with torch.no_grad():
             torch.testing.assert_close(softmax(x, dim), p, equal_nan=True)
-            torch.testing.assert_close(softmax_pull(g, p, dim), pulled, equal_nan=True)
+            torch.testing.assert_close(softmax_backward(g, p, dim), pulled, equal_nan=True)
 
 
 @pytest.mark.parametrize(("rows", "is_fused"), [(600, False), (100, True)])
@@ -73,7 +73,7 @@ def test_many_short_rows_are_computed_together(rows, is_fused):
     x, g = torch.randn(2, rows, 3)
 
     def both(x, g):
-        return softmax_pull(g, softmax(x, -1), -1)
+        return softmax_backward(g, softmax(x, -1), -1)
 
     def kernels(f):
         with torch.autograd.profiler.profile() as profile:

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _kernels
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs
+from fullgrad._kernels import softmax_backward
 
 
 def over_temperature(scores: Tensor, tau: Any) -> Tensor:
@@ -43,7 +43,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
     """J(p) v = p (v - <p, v>), the derivative of a softmax, which is symmetric."""
     if can_reuse_buffers() and v.dtype == p.dtype and v.shape == p.shape:  # in one pass
-        return _kernels.softmax_pull(v, p, dim)
+        return softmax_backward(v, p, dim)
     pv = p * v
     return pv - p * pv.sum(dim, keepdim=True)
 

@@ -325,14 +325,15 @@ def test_any_dimension(name):
     """Rows along another dimension are those of the transpose, with its noise."""
     x = torch.randn(4, 3, dtype=torch.float64)
     size = (11,) if name == "gumbel_rao" else ()
-    noise = sampling.uniform_like(x, size) if name == "k_subset_st" else sampling.gumbel_like(x, size)
+    draw = sampling.uniform_like if name == "k_subset_st" else sampling.gumbel_like
+    noise = draw(x, size)
     for dim in (0, -2):
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), call(name, x.mT, noise=noise.mT).mT)
     batch = vmap(lambda x, noise: call(name, x, dim=0, noise=noise), (0, noise.ndim - 2))(x, noise)
     assert torch.equal(batch, call(name, x, noise=noise))
     assert torch.equal(call(name, x[0], dim=0, noise=noise[..., 0, :]), batch[0])
     x = torch.randn(2, 4, 3, dtype=torch.float64)
-    noise = sampling.uniform_like(x, size) if name == "k_subset_st" else sampling.gumbel_like(x, size)
+    noise = draw(x, size)
     for dim in (-3, -2):
         rows = call(name, x.movedim(dim, -1), noise=noise.movedim(dim, -1))
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), rows.movedim(-1, dim))

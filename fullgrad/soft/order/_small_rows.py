@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer
+from fullgrad.soft._relaxation import cast
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
 # Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
@@ -127,16 +128,11 @@ def _arange(first: int, end: int, step: int, dtype: torch.dtype) -> Tensor:
     return torch.arange(first, end, step, dtype=dtype, device="cpu")
 
 
-def in_dtype(v: Tensor, dtype: torch.dtype) -> Tensor:
-    """``v.to(dtype)``, which takes a microsecond where there is nothing to do."""
-    return v if v.dtype == dtype else v.to(dtype)
-
-
 def rows_of(v: Tensor, rows: SmallRows, dim: int) -> Tensor:
     """A tensor like the input as rows."""
-    return in_dtype(v if dim == -1 else v.movedim(dim, -1), rows.x.dtype)
+    return cast(v if dim == -1 else v.movedim(dim, -1), rows.x.dtype)
 
 
 def to_input(y: Tensor, rows: SmallRows, dim: int) -> Tensor:
     """Rows in the layout and dtype of the input."""
-    return in_dtype(y if dim == -1 else y.movedim(-1, dim), rows.dtype)
+    return cast(y if dim == -1 else y.movedim(-1, dim), rows.dtype)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import out_buffer
-from fullgrad._kernels import softmax, softmax_pull
+from fullgrad._kernels import softmax, softmax_backward
+from fullgrad.soft._relaxation import cast
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order._scores import sum_of_places
-from fullgrad.soft.order._small_rows import SmallRows, in_dtype, rows_of, to_input
+from fullgrad.soft.order._small_rows import SmallRows, rows_of, to_input
 from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 
 
@@ -39,7 +40,7 @@ def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     """The derivative of the weights times ``g``, a fresh tensor: the matrix is symmetric."""
     if mode == "smooth":
-        return softmax_pull(g, kept, -1)
+        return softmax_backward(g, kept, -1)
     w = power_slopes(kept, POWERS[mode])
     mean = (w * g).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)
     w = w * POWERS[mode]
@@ -81,10 +82,10 @@ class Weights:
         """Those of both that the operator returns, with the places where they belong."""
         at, dtype, outputs = self.at, self.rows.dtype, self.rows.options[4]
         if values is not None:
-            values = in_dtype(values if at in (None, -1) else values.movedim(-1, at), dtype)
+            values = cast(values if at in (None, -1) else values.movedim(-1, at), dtype)
             if "weights" not in outputs:
                 return values
-        weights = in_dtype(weights if at in (None, -1) else weights.movedim(-2, at - 1), dtype)
+        weights = cast(weights if at in (None, -1) else weights.movedim(-2, at - 1), dtype)
         return weights if values is None else (values, weights)
 
     def gradient(self, *cotangents: Tensor) -> Tensor:
@@ -93,10 +94,10 @@ class Weights:
         g, direct = None, None
         mode, _, _, gated, outputs, _ = rows.options
         if "weights" in outputs:
-            g = in_dtype(cotangents[-1], p.dtype)
+            g = cast(cotangents[-1], p.dtype)
             g = g if at in (None, -1) else g.movedim(at - 1, -2)
         if outputs != "weights":
-            v = in_dtype(cotangents[0], p.dtype)
+            v = cast(cotangents[0], p.dtype)
             v = v if at in (None, -1) else v.movedim(at, -1)
             direct = p * v.unsqueeze(-1) if at is None else sum_of_places(v, p)
             if gated:

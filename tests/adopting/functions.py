@@ -116,19 +116,19 @@ class TwoInputs(Function):
 
 
 class SeveralOutputs(Function):
-    """A tuple with a number, a mask without derivative, and a second output."""
+    """A tuple with a number, a floating mask without derivative, whose gradient is 0 then, and a second output."""
 
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        mask, count = x > 0, 3
+        mask, count = (x > 0).to(x.dtype), 3
         ctx.mark_non_differentiable(mask)
         return x.floor(), count, mask, x * x
 
     @staticmethod
-    def backward(ctx, g, _number, _mask, h):
+    def backward(ctx, g, _number, of_mask, h):
         (x,) = ctx.saved_tensors
-        return g * x.sin() + 2 * x * h
+        return g * x.sin() + 2 * x * h + of_mask
 
 
 class NotMaterialized(Function):

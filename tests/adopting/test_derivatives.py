@@ -10,7 +10,10 @@ import fullgrad
 from tests.adopting import oracle
 from tests.adopting.functions import CASES
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning", "ignore:There is a performance drop:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning", "ignore:There is a performance drop:UserWarning"),
+    pytest.mark.short,
+]
 
 
 @pytest.fixture(params=CASES)

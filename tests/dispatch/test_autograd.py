@@ -25,6 +25,8 @@ from tests.dispatch.operators import (
     through_round,
 )
 
+pytestmark = pytest.mark.short
+
 
 @pytest.fixture(params=CASES)
 def case(request):

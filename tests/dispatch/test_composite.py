@@ -11,6 +11,8 @@ from torch.testing import assert_close
 from fullgrad._dispatch import DISPATCH
 from tests.dispatch.operators import Cube, CubicRound, MatMul, SinCos
 
+pytestmark = pytest.mark.short
+
 
 def mixed(x):
     """Several operators next to operations of torch's own; one of them twice, one with two outputs."""

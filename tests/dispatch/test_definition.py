@@ -12,6 +12,8 @@ from torch.testing import assert_close
 from fullgrad import Function
 from tests.dispatch.operators import Affine, Cube, affine, cube, sample
 
+pytestmark = pytest.mark.short
+
 RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 
 

@@ -12,6 +12,8 @@ from torch.testing import assert_close
 from fullgrad import Function
 from tests.dispatch.operators import Cube, MatMul, SinCos, sample
 
+pytestmark = pytest.mark.short
+
 
 class Failure(Exception):
     """Raised by a rule."""

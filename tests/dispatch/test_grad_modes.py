@@ -12,6 +12,8 @@ from fullgrad._dispatch import DISPATCH
 from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
 
+pytestmark = pytest.mark.short
+
 # Where the mode applies in a function of x: around a part of it, or around the whole.
 PLACES = {
     "part": lambda f, mode: lambda x: x.sin() * _under(mode, f, x) + f(x),

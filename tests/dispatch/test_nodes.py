@@ -6,6 +6,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad._dispatch import is_traced, opaque
 
+pytestmark = pytest.mark.short
+
 CALLS = []
 
 

@@ -12,6 +12,8 @@ from torch.testing import assert_close
 from fullgrad import Function
 from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
 
+pytestmark = pytest.mark.short
+
 # One call in each of the ways that lead to a forward.
 WAYS = {
     "eager": lambda f, x: f(x),

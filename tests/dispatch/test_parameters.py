@@ -12,6 +12,8 @@ from torch.func import hessian
 
 from fullgrad import Clamp, Function
 
+pytestmark = pytest.mark.short
+
 
 class Awkward(Function):
     """x * y with parameters named after what the machinery uses itself."""

@@ -17,6 +17,8 @@ from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import Function, alias, pure
 from fullgrad._suite.cases import CASES
 
+pytestmark = pytest.mark.short
+
 X = torch.tensor([-math.inf, -2.5, -1.0, -0.0, 0.0, 0.4, 1.0, 3.0, math.inf, math.nan])
 
 

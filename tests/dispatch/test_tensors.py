@@ -13,6 +13,8 @@ from torch.testing import assert_close
 
 from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, SinCos, ThroughRound, sample
 
+pytestmark = pytest.mark.short
+
 
 @pytest.fixture(params=[name for name in CASES if name not in ("matmul", "norm", "max")])
 def case(request):

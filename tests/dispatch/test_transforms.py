@@ -22,6 +22,8 @@ from torch.testing import assert_close
 from fullgrad._dispatch import DISPATCH
 from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, Nested, SinCos, sample
 
+pytestmark = pytest.mark.short
+
 LETTERS = {"rev": jacrev, "fwd": jacfwd, "vmap": vmap}
 WORDS = [word for length in (1, 2, 3) for word in itertools.product(LETTERS, repeat=length)]
 

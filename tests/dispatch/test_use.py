@@ -14,6 +14,8 @@ from torch.testing import assert_close
 from tests.dispatch.operators import CASES, Cube, CubicRound, Pair, SinCos, sample
 from tests.dispatch.test_outputs import Either
 
+pytestmark = pytest.mark.short
+
 THREADS = 8
 
 

@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Norm, Reparametrized, SinCos, Total, affine, sample
 
+pytestmark = pytest.mark.short
+
 PAIRS = [dims for dims in itertools.product((None, 0, 1, 2, -1, -2, -3), repeat=2) if dims != (None, None)]
 
 

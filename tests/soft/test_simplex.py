@@ -8,6 +8,7 @@ from torch.func import grad
 from torch.nn.functional import cross_entropy
 
 from fullgrad import soft, topk_mask_st
+from fullgrad.soft.simplex._entmax_loss import _log, _psi
 from tests import golden
 
 pytestmark = pytest.mark.short
@@ -90,6 +91,10 @@ def test_rows_without_an_answer_are_nan():
     for f in functions:
         assert f(rows)[:3].isnan().all()
         assert not f(rows)[3].isnan().any()
+    for k in (0, 3):
+        p = soft.subset_marginals(rows[[0, 3]], k)
+        assert p[0].isnan().all()
+        assert (p[1] == float(k > 0)).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -145,6 +150,19 @@ def test_a_sure_row_has_no_loss():
     x = torch.tensor([[1e6 + 3, 1e6, -INF], [5.0, 1.0, 2.0]])
     for loss in (soft.entmax_loss, soft.normmax_loss):
         assert loss(x, torch.tensor([0, 0]), 2.0, reduction="none").tolist() == [0.0, 0.0]
+        assert loss(x[1], torch.tensor(1), 2.0) == 4.0  # sure of another class: the difference of the scores
+
+
+def test_the_series_near_1_have_the_coefficients_of_the_formulas():
+    """By their derivatives at 0, which are exact: of (p^a - 1) / a those are log(p)^(n + 1) / (n + 1), of psi 1 / (n + 2)."""
+    log_p, zero = torch.tensor(-1.7, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    for f, expected in (
+        (lambda a: _log(log_p, a), lambda n: (-1.7) ** (n + 1) / (n + 1)),
+        (_psi, lambda n: 1 / (n + 2)),
+    ):
+        for n in range(7):
+            torch.testing.assert_close(f(zero), torch.tensor(expected(n), dtype=torch.float64), rtol=1e-14, atol=0)
+            f = grad(f)
 
 
 def test_wrong_arguments_are_refused():
@@ -154,10 +172,14 @@ def test_wrong_arguments_are_refused():
             soft.entmax(X, alpha)
     with pytest.raises(ValueError, match="normmax: `alpha` must be above 1"):
         soft.normmax(X, 1.0)
+    with pytest.raises(ValueError, match="normmax_loss: `alpha` must be above 1"):
+        soft.normmax_loss(X, torch.zeros(2).long(), 1.0)
     with pytest.raises(ValueError, match="must have the size 1 along `dim`"):
         soft.entmax(X, torch.full((5,), 1.5))
     with pytest.raises(ValueError, match="`k` must be from 0 to 5"):
         soft.proj_capped_simplex(X, 6)
+    with pytest.raises(ValueError, match="`k` must be from 0 to 1"):
+        topk_mask_st(torch.tensor(0.5), 2)
     with pytest.raises(ValueError, match="`target` must have the shape"):
         soft.entmax_loss(X, torch.zeros(3).long())
     with pytest.raises(ValueError, match="`reduction` must be one of"):

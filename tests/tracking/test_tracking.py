@@ -54,6 +54,7 @@ def test_no_call_waits_for_the_device():
     assert isinstance(pair._fields["forward"], float)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("stat", "expected"),
     [

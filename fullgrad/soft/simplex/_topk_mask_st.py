@@ -50,9 +50,9 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     """
     name = "topk_mask_st"
     x, _, softness = checked(name, x, 0, dim, softness, mode)
-    _checks.integer_between(name, "k", k, 0, x.shape[dim] if x.ndim else 1)
     if x.ndim == 0:
         return topk_mask_st(x.reshape(1), k, -1, softness, mode).reshape(())
+    _checks.integer_between(name, "k", k, 0, x.shape[dim])
     if isinstance(softness, Tensor):
         softness = per_row(name, softness, x, dim, "softness")
     return TopKMaskST.apply(x.movedim(dim, -1), softness, k, mode).movedim(-1, dim)

@@ -251,7 +251,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 total = part if total is None else total if part is None else total + part
         if total is None:
             return next(t for t in tangents if t is not None).new_zeros(shape, dtype=dtype)
-        total = total if total.dtype == dtype else total.to(dtype)
+        total = _half_precision.cast(total, dtype)
         return total if total.shape == shape else total.expand(shape)
 
     return setup_context, vjp, jvp

@@ -34,6 +34,11 @@ def to_opmath(*args: Any) -> list[Any]:
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, which even where there is nothing to do takes the time of an operation."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool = True) -> list[Any] | None:
     """The outputs of an elementwise formula of pieces of the arguments, in float32 at least if ``widen``.
 

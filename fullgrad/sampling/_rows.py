@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import Function
+from fullgrad._half_precision import cast
 from fullgrad._inputs import save_inputs
 from fullgrad._kernels import softmax_backward
 
@@ -35,8 +36,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     else:
         values, index = scores.topk(k, dim)
         values = values.sum(dim, keepdim=True)
-    zero = values - values  # NaN where a value is not finite
-    zero = zero if zero.dtype == dtype else zero.to(dtype)
+    zero = cast(values - values, dtype)  # NaN where a value is not finite
     return zero.expand(scores.shape).scatter(dim, index, (zero + 1).expand(index.shape)), index
 
 

@@ -12,7 +12,7 @@ from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_l
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
-from fullgrad._half_precision import HALF, chunked, chunked_terms, to_opmath
+from fullgrad._half_precision import HALF, cast, chunked, chunked_terms, to_opmath
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
@@ -130,11 +130,6 @@ def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -
         if parts is not None:
             return parts[0]
     return cast(formula(*to_opmath(*args)), dtype)
-
-
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, which even where there is nothing to do takes the time of an operation."""
-    return x if x.dtype == dtype else x.to(dtype)
 
 
 def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> Tensor:

@@ -6,7 +6,8 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._autocast import matmul
 from fullgrad._distributed import along_rows
-from fullgrad.soft._relaxation import cast, checked_floating
+from fullgrad._half_precision import cast
+from fullgrad.soft._relaxation import checked_floating
 
 # With fewer elements a sum costs more than a product of matrices.
 _MIN_LENGTH_OF_SUMS = 16

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._checks import broadcast_shape
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._half_precision import HALF
+from fullgrad._half_precision import HALF, cast
 from fullgrad._neighbors import rounded
 from fullgrad.soft._relaxation import compared
 
@@ -55,7 +55,7 @@ def threshold_for(v: Tensor, threshold: Any) -> Any:
     """
     if isinstance(threshold, Tensor):
         dtype = v.dtype if threshold.dtype == v.dtype else torch.result_type(v, threshold)
-        return threshold if threshold.dtype == dtype else threshold.to(dtype)
+        return cast(threshold, dtype)
     return _rounded(float(threshold), v.dtype) if v.dtype in HALF else threshold
 
 

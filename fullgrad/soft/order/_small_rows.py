@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer
-from fullgrad.soft._relaxation import cast
+from fullgrad._half_precision import cast
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
 # Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 1200
 # What a mutant is asked first: most fall at once.
 FIRST = ("value_is_exact", "backward", "func_jvp", "value_of_special_numbers", "func_hessian", "vmap_equals_loop")
+# What tells the files that a case runs.
+USED = ("backward", "func_jvp", "vmap_equals_loop")
 # What it is asked last, of few cases: each takes seconds.
 TRACED = (
     "compile_forward_and_backward",
@@ -35,8 +37,29 @@ TRACED = (
 TRACED_CASES = 6
 # Of a file that many cases run, how many are asked first.
 CASES_AT_ONCE = 24
-# Where a family's functions are tested beside its own folder.
-BESIDE = {"rounding": ["quantizers"], "adoption": ["adopting"]}
+# Where the functions of a family, or of a file, are tested beside the folder or the file of their name.
+BESIDE = {
+    "rounding": ["quantizers"],
+    "adoption": ["adopting"],
+    "_batching.py": ["dispatch/test_vmap.py", "property"],
+    "_buffers.py": ["test_pieces.py", "soft"],
+    "_elementwise.py": ["test_pieces.py", "estimators"],
+    "_function.py": ["dispatch"],
+    "_half_precision.py": ["test_pieces.py", "soft"],
+    "_inputs.py": ["soft", "sampling"],
+    "_kernels.py": ["test_pieces.py"],
+    "_neighbors.py": ["test_kernels.py", "rounding", "spikes"],
+    "_noise.py": ["sampling", "quantizers"],
+    "_recompute.py": ["test_compiled_graphs.py"],
+    "_recomputed.py": ["test_compiled_graphs.py"],
+    "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
+    "_dispatch/distributed.py": ["distributed"],
+    "_dispatch/graph_calls.py": ["test_compiled_graphs.py", "test_compiled.py", "ecosystem/test_fx.py"],
+    "_dispatch/interception.py": ["adopting"],
+    "_dispatch/jagged.py": ["ecosystem/test_jagged.py"],
+    "_dispatch/nodes.py": ["ecosystem/test_fx.py"],
+    "_dispatch/overrides.py": ["ecosystem/test_overrides.py"],
+}
 # The same, of tests that take minutes.
 FAR = {
     "dispatch": [
@@ -88,9 +111,9 @@ def _module(path):
 
 
 def _cases_of_files():
-    """By file, which everyday cases run a line of one of its functions."""
+    """By file, which everyday cases run a line of one of its functions, backward, forward or in a batch."""
     from fullgrad._suite.cases import CASES
-    from fullgrad.testing._subject import scalar
+    from fullgrad.testing._check_operator import run_check
 
     used, seen = {}, set()
 
@@ -101,9 +124,8 @@ def _cases_of_files():
         seen.clear()
         sys.setprofile(profile)
         try:
-            leaves = case.leaves()
-            y = scalar(case.op)(*leaves)
-            torch.autograd.grad(y, leaves, allow_unused=True)
+            for check in USED:
+                run_check(check, case)
         finally:
             sys.setprofile(None)
         for file in seen:
@@ -157,8 +179,10 @@ def _stages(path, names, at_once):
     """Eager checks and the family's short tests; then the other tests, and traced checks of few cases."""
     from fullgrad.testing import CHECKS, GROUPS
 
-    family = path.relative_to(ROOT / "fullgrad").parts[0].removeprefix("_").removesuffix(".py")
-    folders = tuple(f"tests/{name}" for name in (family, *BESIDE.get(family, ())) if (ROOT / "tests" / name).exists())
+    inside = path.relative_to(ROOT / "fullgrad")
+    family = inside.parts[0].removeprefix("_").removesuffix(".py")
+    places = (family, f"test_{family}.py", *BESIDE.get(family, ()), *BESIDE.get(inside.as_posix(), ()))
+    folders = tuple(f"tests/{name}" for name in places if (ROOT / "tests" / name).exists())
     eager = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
     yield Checks(tuple(_few(names, CASES_AT_ONCE)), tuple(eager))
     yield Tests((*folders, "tests/test_errors.py"))
@@ -176,6 +200,8 @@ def _ask(path, source, stages, connection):
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if path.name == "fallback.py":
+        os.environ["FULLGRAD_DISPATCH"] = "fallback"
     if source is not None:
         sys.meta_path.insert(0, _Mutated(_module(path), path, source))
     try:

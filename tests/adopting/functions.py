@@ -308,6 +308,18 @@ class LooksInBackward(Function):
         return g * x * x if float(x.sum()) > 0 else g * x
 
 
+class AddsBias(Function):
+    """Its backward leaves it to autograd to sum the gradient of what was broadcast."""
+
+    @staticmethod
+    def forward(ctx, x, bias):
+        return x * 2 + bias
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, g
+
+
 # name: (class, inputs); differentiated with respect to every floating tensor that is an argument of its own.
 CASES = {
     "SavesInput": (SavesInput, (X,)),
@@ -330,5 +342,6 @@ CASES = {
     "Reduces": (Reduces, (X,)),
     "LooksAtNumbers": (LooksAtNumbers, (X,)),
     "LooksInBackward": (LooksInBackward, (X,)),
+    "AddsBias": (AddsBias, (torch.stack((X, X.sin())), Y)),
 }
 LOOPED = ("LooksAtNumbers", "LooksInBackward")

@@ -92,27 +92,3 @@ def test_shared_inputs(case):
     scales = torch.tensor([1.0, -0.5, 2.0], dtype=x.dtype)
     total = lambda f: lambda x: sum(f(x) * s for s in scales)  # noqa: E731
     assert_close(grad(lambda x: (vmap(lambda s: adopted(x) * s)(scales)).sum())(x), oracle.gradient(total(eager), x))
-
-
-class AddsBias(torch.autograd.Function):
-    """Its backward leaves it to autograd to sum the gradient of what was broadcast."""
-
-    @staticmethod
-    def forward(ctx, x, bias):
-        return x * 2 + bias
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2, g
-
-
-def test_gradients_are_summed_to_the_shape_of_their_input():
-    """As eager autograd does, of one input and not of the other."""
-    x, bias, weights = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64), torch.randn(3, 4).double()
-    adopted = fullgrad.adopt(AddsBias)
-    leaves = [t.clone().requires_grad_() for t in (x, bias)]
-    expected = torch.autograd.grad((AddsBias.apply(*leaves).sin() * weights).sum(), leaves)
-    assert expected[1].shape == bias.shape
-    found = grad(lambda x, bias: (adopted(x, bias).sin() * weights).sum(), (0, 1))(x, bias)
-    for a, b in zip(found, expected, strict=True):
-        assert_close(a, b)

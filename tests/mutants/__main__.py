@@ -41,7 +41,7 @@ CASES_AT_ONCE = 24
 BESIDE = {
     "rounding": ["quantizers"],
     "adoption": ["adopting"],
-    "_batching.py": ["dispatch/test_vmap.py", "property"],
+    "_batching.py": ["test_elementwise.py", "dispatch/test_vmap.py", "property"],
     "_buffers.py": ["test_pieces.py", "soft"],
     "_elementwise.py": ["test_pieces.py", "estimators"],
     "_function.py": ["dispatch"],

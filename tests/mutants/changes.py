@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(source: str) -> list[Mutant]:
-    """What can be changed, in the order of its lines. What only names, annotates, documents or raises stays."""
+    """What can be changed, in the order of its lines. What only names, annotates, documents, asserts or raises stays."""
     tree = ast.parse(source)
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     return sorted(
@@ -51,6 +51,8 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
     while stack:
         node, inside = stack.pop()
         if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)):
+            continue
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # of a zip, which asserts its lengths
             continue
         if inside and hasattr(node, "lineno"):
             yield node

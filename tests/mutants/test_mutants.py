@@ -18,12 +18,12 @@ def f(x: float, y: float) -> float:
     """Of x."""
     if x < 2:
         raise ValueError("x" + "y")
-    return g(x, -y) + x
+    return g(x, -y, strict=True) + x
 '''
 
 
 def test_changes():
-    """Operators, sides, signs, constants, branches, arguments, dropped terms; not errors, names, annotations or documentation."""
+    """Operators, sides, signs, constants, branches, arguments, dropped terms; not errors, assertions, names or documentation."""
     found = mutants(SOURCE)
     assert [(mutant.line, mutant.kind) for mutant in found] == [
         (8, "opposite"),
@@ -36,9 +36,9 @@ def test_changes():
         (10, "without its sign"),
     ]
     sources = [mutated(SOURCE, mutant) for mutant in found]
-    assert any("g(-y, x) + x" in s for s in sources)
-    assert any("return g(x, -y)\n" in s + "\n" for s in sources)
-    assert any("g(x, y) + x" in s for s in sources)
+    assert any("g(-y, x, strict=True) + x" in s for s in sources)
+    assert any("return g(x, -y, strict=True)\n" in s + "\n" for s in sources)
+    assert any("g(x, y, strict=True) + x" in s for s in sources)
     assert all("LIMIT = 3" in s for s in sources)
 
 

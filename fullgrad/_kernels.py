@@ -31,20 +31,20 @@ def where_between(g: Tensor, x: Tensor, low: float | None, high: float | None) -
     # Where subnormal numbers are flushed to 0, the neighbors of 0 are 0.
     if x.dtype not in DTYPES or flushes_denormals():
         return torch.where(between(x, low, high), g, 0)
-    kernel, bounds, sign, nan = _strict(low, high, x.dtype)
+    kernel, bounds, mirrored, nan = _strict(low, high, x.dtype)
     if kernel is None:
         return torch.where(between(x, low, high), g, 0)
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
         x = x.detach()
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    if x.numel() >= 2 * _PIECE and sign > 0 and can_reuse_buffers() and _is_plain(x) and _is_plain(g) and g.dtype == x.dtype:
+    if x.numel() >= 2 * _PIECE and not mirrored and can_reuse_buffers() and _is_plain(x) and _is_plain(g) and g.dtype == x.dtype:
         size = _PIECE * torch.get_num_threads()
         out, buffer = torch.empty_like(x), x.new_empty(size)
         for some_g, some_x, some_out in zip(*[t.view(-1).split(size) for t in (g, x, out)], strict=True):
             finite = torch.nan_to_num(some_x, nan, math.inf, -math.inf, out=buffer[: len(some_x)])
             kernel.overloadpacket.grad_input(some_g, finite, *bounds, grad_input=some_out)
         return out
-    x = torch.nan_to_num(x if sign > 0 else -x, nan, math.inf, -math.inf)
+    x = torch.nan_to_num(-x if mirrored else x, nan, math.inf, -math.inf)
     return kernel(g, x, *bounds)
 
 
@@ -109,8 +109,8 @@ def _has_short_rows(x: Tensor, dim: int) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], int, float]:
-    """The kernel with its strict bounds, the sign of x that it takes, and the infinity that is outside.
+def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[Any, tuple[float, ...], bool, float]:
+    """The kernel with its strict bounds, whether it takes -x, and the infinity that is outside.
 
     An upper bound alone is a lower bound of -x. None for the kernel where there is nothing to bound, or a bound is NaN.
     """
@@ -118,9 +118,9 @@ def _strict(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[
     low = None if low is None or low == -math.inf else float(low)
     high = None if high is None or high == math.inf else float(high)
     if low is not None and high is not None and low == low and high == high:
-        return _HARDTANH.default, (neighbor(low, dtype, False), neighbor(high, dtype, True)), 1, math.inf
+        return _HARDTANH.default, (neighbor(low, dtype, False), neighbor(high, dtype, True)), False, math.inf
     if low is not None and high is None and low == low:
-        return _THRESHOLD.default, (neighbor(low, dtype, False),), 1, -math.inf
+        return _THRESHOLD.default, (neighbor(low, dtype, False),), False, -math.inf
     if high is not None and low is None and high == high:
-        return _THRESHOLD.default, (-neighbor(high, dtype, True),), -1, -math.inf
-    return None, (), 1, 0.0
+        return _THRESHOLD.default, (-neighbor(high, dtype, True),), True, -math.inf
+    return None, (), False, 0.0

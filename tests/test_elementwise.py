@@ -237,6 +237,31 @@ def test_vmap_of_one_argument_of_several():
     assert_close(batched, torch.stack([grad(lambda x, w: soft_spike(x, 0.0, w).sum())(x, w) for w in widths]))
 
 
+class Scaled(Elementwise):
+    """Of which nothing is read, by a constant; another term would be another number."""
+
+    reads = {0: ()}
+
+    @staticmethod
+    def forward(x, digits=0):
+        return torch.round(x, decimals=digits)
+
+    @staticmethod
+    def vjp_term(i, v, x, digits):
+        return v * (2 + i)
+
+
+def test_the_term_that_is_asked_is_that_of_the_input():
+    """The first one's, beside numbers and where nothing is read."""
+    x = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
+    for f, expected in (
+        (lambda x: Scaled.apply(x, 1), torch.full_like(x, 2.0)),
+        (lambda x: Spike.apply(x, 0.3, 2.0), grad(lambda x: soft_spike(x, 0.3, 2.0).sum())(x)),
+    ):
+        assert_close(grad(lambda x: f(x).sum())(x), expected)  # noqa: B023
+        assert_close(jvp(f, (x,), (torch.ones_like(x),))[1], expected)
+
+
 class Step(Elementwise):
     """Without a derivative."""
 
@@ -265,7 +290,13 @@ class Constant(Elementwise):
         return None
 
 
-@pytest.mark.parametrize("operator", [Step, Constant])
+class Flat(Step):
+    """Of two inputs, of which it reads the first."""
+
+    reads = {0: (0,)}
+
+
+@pytest.mark.parametrize("operator", [Step, Constant, Flat])
 def test_term_that_is_none_is_zero(operator):
     """In forward mode too."""
     x = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)

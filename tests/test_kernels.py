@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fullgrad._buffers import number_for
 from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
 from fullgrad._neighbors import DTYPES, neighbor
 
@@ -29,6 +30,37 @@ def test_where_between_is_its_formula(dtype):
             if low is not None or high is not None:
                 expected = torch.where(between(x, low, high), g, 0)
                 torch.testing.assert_close(where_between(g, x, low, high), expected, rtol=0, atol=0)
+
+
+def test_where_between_where_subnormal_numbers_are_flushed():
+    """There the neighbors of 0 are 0, and the formula is taken."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        x, g = edges(torch.float32), torch.tensor(2.0)
+        for low, high in ((0.0, 1.0), (-1.0, 0.0), (0.0, None), (None, 0.0)):
+            expected = torch.where(between(x, low, high), g, 0)
+            torch.testing.assert_close(where_between(g.expand_as(x), x, low, high), expected, rtol=0, atol=0)
+            assert where_between(torch.ones(1), torch.zeros(1), low, high) == 1
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("bounds", [(-0.5, 0.5), (0.3, None), (None, 0.3)], ids=str)
+def test_large_tensors_are_compared_by_pieces(bounds):
+    """By those that both kernels take as they are, in plain memory, of one dtype; to the numbers of the formula."""
+    pieces = 2**17 * torch.get_num_threads()
+    x = torch.randn(4 * pieces + 3)
+    x[::1000] = NAN
+    g = torch.randn_like(x)
+    for x_, g_, by_pieces in ((x, g, bounds[0] is not None), (x[::2], g[::2], False), (x, g.double(), False)):
+        with torch.no_grad(), torch.autograd.profiler.profile(record_shapes=True) as profile:
+            found = where_between(g_, x_, *bounds)
+        largest = max(event.input_shapes[0][0] for event in profile.function_events if event.name == "aten::nan_to_num")
+        assert largest == (pieces if by_pieces else len(x_))
+        torch.testing.assert_close(found, torch.where(between(x_, *bounds), g_, 0), rtol=0, atol=0)
+    x.requires_grad_()
+    torch.testing.assert_close(where_between(g, x, *bounds), torch.where(between(x, *bounds), g, 0), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -85,6 +117,18 @@ def test_many_short_rows_are_computed_together(rows, is_fused):
         assert kernels(both) & fused == (fused if is_fused else set())
     assert kernels(both) >= fused
     assert kernels(torch.func.vmap(both)) >= fused
+
+
+def test_a_number_beside_a_tensor():
+    """A tensor of its dtype where that is as exact and torch's own, on the CPU; else the number itself."""
+    for dtype in (torch.float32, torch.float64):
+        known = number_for(torch.ones(2, dtype=dtype), 0.1)
+        assert (type(known), known.dtype, known.shape) == (torch.Tensor, dtype, ())
+        assert known == torch.tensor(0.1, dtype=dtype)
+    x, half, meta = torch.ones(2), torch.ones(2).half(), torch.ones(2, device="meta")
+    pairs = ((torch.nn.Parameter(x), 0.1), (half, 0.1), (meta, 0.1), (x, -0.0), (x, 2), (x, True))
+    for x, value in pairs:
+        assert number_for(x, value) is value
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -8,7 +8,7 @@ from torch.distributed.tensor.experimental import implicit_replication, local_ma
 from torch.testing import assert_close
 
 import fullgrad
-from fullgrad import soft
+from fullgrad import sampling, soft
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
 
 pytestmark = needs_threads
@@ -243,6 +243,23 @@ def test_an_operator_without_declaration_says_what_to_declare():
     for error in errors(Undeclared.apply, Shard(0)):
         assert isinstance(error, NotImplementedError)
         assert all(text in str(error) for text in ("Undeclared", "whole_dims", "Shard(dim=0)"))
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # which draw on every rank's own CPU
+def test_noise_is_spread_as_what_it_is_for():
+    """A distributed tensor, of as many numbers, of the dtype that noise has."""
+
+    def noises(x):
+        found = [sampling.uniform_like(x), sampling.uniform_like(x.bfloat16(), (3,))]
+        assert [(type(u), u.dtype, u.shape) for u in found] == [
+            (type(x), torch.float64, (4, 6)),
+            (type(x), torch.float32, (3, 4, 6)),
+        ]
+        assert found[0].placements == x.placements
+        return found
+
+    for found in zip(*of_ranks(noises, Shard(0)), strict=True):
+        assert all(((u >= 0) & (u < 1)).all() for u in found)
 
 
 def test_plain_tensors_are_not_mixed_in():

@@ -178,3 +178,17 @@ def test_functions_as_arguments():
     with fullgrad.adopting():
         for slope in (torch.cos, torch.sin):
             assert_close(compiled(X[None], slope), slope(X)[None])
+
+
+def test_numbers_as_arguments():
+    """They are guarded by their value: an equal one is compiled once, another one counts."""
+    graphs = CompileCounterWithBackend("aot_eager")
+
+    def per_sample(x, scale):
+        return vmap(grad(lambda x: NewStyle.apply(x, scale).sum()))(x)
+
+    compiled = torch.compile(per_sample, backend=graphs, fullgraph=True)
+    with fullgrad.adopting():
+        for scale in ("2.5", "2.5", "3.5"):
+            assert_close(compiled(X[None], float(scale)), per_sample(X[None], float(scale)))
+            assert graphs.frame_count == (1 if scale == "2.5" else 2)

@@ -54,7 +54,7 @@ BESIDE = {
     "_recomputed.py": ["test_compiled_graphs.py"],
     "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
     "_dispatch/distributed.py": ["distributed"],
-    "_dispatch/graph_calls.py": ["test_compiled_graphs.py", "test_compiled.py", "ecosystem/test_fx.py"],
+    "_dispatch/graph_calls.py": ["adopting"],
     "_dispatch/interception.py": ["adopting"],
     "_dispatch/jagged.py": ["ecosystem/test_jagged.py"],
     "_dispatch/nodes.py": ["ecosystem/test_fx.py"],

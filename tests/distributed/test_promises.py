@@ -124,6 +124,12 @@ def test_soft_logic_of_sums_in_parts(name):
     equals_one_process(f, Partial(), x=X.sigmoid())
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_windows_with_a_soft_start(dim):
+    """The weights are a vector beside rows, whole on each rank."""
+    equals_one_process(lambda x: soft.narrow(x, torch.softmax(x.sum(1 - dim), 0), 2, dim), Shard(0))
+
+
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Partial())], ids=str)
 @pytest.mark.parametrize("mode", ["c0", "c1"])
 def test_projections_on_a_mesh_of_two_dimensions(mode, placements):

@@ -50,15 +50,17 @@ BESIDE = {
     "_kernels.py": ["test_pieces.py"],
     "_neighbors.py": ["test_kernels.py", "rounding", "spikes"],
     "_noise.py": ["sampling", "quantizers", "distributed"],
-    "_recompute.py": ["test_compiled_graphs.py"],
-    "_recomputed.py": ["test_compiled_graphs.py"],
+    "_recompute.py": ["estimators", "soft", "sampling"],
+    "_recomputed.py": ["soft", "sampling"],
+    "_public.py": ["ecosystem/test_overrides.py"],
     "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
     "_dispatch/distributed.py": ["distributed"],
     "_dispatch/graph_calls.py": ["adopting"],
     "_dispatch/interception.py": ["adopting"],
     "_dispatch/jagged.py": ["ecosystem/test_jagged.py"],
-    "_dispatch/nodes.py": ["ecosystem/test_fx.py"],
+    "_dispatch/nodes.py": ["ecosystem/test_fx.py", "tracking"],
     "_dispatch/overrides.py": ["ecosystem/test_overrides.py"],
+    "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
 }
 # The same, of tests that take minutes.
 FAR = {

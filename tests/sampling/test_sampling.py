@@ -346,6 +346,15 @@ def test_gumbel_softmax_has_torchs_signature():
     assert [n for n in theirs if n != "eps"] == ours[:4]
 
 
+def test_gradients_of_the_terms_of_a_sum_share_no_memory():
+    """Of logits and noise they are equal, and autograd may add to one of them in place."""
+    x, noise = X.clone().requires_grad_(), sampling.gumbel_like(X).requires_grad_()
+    y = sampling.gumbel_topk(x, 2, noise=noise)
+    a, b = torch.autograd.grad((y * torch.arange(4)).sum(), (x, noise))
+    assert torch.equal(a, b)
+    assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+
+
 def test_saved_bytes_of_large_tensors():
     """Nothing, or eight bytes per row beyond the logits."""
     kept = []

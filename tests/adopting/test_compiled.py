@@ -192,3 +192,24 @@ def test_numbers_as_arguments():
         for scale in ("2.5", "2.5", "3.5"):
             assert_close(compiled(X[None], float(scale)), per_sample(X[None], float(scale)))
             assert graphs.frame_count == (1 if scale == "2.5" else 2)
+
+
+def test_shapes_that_depend_on_numbers_stay_inside():
+    """A class may find out how many elements it changes, and keep it to itself."""
+
+    class SquaresOfPositive(Function):
+        @staticmethod
+        def forward(ctx, x):
+            at = (x > 0).nonzero().squeeze(-1)
+            ctx.save_for_backward(x)
+            return torch.zeros_like(x).index_copy(0, at, x[at].square())
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            at = (x > 0).nonzero().squeeze(-1)
+            return torch.zeros_like(x).index_copy(0, at, 2 * g[at] * x[at])
+
+    adopted = fullgrad.adopt(SquaresOfPositive)
+    found = torch.compile(grad(lambda x: adopted(x).sum()), backend="aot_eager", fullgraph=True)(X)
+    assert_close(found, 2 * X.clamp(min=0))

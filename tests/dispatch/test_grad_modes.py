@@ -5,14 +5,29 @@ import itertools
 
 import pytest
 import torch
-from torch.func import grad, jacfwd, jacrev, jvp, vjp
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
+from fullgrad._dispatch.state import is_differentiating
 from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
 
 pytestmark = pytest.mark.short
+
+
+def test_what_computes_derivatives():
+    """Grad mode, forward mode and transforms, each alone; in none of them a call may take the short way."""
+    assert is_differentiating()
+    with torch.no_grad():
+        assert not is_differentiating()
+        assert vmap(lambda x: x * is_differentiating())(torch.ones(1))
+        with forward_ad.dual_level():
+            assert is_differentiating()
+            with forward_ad._set_fwd_grad_enabled(False):
+                assert not is_differentiating()
+
 
 # Where the mode applies in a function of x: around a part of it, or around the whole.
 PLACES = {

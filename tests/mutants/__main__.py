@@ -61,6 +61,8 @@ BESIDE = {
     "_dispatch/nodes.py": ["ecosystem/test_fx.py", "tracking"],
     "_dispatch/overrides.py": ["ecosystem/test_overrides.py"],
     "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
+    "_dispatch/state.py": ["tracking"],
+    "_dispatch/torch_private.py": ["adopting", "tracking"],
 }
 # The same, of tests that take minutes.
 FAR = {

@@ -1,16 +1,19 @@
 """A check that cannot fail is a defect: operators broken on purpose, each with the checks that must catch it."""
 
+import contextlib
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from fullgrad import Function
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
-from fullgrad.testing._together import TOGETHER, check_together, in_one_graph
+from fullgrad.testing._subject import scalar
+from fullgrad.testing._together import TOGETHER, check_together, in_one_graph, summed, together
 from tests.operators import Cube, TorchCube
 
 
@@ -248,6 +251,14 @@ def enables_grad(x: Tensor) -> Tensor:
         return Cube.apply(x.detach().requires_grad_() if torch.is_inference_mode_enabled() else x)
 
 
+def records_without_need(x: Tensor) -> Tensor:
+    """An operator that saves what no derivative needs."""
+    if not x.requires_grad:
+        with torch.enable_grad():
+            return Cube.apply(x.clone().requires_grad_()).detach()
+    return Cube.apply(x)
+
+
 def recomputed_once(x: Tensor) -> Tensor:
     """A value that changes from call to call: what a checkpoint recomputes is not what it was."""
     recomputed_once.calls += 1
@@ -288,6 +299,7 @@ CAUGHT_BY = {
     HalfRules: {"gradients_in_every_dtype"},
     enables_grad: {"modes_around", "modes_inside_transforms"},
     recomputed_once: {"checkpointed"},
+    records_without_need: {"saved_bytes"},
     SharedTangent: {"tangents_are_not_shared"},
     TransformsWrappers: {"vmap_of_vjp"},
     BothAlways: {"unneeded_gradients_cost_nothing"},
@@ -346,6 +358,48 @@ def test_broken_operator_is_named():
     """Of those that fail together."""
     with pytest.raises(AssertionError, match="VjpTwice"):
         check_together("compile_grad", list(map(subject, (Cube, VjpTwice))))
+
+
+def test_together_are_all_of_them():
+    """Their outputs side by side, of all inputs side by side, and the sum; batches are their own batches."""
+    subjects = list(map(subject, (Cube, torch.mul)))
+    tensors = [t for s in subjects for t in s.tensors]
+    flat, total = together(subjects), summed(subjects)
+    outputs = torch.cat([s.op(*s.tensors).flatten() for s in subjects])
+    for function in (flat.op, flat.reference):
+        assert_close(function(*flat.tensors), outputs)
+    for function in (total.op, total.reference):
+        assert_close(function(*tensors), sum(scalar(s.op)(*s.tensors) for s in subjects))
+    assert [t.shape for t in total.repeated(2)] == [(8, 3)] * 3
+    mixed = replace(subjects[0], inputs=(numbers(4), numbers(4, 3, 2), numbers(3), numbers()))
+    assert [t.shape for t in mixed.repeated(2)] == [(8,), (8, 3, 2), (3,), ()]
+    (batch,) = flat.batch(-1, 2)
+    assert batch.shape == (36, 2)
+    for i, column in enumerate(batch.unbind(-1)):
+        assert torch.equal(column, torch.cat([t[i].flatten() for s in subjects for t in s.batch(0, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("alone", "among_others", "raised"),
+    [
+        (None, None, None),
+        (None, AssertionError, AssertionError),
+        (None, TorchLimit, TorchLimit),
+        (TorchLimit, TorchLimit, None),
+        (TorchLimit, AssertionError, AssertionError),
+    ],
+)
+def test_what_fails_only_together_fails(monkeypatch, alone, among_others, raised):
+    """But where torch cannot do it for one of them either."""
+
+    def check(s):
+        error = among_others if s.inputs[0].ndim == 1 else alone
+        if error is not None:
+            raise error("no")
+
+    monkeypatch.setitem(CHECKS, "compile_grad", check)
+    with pytest.raises(raised) if raised else contextlib.nullcontext():
+        check_together("compile_grad", list(map(subject, (Cube, Cube))))
 
 
 @pytest.mark.long

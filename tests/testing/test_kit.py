@@ -10,8 +10,9 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
-from fullgrad.testing._check_operator import run_check
+from fullgrad.testing._check_operator import make_subject, run_check
 from fullgrad.testing._report import NOT_APPLICABLE, PASSED
+from fullgrad.testing._tracing import same
 from tests.operators import Cube, TorchCube
 from tests.testing.test_broken import DroppedTangent, InexactValue, VjpTwice
 
@@ -161,6 +162,37 @@ def test_the_error_lists_each_failure_with_numbers():
     assert "Greatest absolute difference" in message
     assert set(caught.value.report) == {"value_is_exact", "adjoint"}
     assert caught.value.report["adjoint"].status == "passed"
+
+
+def test_a_report_counts_what_it_has():
+    """In all, and of each group."""
+    report = check_operator(VjpTwice.apply, X, surrogate=cube, checks=["forward", "func_grad"], raise_exception=False)
+    first, *rest = str(report).splitlines()
+    assert first.endswith(": 5 passed, 2 failed, 0 not applicable")
+    assert [line.split() for line in rest[:2]] == [["reverse", "0/1"], ["forward", "5/6"]]
+    assert [line.split(":")[0] for line in rest[2:]] == ["failed func_grad", "failed adjoint"]
+
+
+def test_public_threads_are_of_checks_that_torch_fails():
+    """The others have none."""
+    assert UPSTREAM_ISSUES["compile_jvp"] == "https://github.com/pytorch/pytorch/issues/192985"
+    assert "adjoint" not in UPSTREAM_ISSUES
+
+
+def test_the_floating_output_is_what_is_differentiated():
+    """Of several outputs, by its numbers in its shape; several floating ones side by side."""
+    assert make_subject(lambda x: torch.sort(x, -1), [X]).op(X).shape == X.shape
+    assert torch.equal(make_subject(lambda x: (x, x.argmax(), 2 * x), [X]).op(X), torch.cat((X.flatten(), 2 * X.flatten())))
+
+
+def test_what_is_the_same_in_traced_code():
+    """Of an operator with a value of its own every bit, else but for roundings."""
+    near = torch.nextafter(X, X + 1)
+    with pytest.raises(AssertionError):
+        same(make_subject(cube, [X], value=cube), near, X)
+    same(make_subject(cube, [X]), near, X)
+    with pytest.raises(AssertionError):
+        same(make_subject(cube, [X]), X * 1.001, X)
 
 
 def test_bad_calls_are_refused():

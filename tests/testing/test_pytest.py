@@ -179,6 +179,27 @@ def test_the_wheel_has_the_plugin():
     assert 'only-include = ["fullgrad", "pytest_fullgrad.py"]' in text
 
 
+def test_a_failure_is_told_with_the_smallest_input():
+    """With the check, its group, and numbers as few and as round as still fail in the same way."""
+
+    @operator(
+        inputs=[torch.tensor([[0.31, -1.72, 0.5], [2.23, 0.94, -0.2]]).double(), torch.tensor([1.0, 2.0, 3.0]).double(), "a"],
+        surrogate=lambda x, w, _: x * w,
+        checks=["func_grad"],
+    )
+    def wrong_above_2(x, w, _):
+        return torch.where(x.detach() > 2, 3 * x * w - (2 * x * w).detach(), x * w)
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        wrong_above_2(check="func_grad")
+    first, *_, proves, smallest = failed.value.msg.splitlines()
+    assert first.startswith("expected [")
+    assert proves.startswith("func_grad, of the group 'reverse': ")
+    assert smallest == (
+        "smallest input: (torch.tensor([[2.2]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64), 'a')"
+    )
+
+
 def test_unknown_checks_are_refused():
     """At the definition."""
     with pytest.raises(ValueError, match="unknown checks: nothing"):

@@ -12,6 +12,8 @@ from fullgrad._noise import uniform_like
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, check_operator
 
+pytestmark = pytest.mark.short
+
 
 class RandomStep(Elementwise):
     """1 where u < sigmoid(x), with the derivative of the sigmoid."""

@@ -5,6 +5,7 @@ That nothing breaks the graph and that values and gradients are right is proved 
 
 import contextlib
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -346,11 +347,16 @@ def test_adopted_classes_are_not_cached(cache, monkeypatch):
 
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
-    """It is a hash, the same at every call, and None where a file has changed since the import."""
+    """It is a hash of every file, the same at every call, and None where a file has changed since the import."""
     monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
     fresh = compile_cache._fingerprint.__wrapped__
     assert fresh() == fresh()
     assert len(fresh()) == 64
+    before, read, read_bytes = fresh(), set(), Path.read_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda file: read.add(file) or read_bytes(file) + b"#")
+        assert fresh() != before
+    assert read == set(Path(fullgrad.__file__).parent.rglob("*.py"))
     monkeypatch.setattr(compile_cache, "_IMPORTED", 0.0)
     assert fresh() is None
 

@@ -447,6 +447,21 @@ def test_inductor():
     assert_close(*results)
 
 
+def test_what_is_marked():
+    """The nodes of a tensor on the CPU that is traced; nothing in eager code, of other devices or of numbers alone."""
+    marked = []
+
+    def function(x):
+        marked.append("recompute" in node_notes())
+
+    recomputed(function, torch.ones(1))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for x in (torch.ones(1), torch.ones(1, device="meta"), 1.0):
+            recomputed(function, x)
+    assert marked == [False, True, False, False]
+    assert "recompute" not in node_notes()
+
+
 def test_marks_of_threads_that_trace_at_once_are_taken_back():
     """The notes of a graph's nodes are one dict for all threads: what one marks, the other does not restore."""
     notes, entered, left = node_notes(), threading.Barrier(2), threading.Event()

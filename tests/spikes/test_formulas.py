@@ -296,6 +296,8 @@ def test_a_step_for_sinabs_learns_its_threshold_on_demand():
     )
     assert learned == expected
     fixed = spikes.for_sinabs(spikes.multi_spike)
+    assert repr(fixed) == "for_sinabs(multi_spike)"
+    assert repr(spikes.for_sinabs(spikes.atan, learn_threshold=True)) == "for_sinabs(atan, learn_threshold=True)"
     assert not fixed.apply(v, threshold).requires_grad
     assert fixed.apply(v, 0.9).equal(spikes.multi_spike(v, threshold=0.9))
     with pytest.raises(TypeError, match="for_sinabs: `surrogate` must be a function, got a value of type int"):

@@ -9,7 +9,6 @@ What declares nothing runs operation by operation, by torch's own rules.
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -123,20 +122,11 @@ def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
     """A number is the same on every rank, also expanded; of a plain tensor of several torch asks that somebody says so."""
     is_number = all(n == 1 or step == 0 for n, step in zip(args[i].shape, args[i].stride(), strict=True))
     if not is_number and not torch_private.replicates_plain_tensors():
-        argument = _parameters(rules.operator)[i]
         raise TypeError(
-            f"{rules.name}: plain tensors cannot be mixed with distributed ones, got `{argument}` as a plain "
+            f"{rules.name}: plain tensors cannot be mixed with distributed ones, got `{rules.parameter_of(i)}` as a plain "
             f"tensor of shape {tuple(args[i].shape)}. Distribute it, by torch.distributed.tensor.distribute_tensor, or call the "
             "operator under torch.distributed.tensor.experimental.implicit_replication() if every rank has the same."
         )
-
-
-@functools.cache
-def _parameters(operator: Any) -> list[str]:
-    """The names of the parameters of ``forward``; those of a variadic one have its name."""
-    found = list(inspect.signature(operator.forward).parameters.values())
-    last = found[-1]
-    return [p.name for p in found] + [last.name] * (100 if last.kind is last.VAR_POSITIONAL else 0)
 
 
 # --- Which dimension is split where ---------------------------------------------------------------------------------------
@@ -149,13 +139,14 @@ class _Layout(NamedTuple):
     output: tuple[Label, ...]
 
 
-def _layout(operator: Any, args: Sequence[Any]) -> _Layout:
+def _layout(rules: Rules, args: Sequence[Any]) -> _Layout:
     """What an operator says about these arguments."""
+    operator = rules.operator
     if operator.dim_labels is not None:
         return _Layout(*operator.dim_labels(*args))
     whole, ndims = operator.whole_dims, [a.ndim if isinstance(a, Tensor) else 0 for a in args]
     if isinstance(whole, str):
-        named, n = args[_parameters(operator).index(whole)], ndims[0]
+        named, n = args[rules.parameters.index(whole)], ndims[0]
         dims = set(range(n)) if named is None else {d % n for d in ((named,) if isinstance(named, int) else named)}
         first: tuple[Label, ...] = tuple([None if d in dims else d for d in range(n)])
         labels = [first if m == n else (None,) * m for m in ndims]
@@ -173,7 +164,7 @@ class _Plan:
     def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> None:
         self.name, self.args, self.spread = rules.name, args, spread
         self.mesh = mesh = next(iter(spread.values())).device_mesh
-        self.labels, self.output = _layout(rules.operator, args)
+        self.labels, self.output = _layout(rules, args)
         self.sizes = self._sizes()
         # Under a transform that batches, further down, a placement may be that of a batch dimension: all is whole then.
         self.split: list[Label] = [None] * mesh.ndim

@@ -49,6 +49,10 @@ class Rules:
         """The names of the parameters of ``forward``."""
         return tuple(inspect.signature(self.operator.forward).parameters)
 
+    def parameter_of(self, i: int) -> str:
+        """The name of the parameter that takes an argument; the last one, if variadic, takes all that are left."""
+        return self.parameters[min(i, len(self.parameters) - 1)]
+
     def call_on_buffers(self, args: Any) -> Any:
         """The call with a jagged tensor among its arguments."""
         whole = self.operator.whole_dims

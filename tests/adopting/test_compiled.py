@@ -213,3 +213,29 @@ def test_shapes_that_depend_on_numbers_stay_inside():
     adopted = fullgrad.adopt(SquaresOfPositive)
     found = torch.compile(grad(lambda x: adopted(x).sum()), backend="aot_eager", fullgraph=True)(X)
     assert_close(found, 2 * X.clamp(min=0))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
+def test_other_methods_of_a_class():
+    """They are plain code to Dynamo, as they were."""
+
+    class WithHelper(Function):
+        @staticmethod
+        def slope(x):
+            return x.cos()
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * WithHelper.slope(ctx.saved_tensors[0])
+
+    def f(x):
+        return WithHelper.apply(x) * WithHelper.slope(x)
+
+    with fullgrad.adopting():
+        for transform in (lambda f: f, lambda f: vmap(grad(f))):
+            assert_close(torch.compile(transform(f), backend="aot_eager", fullgraph=True)(X), transform(f)(X))

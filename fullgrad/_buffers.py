@@ -37,7 +37,7 @@ def number_for(x: Tensor, value: Any) -> Any:
     Of 16 elements a product takes 1 us instead of 2.5. Zeros of both signs would be one key.
     """
     known = value.__class__ is float and value and x.__class__ is Tensor and x.dtype in _WIDE and x.is_cpu
-    return _constant(value, x.dtype) if known else value
+    return constant(value, x.dtype) if known else value
 
 
 def operand(x: Tensor, value: Any) -> Any:
@@ -45,9 +45,13 @@ def operand(x: Tensor, value: Any) -> Any:
     return number_for(x, value) if can_reuse_buffers() else value
 
 
-@functools.lru_cache(maxsize=256)
-def _constant(value: float, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(value, dtype=dtype, device="cpu")
+@functools.lru_cache(maxsize=1024)
+def constant(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor on the CPU, for arithmetic that nothing records: torch takes longer to make a tensor of a number than
+    to compute with sixteen. It is kept, and with it the mode in which it was made.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def mul_into(v: Tensor, temporary: Tensor) -> Tensor:

@@ -125,6 +125,8 @@ def test_a_number_beside_a_tensor():
         known = number_for(torch.ones(2, dtype=dtype), 0.1)
         assert (type(known), known.dtype, known.shape) == (torch.Tensor, dtype, ())
         assert known == torch.tensor(0.1, dtype=dtype)
+    with torch.inference_mode():
+        assert not number_for(torch.ones(2), 0.1234567).is_inference()  # it is kept
     x, half, meta = torch.ones(2), torch.ones(2).half(), torch.ones(2, device="meta")
     pairs = ((torch.nn.Parameter(x), 0.1), (half, 0.1), (meta, 0.1), (x, -0.0), (x, 2), (x, True))
     for x, value in pairs:

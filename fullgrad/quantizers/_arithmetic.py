@@ -20,15 +20,6 @@ def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
     return [x, *[p.to(x.dtype) if isinstance(p, Tensor) and p.dtype != x.dtype else p for p in parameters]]
 
 
-@functools.lru_cache(maxsize=1024)
-def constant(value: float, dtype: torch.dtype) -> Tensor:
-    """A number as a tensor on the CPU, for arithmetic that nothing records: torch takes longer to make a tensor of a number than
-    to compute with sixteen.
-    """
-    with torch.inference_mode(False):
-        return torch.tensor(value, dtype=dtype, device="cpu")
-
-
 def divided(x: Tensor, scale: Any) -> Tensor:
     """``x / scale``, a division on every device: torch multiplies CUDA tensors by the reciprocal of a number."""
     if not isinstance(scale, Tensor) and not x.is_cpu:

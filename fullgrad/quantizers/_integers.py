@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fullgrad._buffers import constant
 from fullgrad._dispatch import can_reuse_buffers
 from fullgrad._function import out_buffer
 from fullgrad._half_precision import HALF, chunked, in_pieces
@@ -14,7 +15,7 @@ from fullgrad._kernels import between
 from fullgrad._neighbors import rounded
 from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers._arguments import compute_dtype, expanded
-from fullgrad.quantizers._arithmetic import constant, divided, first_and_last, in_dtype, reciprocal_number, to_compute
+from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, reciprocal_number, to_compute
 from fullgrad.rounding._modes import round_to_integer
 
 

@@ -9,7 +9,8 @@ import torch
 
 import fullgrad
 from fullgrad import quantizers
-from fullgrad.quantizers import FloatFormat
+from fullgrad.quantizers import FloatFormat, _float_rounding
+from fullgrad.quantizers._float_rounding import exponent
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal
 
@@ -178,6 +179,21 @@ def test_numbers_of_a_format_are_its_codebook():
         assert len(numbers) == len(set(numbers.tolist()))
         x = torch.randn(2000) * NAMED[name].max / 2
         equal(quantizers.float_quantize(x, name) + 0.0, quantizers.codebook_quantize(x, numbers) + 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
+    """Torch's legacy vmap and torch.jit.trace have none: the exponents are the same, and what is rounded up by half a unit."""
+    limits = torch.finfo(dtype)
+    mantissas = torch.arange(256, 513, dtype=dtype) / 256
+    x = torch.cat([around(2.0**k * mantissas) for k in (-5, 0, 3)])
+    x = torch.cat([x, torch.tensor([0.0, limits.tiny, limits.tiny / 4, limits.max, INF, NAN], dtype=dtype)])
+    for digits in (None, 0, 1, 2, 3, 7):
+        some = x if digits is None else x[(x > 0) & x.isfinite()]
+        by_bits = exponent(some, digits)
+        with monkeypatch.context() as patch:
+            patch.setattr(_float_rounding, "can_view_bits", lambda: False)
+            assert torch.equal(exponent(some, digits).to(by_bits.dtype), by_bits)
 
 
 def test_without_subnormal_numbers():

@@ -240,6 +240,8 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.fake_quantize(x, 1e-45), ValueError, "so must its reciprocal"),
         (lambda x: quantizers.fake_quantize(x, NAN), ValueError, "`scale` must be positive"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 3, 3), ValueError, "`quant_min` must be less than `quant_max`"),
+        (lambda x: quantizers.fake_quantize(x, 1.0, 3, 3, 3), ValueError, "`quant_min` must be less than `quant_max`"),
+        (lambda x: quantizers.dorefa_weight(x[:0], 2), ValueError, "^dorefa_weight: `w` must have at least one element"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, -(2**25), 3), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0, 2**25), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0.5, 3), TypeError, "`quant_min` must be an integer"),

@@ -241,7 +241,6 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.fake_quantize(x, NAN), ValueError, "`scale` must be positive"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 3, 3), ValueError, "`quant_min` must be less than `quant_max`"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 3, 3, 3), ValueError, "`quant_min` must be less than `quant_max`"),
-        (lambda x: quantizers.dorefa_weight(x[:0], 2), ValueError, "^dorefa_weight: `w` must have at least one element"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, -(2**25), 3), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0, 2**25), ValueError, "within 16777216"),
         (lambda x: quantizers.fake_quantize(x, 1.0, 0, 0.5, 3), TypeError, "`quant_min` must be an integer"),
@@ -279,6 +278,9 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.fsq(x, (3, 3)), ValueError, "a number for each of the channels"),
         (lambda x: quantizers.stretched_elastic(x, 1.0, 1), ValueError, "`levels` must be at least 2"),
         (lambda x: quantizers.twn(x[:0]), ValueError, "at least one element"),
+        (lambda x: quantizers.levels("apot", 8), ValueError, "`bits` must be from 3 to 7"),
+        (lambda x: quantizers.levels("power_of_two", 1), ValueError, "`bits` must be from 2 to 8"),
+        (lambda x: quantizers.Quantizer(3), TypeError, "^Quantizer: `function` must be a function"),
         (lambda x: quantizers.Quantizer(quantizers.lsq, step=1.0), TypeError, "the arguments of lsq are scale"),
     ],
 )
@@ -408,10 +410,19 @@ def test_scaled_gradients_at_the_thresholds():
         assert torch.autograd.grad(y.sum(), x)[0].tolist() == expected
 
 
-def test_ternary_weights_of_nothing():
-    """They have no mean."""
-    with pytest.raises(ValueError, match=r"^twn: `w` must have at least one element"):
-        quantizers.twn(torch.zeros(0))
+def test_one_learned_scale_of_two():
+    """It has its derivative where the other one is a number, or there is no other."""
+    x = torch.tensor([-0.9, -0.6, 0.1, 0.7, 0.8, 0.9])
+    for negative, expected in ((None, 1.0), (0.5, 3.0)):
+        assert grad(lambda s: quantizers.ternarize(x, 0.5, s, negative).sum())(torch.tensor(2.0)) == expected  # noqa: B023
+    assert grad(lambda n: quantizers.ternarize(x, 0.5, 2.0, n).sum())(torch.tensor(0.5)) == -2
+
+
+@pytest.mark.parametrize(("name", "bits"), [("twn", ()), ("xnor", ()), ("dorefa_weight", (2,))])
+def test_weights_of_nothing(name, bits):
+    """They have no mean, and no largest."""
+    with pytest.raises(ValueError, match=rf"^{name}: `w` must have at least one element"):
+        getattr(quantizers, name)(torch.zeros(0), *bits)
 
 
 def test_codebooks_of_a_batch():
@@ -434,8 +445,9 @@ def test_formats_have_the_bias_of_ieee_by_default():
 
 def test_formats_have_a_positive_number_of_float64():
     """The least that have one, by kind, and those that have none, or too large ones."""
+    assert FloatFormat(11, 52).max == torch.finfo(torch.float64).max
     assert [FloatFormat(2, 1).max, FloatFormat(1, 1, kind="fn").max, FloatFormat(2, 0, kind="fn").max] == [3.0, 2.0, 2.0]
-    for wrong in ((1, 3, None, "ieee"), (1, 0, None, "fn"), (11, 52, 1022)):
+    for wrong in ((1, 3, None, "ieee"), (1, 0, None, "fn"), (11, 52, 1022), (11, 52, 1024)):
         with pytest.raises(ValueError, match="FloatFormat: the numbers must be numbers of float64, and some must be positive"):
             FloatFormat(*wrong)
 
@@ -448,6 +460,19 @@ def test_levels_of_powers_of_two(bits):
     assert levels.unique().equal(levels)
     assert levels[2 ** (bits - 1) :].equal(2.0 ** torch.arange(2.0 - 2 ** (bits - 1), 1))
     assert levels.equal(-levels.flip(0))
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7])
+def test_levels_of_sums_of_powers_of_two(bits):
+    """As many; of 3 bits they are the powers, of 4 the sums of {0, 1/2, 1/4, 1/16} and {0, 1/8} over the largest, 5/8."""
+    levels = quantizers.levels("apot", bits)
+    assert len(levels.unique()) == 2**bits - 1
+    assert levels.equal(-levels.flip(0))
+    assert levels[-1] == 1
+    if bits == 3:
+        assert levels.equal(quantizers.levels("power_of_two", 3))
+    if bits == 4:
+        torch.testing.assert_close(levels[8:], torch.tensor([1.0, 2, 3, 4, 6, 8, 10]) / 10)
 
 
 @pytest.mark.parametrize(("size", "most", "levels"), [(1, 1, 2), (1, 3, 8), (6, 1, 2), (6, 0, 3), (6, 7, 16)])

@@ -290,6 +290,8 @@ def test_other_arguments():
         sampling.categorical_st(X, gradient="sigmoid")
     with pytest.raises(ValueError, match="`k` must be from 0 to 4"):
         sampling.k_subset_st(X, 5)
+    with pytest.raises(ValueError, match="`samples` must be .* 2147483648"):
+        sampling.gumbel_rao(X, samples=2**31 + 1)
     with pytest.raises(ValueError, match="`tau` must broadcast"):
         sampling.gumbel_softmax(X, torch.ones(3))
     with pytest.raises(IndexError, match="`dim` must be from"):

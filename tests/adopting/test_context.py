@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fullgrad
 from fullgrad._dispatch import DISPATCH
+from fullgrad.adoption._tensors import separate
 from tests.adopting import oracle
 from tests.adopting.functions import SavesInput, SavesIntermediate, X
 
@@ -474,3 +475,12 @@ def test_linearize_of_in_place_code():
     assert_close(y, 2 * X.sin())
     for t in (X.cos(), X, X.cos()):
         assert_close(linear(t), t * (X * X + 2 * X.sin()))
+
+
+def test_a_result_is_copied_only_where_it_is_an_input():
+    """A new tensor stays where it is; an input and a part of one get memory of their own."""
+    x = torch.ones(4)
+    new = x + 1
+    assert separate("F", new, [None, x]).data_ptr() == new.data_ptr()
+    for out in (x, x[1:], x.view(2, 2), x.detach()):
+        assert separate("F", out, [None, x]).untyped_storage().data_ptr() != x.untyped_storage().data_ptr()

@@ -290,7 +290,7 @@ def test_other_arguments():
         sampling.categorical_st(X, gradient="sigmoid")
     with pytest.raises(ValueError, match="`k` must be from 0 to 4"):
         sampling.k_subset_st(X, 5)
-    with pytest.raises(ValueError, match="`samples` must be .* 2147483648"):
+    with pytest.raises(ValueError, match=r"`samples` must be .* 2147483648"):
         sampling.gumbel_rao(X, samples=2**31 + 1)
     with pytest.raises(ValueError, match="`tau` must broadcast"):
         sampling.gumbel_softmax(X, torch.ones(3))

@@ -171,9 +171,15 @@ def closes_over(s):
     return fullgrad.adopt(function(lambda ctx, x: x * s, lambda ctx, g: g * s))
 
 
+def returns(s):
+    """An adopted class whose value is a tensor that it closes over."""
+    return fullgrad.adopt(function(lambda ctx, x: s))
+
+
 def test_a_tensor_that_is_no_argument():
     """It is a constant, as in eager autograd, and has its own value for each sample where the arguments have one."""
     assert_close(grad(lambda s: closes_over(s)(X).sum())(X), torch.zeros_like(X))
+    assert_close(grad(lambda s: returns(s * 2)(X).sum())(X), torch.zeros_like(X))
     y = X.flip(0)
     assert_close(vmap(lambda x, s: closes_over(s)(x))(X, y), X * y)
     assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
@@ -183,6 +189,8 @@ def test_a_tensor_that_is_no_argument_and_is_batched_alone():
     """Nothing tells at which level the call is batched: it raises, and a batch of the same size is not taken for it."""
     for call in (
         lambda: vmap(lambda s: closes_over(s)(X))(X),
+        lambda: vmap(lambda s: returns(s)(X))(X),
+        lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
         lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
         lambda: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(X))(X),
         lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),

@@ -10,6 +10,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
+from fullgrad._dispatch import derivatives
 from tests.dispatch.operators import Cube, MatMul, SinCos, sample
 
 pytestmark = pytest.mark.short
@@ -169,6 +170,17 @@ class Mutating(Function):
     @staticmethod
     def vmap(info, in_dims, x):
         return Mutating.apply(x), in_dims[0]
+
+
+def test_gradients_are_checked_until_they_are_right_once(monkeypatch):
+    """Then the rule runs as it is: a check at each call would cost as much as a small operation."""
+    checked, check = [], derivatives._check_gradients
+    monkeypatch.setattr(derivatives, "_check_gradients", lambda *given: checked.append(given) or check(*given))
+    operator = type("Operator", (Cube,), {"forward": staticmethod(lambda x: x * x * x)})
+    for _ in range(3):
+        x = sample().requires_grad_()
+        torch.autograd.grad(operator.apply(x).sum(), x)
+    assert len(checked) == 1
 
 
 def test_in_place_on_a_temporary():

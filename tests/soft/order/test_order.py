@@ -13,6 +13,7 @@ from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad import soft
+from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods import LAPLACE_METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
 
@@ -568,3 +569,16 @@ def test_no_rows(function):
     y = y if isinstance(y, torch.Tensor) else y[0]
     assert y.shape == ((0, 3) if "sort" in function.__name__ else (0,))
     assert torch.autograd.grad(y.sum(), x)[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_standardizing_is_taken_back_everywhere(dtype):
+    """0 and 1 are infinitely far away: they are taken for the numbers that are 10 roundings, or 1e-10, from them."""
+    least = max(1e-10, 10 * torch.finfo(dtype).eps)
+    x = torch.tensor([0.0, least / 2, least, 0.25, 1.0], dtype=dtype)
+    mean, deviation = torch.tensor(3.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
+    rows = Rows(x, x, x, 0.1, "smooth", mean, deviation)
+    far = 2 * math.log((1 - least) / least)
+    expected = torch.tensor([3 - far, 3 - far, 3 - far, 3 - 2 * math.log(3), 3 + far], dtype=dtype)
+    torch.testing.assert_close(rows.restore(x), expected, rtol=torch.finfo(dtype).eps * 1e3 + 1e-7, atol=0)
+    assert rows._replace(mean=None).restore(x) is x

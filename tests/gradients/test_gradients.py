@@ -179,6 +179,14 @@ def test_limits_of_norms_have_the_shape_of_the_norms():
             fullgrad.clip_grad_norm(x, torch.ones(wrong), dim=dim)
 
 
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_norms_of_numbers_per_sample(p):
+    """Each has its own, without dimensions to reduce."""
+    slopes = torch.tensor([3.0, -0.5, 0.0, -4.0])
+    found = vmap(grad(lambda x, s: s * fullgrad.clip_grad_norm(x, 1.0, norm_type=p)))(torch.ones(4), slopes)
+    assert found.tolist() == [1.0, -0.5, 0.0, -1.0]
+
+
 def test_mask_stops_even_infinite_gradients():
     """What is masked out is 0, whatever comes."""
     mask = torch.tensor([True, False, False])

@@ -225,6 +225,14 @@ def test_any_dimension(name):
         torch.testing.assert_close(grad(total)(x, dim), grad(total)(rows, -1).movedim(-1, dim))
 
 
+@pytest.mark.parametrize("name", [name for name in PROJECTIONS if name not in ("proj_capped_simplex", "subset_marginals")])
+def test_a_number_has_all_the_weight(name):
+    """It is a row of one."""
+    for dtype in (torch.float32, torch.float16):
+        one = PROJECTIONS[name](torch.tensor(0.3, dtype=dtype), -1)
+        assert (one.shape, one.dtype, one.item()) == ((), dtype, 1.0)
+
+
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_masks_have_ones_at_the_largest(k):
     """As many as asked for, along any dimension; none and all of them without a derivative."""

@@ -10,6 +10,8 @@ from torch.func import grad, hessian, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad.testing import CHECKS
 from fullgrad.testing._subject import close, equal, like
 
 pytestmark = pytest.mark.short
@@ -339,6 +341,13 @@ def test_softness_per_sample_and_with_a_gradient():
 
 
 # --- logic and selection ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [c for c in RELAXATIONS if c.name.endswith("widths")], ids=lambda c: c.name)
+def test_a_softness_for_each_row(case):
+    """Its gradient, alone and with that of the other inputs; the cotangent, whose buffer it might have been, stays."""
+    for check in ("backward", "each_input_alone"):
+        CHECKS[check](case)
 
 
 def test_logic_of_certain_truth_values_is_boolean():

@@ -35,6 +35,13 @@ class VjpTwice(Cube):
         return 2 * Cube.vjp(ctx, g)
 
 
+class OverwritesCotangent(Cube):
+    @staticmethod
+    def vjp(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.mul_(3 * x**2)
+
+
 class DroppedTangent(Cube):
     @staticmethod
     def jvp(ctx, t):
@@ -279,6 +286,7 @@ CAUGHT_BY = {
     | {"adjoint", "gradcheck", "three_of_reverse", "three_mixed", "grad_of_vmap", "vmap_of_backward", "make_fx_of_transforms"}
     | {"compile_forward_and_backward", "compile_grad", "compile_dynamic_shapes", "compile_hessian", "saved_tensor_hooks"}
     | {"checkpointed", "autocast", "gradients_in_every_dtype", "modes_inside_transforms"},
+    OverwritesCotangent: {"each_input_alone"},
     DroppedTangent: {"dual_numbers", "func_jvp", "func_jacfwd", "func_linearize", "adjoint", "gradcheck", "forward_over_forward"}
     | {"three_of_forward", "three_mixed", "vmap_of_jvp", "compile_jvp", "compile_forward_over_forward"},
     SavedIntermediate: SECOND | {"gradgradcheck", "three_of_reverse", "compile_hessian", "saved_bytes"},

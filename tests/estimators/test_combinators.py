@@ -184,6 +184,20 @@ def test_the_forward_calls_the_hard_function_alone():
     close(x.grad, torch.sigmoid(X) * (1 - torch.sigmoid(X)))
 
 
+def test_a_value_that_is_the_input_is_a_copy():
+    """What changes it in place does not reach the input, in any mode."""
+    f = fullgrad.straight_through(lambda x: x, lambda x: x * 2)
+    for mode in (torch.enable_grad, torch.no_grad):
+        for requires_grad in (False, True):
+            x = torch.ones(3, requires_grad=requires_grad)
+            with mode():
+                f(x).add_(1)
+            assert x.tolist() == [1, 1, 1]
+    x = torch.ones(3)
+    assert vmap(lambda x: f(x).add_(1))(x).tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+
+
 def test_functions_of_a_whole_sample():
     """Reductions and several inputs, constants among them; each sample by itself under vmap, the parameter shared or not."""
     hard = lambda x, y, k: (x.round() * y).cumsum(-1) * k  # noqa: E731

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
+from fullgrad import soft
 from fullgrad.soft.order.projections.transport_polytope import Balance, Potentials, plan
 from fullgrad.testing import check_operator
 
@@ -111,6 +112,17 @@ def test_hard_limit_sorts(mode):
     gamma = plan((z[:, None] - torch.linspace(0, 1, 4, dtype=float64)) ** 2 / 1e-5, uniform(4), uniform(4), mode)
     expected = torch.nn.functional.one_hot(z.argsort().argsort(), 4).to(float64) / 4
     torch.testing.assert_close(gamma, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("front", [(1,), (1, 1), (1, 1, 1)])
+def test_rows_behind_dimensions_of_size_1(front):
+    """One system for all, whatever stands in front of it."""
+    x = torch.randn(4, dtype=float64)
+    f = lambda x: soft.sort(x, softness=0.5, mode="c1", method="ot").values  # noqa: E731
+    g = lambda x: f(x).square().sum()  # noqa: E731
+    torch.testing.assert_close(f(x.reshape(*front, 4)).reshape(4), f(x))
+    torch.testing.assert_close(grad(g)(x.reshape(*front, 4)).reshape(4), grad(g)(x))
+    torch.testing.assert_close(hessian(g)(x.reshape(*front, 4)).reshape(4, 4), hessian(g)(x))
 
 
 @pytest.mark.parametrize("mode", MODES)

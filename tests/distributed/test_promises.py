@@ -8,7 +8,7 @@ from torch.distributed.tensor.experimental import implicit_replication, local_ma
 from torch.testing import assert_close
 
 import fullgrad
-from fullgrad import sampling, soft
+from fullgrad import quantizers, sampling, soft
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
 
 pytestmark = needs_threads
@@ -198,6 +198,10 @@ def test_tied_extremes_share_the_derivative_over_shards():
     x = torch.tensor([[1.0, 3.0, 3.0], [3.0, 0.0, -3.0]], dtype=torch.float64)
     equals_one_process(fullgrad.clamp_by_linear, Shard(0), x=x)
     equals_one_process(lambda x: fullgrad.scale_grad(x * x), Shard(0), x=x)
+    x[1, 2] = -2.0  # three of them, two in a shard
+    equals_one_process(lambda x: x * quantizers.dorefa_weight(x, 2, max_gradient=True), Shard(0), x=x)
+    x[0, 0] = torch.nan
+    equals_one_process(lambda x: quantizers.dorefa_weight(x, 2), Shard(0), x=x)
 
 
 def test_a_shard_of_zeros_has_a_second_derivative():

@@ -348,6 +348,16 @@ def test_gumbel_softmax_has_torchs_signature():
     assert [n for n in theirs if n != "eps"] == ours[:4]
 
 
+@pytest.mark.parametrize("operator", [sampling.bernoulli_logits_st, sampling.bernoulli_st, sampling.poisson_st])
+def test_uniform_noise_has_no_derivative(operator):
+    """A threshold of the sample moves with it, which no estimator of these follows."""
+    x, noise = X.abs().clamp(0.1, 0.9).requires_grad_(), sampling.uniform_like(X).requires_grad_()
+    (found,) = torch.autograd.grad(operator(x, noise=noise).sum(), noise, allow_unused=True)
+    assert found is None or not found.any()
+    _, tangent = torch.func.jvp(lambda noise: operator(x.detach(), noise=noise), (noise.detach(),), (torch.ones_like(X),))
+    assert not tangent.any()
+
+
 def test_gradients_of_the_terms_of_a_sum_share_no_memory():
     """Of logits and noise they are equal, and autograd may add to one of them in place."""
     x, noise = X.clone().requires_grad_(), sampling.gumbel_like(X).requires_grad_()

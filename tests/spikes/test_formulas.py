@@ -164,6 +164,16 @@ def test_corners_of_windows():
     assert slope(lambda v: spikes.spike_count(v, window=(0.5, 1.0))) == 1
 
 
+@pytest.mark.parametrize("beyond", [0.0, 0.25, 1.0, -1.0])
+def test_slopes_beyond_that_are_simple_numbers(beyond):
+    """0 and 1 save operations, and count as other numbers do."""
+    v = torch.tensor([-1.0, -0.2, 0.3, 2.0], dtype=torch.float64)
+    pieces = vmap(grad(lambda v: spikes.piecewise_leaky_relu(v, 0.5, beyond)))(v)
+    assert pieces.tolist() == [beyond, 1.0, 1.0, beyond]
+    for k in (1.0, 0.75):
+        assert vmap(grad(lambda v: spikes.leaky_k_relu(v, beyond, k)))(v).tolist() == [beyond, beyond, k, k]  # noqa: B023
+
+
 def test_sigmoid_is_the_comparison_of_the_soft_family():
     """Two ways to the same operator."""
     v = V.clone().requires_grad_()

@@ -582,3 +582,14 @@ def test_standardizing_is_taken_back_everywhere(dtype):
     expected = torch.tensor([3 - far, 3 - far, 3 - far, 3 - 2 * math.log(3), 3 + far], dtype=dtype)
     torch.testing.assert_close(rows.restore(x), expected, rtol=torch.finfo(dtype).eps * 1e3 + 1e-7, atol=0)
     assert rows._replace(mean=None).restore(x) is x
+
+
+@pytest.mark.parametrize("method", SORT_METHODS)
+def test_several_quantiles_of_each_sample(method):
+    """Under vmap, with their derivative; rows and quantiles are as many as samples or not."""
+    f = lambda x, q: soft.quantile(x, q, dim=-1, method=method)  # noqa: E731
+    by_q = grad(lambda q, x: f(x, q).sum())
+    for rows in (2, 3, 6):
+        x, q = numbers(3, rows, 6), torch.rand(3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        torch.testing.assert_close(vmap(f)(x, q), torch.stack([f(a, b) for a, b in zip(x, q, strict=True)]))
+        torch.testing.assert_close(vmap(by_q)(q, x), torch.stack([by_q(b, a) for a, b in zip(x, q, strict=True)]))

@@ -48,7 +48,7 @@ def operand(x: Tensor, value: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def constant(value: float, dtype: torch.dtype) -> Tensor:
     """A number as a tensor on the CPU, for arithmetic that nothing records: torch takes longer to make a tensor of a number than
-    to compute with sixteen. It is kept, and with it the mode in which it was made.
+    to compute with sixteen. It is kept, so it is made outside of inference mode.
     """
     with torch.inference_mode(False):
         return torch.tensor(value, dtype=dtype, device="cpu")

@@ -42,8 +42,8 @@ BESIDE = {
     "rounding": ["quantizers"],
     "adoption": ["adopting"],
     "_batching.py": ["test_elementwise.py", "dispatch/test_vmap.py", "property"],
-    "_checks.py": ["rounding", "sampling", "spikes", "tracking"],
     "_buffers.py": ["test_kernels.py", "test_pieces.py", "soft"],
+    "_checks.py": ["rounding", "sampling", "spikes", "tracking"],
     "_elementwise.py": ["test_pieces.py", "estimators"],
     "_function.py": ["dispatch"],
     "_half_precision.py": ["test_pieces.py", "soft"],
@@ -51,9 +51,9 @@ BESIDE = {
     "_kernels.py": ["test_pieces.py"],
     "_neighbors.py": ["test_kernels.py", "rounding", "spikes"],
     "_noise.py": ["sampling", "quantizers", "distributed"],
+    "_public.py": ["ecosystem/test_overrides.py"],
     "_recompute.py": ["estimators", "soft", "sampling"],
     "_recomputed.py": ["soft", "sampling"],
-    "_public.py": ["ecosystem/test_overrides.py"],
     "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
     "_dispatch/distributed.py": ["distributed"],
     "_dispatch/forward_marks.py": ["gradients"],
@@ -65,6 +65,7 @@ BESIDE = {
     "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
     "_dispatch/state.py": ["tracking"],
     "_dispatch/torch_private.py": ["adopting", "tracking"],
+    "_dispatch/trees.py": ["estimators"],
 }
 # The same, of tests that take minutes.
 FAR = {
@@ -206,7 +207,7 @@ def _ask(path, source, stages, connection):
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if path.name == "fallback.py":
+    if path.name == "fallback.py":  # which nothing else runs
         os.environ["FULLGRAD_DISPATCH"] = "fallback"
     if source is not None:
         sys.meta_path.insert(0, _Mutated(_module(path), path, source))

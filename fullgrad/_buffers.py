@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, outside_jit_trace
 
 
 def apply_steps(temporary: Tensor, *steps: tuple[Any, ...]) -> Tensor:
@@ -48,9 +48,9 @@ def operand(x: Tensor, value: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def constant(value: float, dtype: torch.dtype) -> Tensor:
     """A number as a tensor on the CPU, for arithmetic that nothing records: torch takes longer to make a tensor of a number than
-    to compute with sixteen. It is kept, so it is made outside of inference mode.
+    to compute with sixteen. It is kept, so it is made outside of inference mode and of a trace.
     """
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), outside_jit_trace():
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 

@@ -54,6 +54,7 @@ from fullgrad._dispatch.torch_private import (
     is_wrapped,
     is_wrapper_subclass,
     mark_for_dynamo,
+    outside_jit_trace,
     preserved_keys,
     pytree,
     records_in_place,

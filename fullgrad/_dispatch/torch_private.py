@@ -13,7 +13,7 @@ import importlib.abc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,6 +199,25 @@ def dirty_tensors(ctx: Any) -> Any:
 
 # Whether torch.jit.trace is at work; `torch.jit.is_tracing` says the same through two more calls.
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
+_set_jit_tracing_state = _optional(
+    "_C._set_tracing_state", lambda state: None, "the first torch.jit.trace of an operator fails its own check"
+)
+
+
+@contextlib.contextmanager
+def outside_jit_trace() -> Iterator[None]:
+    """What is made here is a constant to torch.jit.trace, as it is when it was made before: the second of its runs must be as
+    the first.
+    """
+    state = jit_tracing_state()
+    if state is not None:
+        _set_jit_tracing_state(None)
+    try:
+        yield
+    finally:
+        if state is not None:
+            _set_jit_tracing_state(state)
+
 
 # The modes that override functions: `torch.set_default_device` is one, which only functions that create tensors ask.
 _OVERRIDE = "a function of fullgrad is one function to every mode, `torch.set_default_device` included, and takes longer there"

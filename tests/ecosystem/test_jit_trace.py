@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import fullgrad
+from fullgrad import _buffers
 from fullgrad._dispatch import pytree
 from fullgrad._suite.cases import CASES
 
@@ -85,6 +86,15 @@ def test_a_traced_operator_is_right_for_other_inputs(case):
             except (ValueError, RuntimeError):
                 continue
             torch.testing.assert_close(traced(other, *rest), expected, equal_nan=True, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_numbers_that_are_kept_are_constants_of_the_first_trace():
+    """As of a later one, though they are made in it: torch runs twice what it traces, and compares."""
+    _buffers.constant.cache_clear()
+    with torch.no_grad():
+        traced = torch.jit.trace(lambda x: fullgrad.soft.greater_equal(x, 0.5), (torch.ones(3, dtype=torch.float64),))
+    assert "aten::detach" not in str(traced.graph)
 
 
 def test_torch_takes_large_constants_for_each_other():

@@ -1,8 +1,9 @@
-"""What the tests of several folders share: a right operator, and the list of what autograd saves."""
+"""What the tests of several folders share: a right operator, the list of what autograd saves, flushed subnormal numbers."""
 
 import contextlib
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -60,3 +61,14 @@ class TorchCube(torch.autograd.Function):
     @classmethod
     def vmap(cls, info, in_dims, x):
         return cls.apply(x), in_dims[0]
+
+
+@contextlib.contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Subnormal numbers are 0 in it; the test ends as skipped where the processor cannot do that."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

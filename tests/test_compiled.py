@@ -20,7 +20,7 @@ from fullgrad import quantizers, soft
 from fullgrad._dispatch import compile_cache
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
-from tests.operators import saved_tensors, storage_bytes
+from tests.operators import flushed_denormals, saved_tensors, storage_bytes
 
 ELEMENTWISE = [c for c in CASES if c.elementwise and c.of == "elements"]
 
@@ -243,12 +243,8 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
     x = torch.tensor([0.0, -0.0, 0.5, 1.0] * 16, requires_grad=True)
     ones = torch.ones(64)
     assert torch.equal(torch.autograd.grad(compiled(x).sum(), x)[0], ones)
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot flush subnormal numbers")
-    try:
+    with flushed_denormals():
         assert torch.equal(torch.autograd.grad(compiled(x).sum(), x)[0], ones)
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @pytest.mark.long(but=1)

@@ -8,6 +8,7 @@ import torch
 from fullgrad._buffers import number_for
 from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
 from fullgrad._neighbors import DTYPES, neighbor
+from tests.operators import flushed_denormals
 
 INF, NAN = math.inf, math.nan
 FLOATS = sorted(DTYPES, key=str)
@@ -34,16 +35,12 @@ def test_where_between_is_its_formula(dtype):
 
 def test_where_between_where_subnormal_numbers_are_flushed():
     """There the neighbors of 0 are 0, and the formula is taken."""
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush denormals")
-    try:
+    with flushed_denormals():
         x, g = edges(torch.float32), torch.tensor(2.0)
         for low, high in ((0.0, 1.0), (-1.0, 0.0), (0.0, None), (None, 0.0)):
             expected = torch.where(between(x, low, high), g, 0)
             torch.testing.assert_close(where_between(g.expand_as(x), x, low, high), expected, rtol=0, atol=0)
             assert where_between(torch.ones(1), torch.zeros(1), low, high) == 1
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("bounds", [(-0.5, 0.5), (0.3, None), (None, 0.3)], ids=str)

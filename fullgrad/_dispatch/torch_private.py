@@ -210,13 +210,11 @@ def outside_jit_trace() -> Iterator[None]:
     the first.
     """
     state = jit_tracing_state()
-    if state is not None:
-        _set_jit_tracing_state(None)
+    _set_jit_tracing_state(None)
     try:
         yield
     finally:
-        if state is not None:
-            _set_jit_tracing_state(state)
+        _set_jit_tracing_state(state)
 
 
 # The modes that override functions: `torch.set_default_device` is one, which only functions that create tensors ask.

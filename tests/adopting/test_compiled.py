@@ -11,7 +11,16 @@ from torch.testing import assert_close
 
 import fullgrad
 from tests.adopting import oracle
-from tests.adopting.functions import Attributes, NewStyle, SavesInput, SavesIntermediate, SeveralOutputs, WithJvp, X
+from tests.adopting.functions import (
+    Attributes,
+    ChangesTheGradient,
+    NewStyle,
+    SavesInput,
+    SavesIntermediate,
+    SeveralOutputs,
+    WithJvp,
+    X,
+)
 
 captured = SavesInput.apply
 
@@ -219,15 +228,10 @@ def test_shapes_that_depend_on_numbers_stay_inside():
 def test_other_methods_of_a_class():
     """They are plain code to Dynamo, as they were."""
 
-    class WithHelper(Function):
+    class WithHelper(ChangesTheGradient):
         @staticmethod
         def slope(x):
             return x.cos()
-
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.round()
 
         @staticmethod
         def backward(ctx, g):

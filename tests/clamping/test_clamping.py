@@ -7,6 +7,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 import fullgrad
+from tests.operators import flushed_denormals
 
 pytestmark = pytest.mark.short
 
@@ -84,12 +85,8 @@ def test_a_number_is_compared_in_the_dtype_of_x(dtype):
 
 def test_flushed_denormals():
     """With subnormal numbers flushed to 0, 0 still lies on a bound of 0."""
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush denormals")
-    try:
+    with flushed_denormals():
         assert gradient([0.0, 1.0, -1.0], 0.0, 1.0) == [1, 1, 0]
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def test_bounds_of_every_kind_by_keyword_and_position():

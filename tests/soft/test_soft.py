@@ -340,14 +340,14 @@ def test_softness_per_sample_and_with_a_gradient():
             close(vmap(grad(lambda s, x, f=f, mode=mode: f(x, s[0], mode).sum()))(s, x), g)
 
 
-# --- logic and selection ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", [c for c in RELAXATIONS if c.name.endswith("widths")], ids=lambda c: c.name)
 def test_a_softness_for_each_row(case):
     """Its gradient, alone and with that of the other inputs; the cotangent, whose buffer it might have been, stays."""
     for check in ("backward", "each_input_alone"):
         CHECKS[check](case)
+
+
+# --- logic and selection ----------------------------------------------------------------------------------------------
 
 
 def test_logic_of_certain_truth_values_is_boolean():

@@ -162,3 +162,22 @@ def test_a_codebook_in_pieces_and_counted_is_that_of_a_search(dtype, inside, sca
         equal(again_to_x, to_x)
         for a, b in zip(again_others, others, strict=True):
             assert_close(a, b, rtol=16 * torch.finfo(dtype).eps, atol=1e-5, equal_nan=True)
+
+
+def test_a_codebook_for_each_sample_in_pieces_is_that_of_a_loop(monkeypatch):
+    """A piece of several samples has no codebook of its own."""
+    x, codebooks = torch.randn(3, 4, 10), torch.randn(3, 5)
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+
+    def gradients_and_value(x, codebook):
+        def total(x, codebook):
+            y = fullgrad.quantizers.codebook_quantize(x, codebook)
+            return y.square().sum(), y
+
+        gradients, y = torch.func.grad(total, (0, 1), has_aux=True)(x, codebook)
+        return *gradients, y
+
+    batched = torch.func.vmap(gradients_and_value)(x, codebooks)
+    looped = [gradients_and_value(*sample) for sample in zip(x, codebooks, strict=True)]
+    for one, many in zip(batched, zip(*looped, strict=True), strict=True):
+        assert_close(one, torch.stack(many))

@@ -77,7 +77,8 @@ def test_fake_quantize_by_channel_is_that_of_torch():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_bounds_by_bisection_are_those_of_the_arithmetic(inside, reciprocal, dtype):
     """A number as scale passes the gradient where a tensor does, which looks at every code; at the ends and their neighbors."""
-    for scale, zero_point in ((0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0)):
+    overflowing = [(1e-40, 0)] if not reciprocal else []  # 1.5 divided by it; a scale has a reciprocal, or is an error
+    for scale, zero_point in [(0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0), *overflowing]:
         ends = torch.tensor([-128.5, -128, 127, 127.5, -127.5, 126.5], dtype=torch.float64) - zero_point
         x = (ends * scale).to(dtype)
         for _ in range(4):

@@ -452,6 +452,21 @@ def test_formats_have_a_positive_number_of_float64():
             FloatFormat(*wrong)
 
 
+def test_slopes_of_powers_of_two():
+    """Where they round, y / x, which is 1 at a power; where they do not, 0, and with equal bounds all is one power."""
+    x = torch.tensor([-INF, -3.0, -0.0, 0.0, 1.0, 3.0, INF], requires_grad=True)
+    y = quantizers.power_of_two(x)
+    assert y.tolist() == [-INF, -4.0, 0.0, 0.0, 1.0, 4.0, INF]
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], torch.tensor([0.0, 4 / 3, 0, 0, 1, 4 / 3, 0]))
+    assert quantizers.power_of_two(x, 1, 1).tolist() == [-2.0, -2.0, 0.0, 0.0, 2.0, 2.0, 2.0]
+
+
+def test_a_weight_at_the_threshold_becomes_0():
+    """And is not of those whose mean is the scale."""
+    w = torch.tensor([-0.7, 1.0, 1.3], dtype=torch.float64)  # whose threshold is 0.7
+    torch.testing.assert_close(quantizers.twn(w), torch.tensor([0, 1.15, 1.15], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
 def test_levels_of_powers_of_two(bits):
     """2^bits - 1 of them: both signs of as many powers from 1 down, and 0."""

@@ -1,8 +1,8 @@
 """Distributions, edges and arguments of random operators."""
 
-import inspect
 import itertools
 import math
+from inspect import signature
 
 import pytest
 import torch
@@ -273,7 +273,7 @@ def test_wrong_arguments_are_refused(name):
     with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator"):
         call(name, X, generator=3)
     for temperature in ("tau", "sample_tau"):
-        if temperature in inspect.signature(getattr(sampling, name)).parameters:
+        if temperature in signature(getattr(sampling, name)).parameters:
             with pytest.raises(ValueError, match=f"`{temperature}` must be positive"):
                 call(name, X, **{temperature: 0.0})
 
@@ -341,10 +341,27 @@ def test_any_dimension(name):
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), rows.movedim(-1, dim))
 
 
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", [n for n in NAMES if "tau" in signature(getattr(sampling, n)).parameters and n != "reinmax"])
+def test_a_number_as_temperature_is_a_tensor_of_it(name, tau):
+    """Value and gradient of the same draw; the temperatures with a shorter formula are among the numbers."""
+    x = torch.randn(4, dtype=torch.float64).requires_grad_()
+
+    def computed(tau):
+        torch.manual_seed(0)
+        outputs = call(name, x, tau=tau)
+        y = outputs[0] if isinstance(outputs, tuple) else outputs
+        weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape)
+        return y.detach(), torch.autograd.grad((y * weights).sum(), x)[0]
+
+    for number, tensor in zip(computed(tau), computed(torch.tensor(tau, dtype=torch.float64)), strict=True):
+        torch.testing.assert_close(number, tensor)
+
+
 def test_gumbel_softmax_has_torchs_signature():
     """`torch.nn.functional.gumbel_softmax(logits, tau, hard, eps, dim)` without the obsolete eps."""
-    ours = list(inspect.signature(sampling.gumbel_softmax).parameters)
-    theirs = list(inspect.signature(torch.nn.functional.gumbel_softmax).parameters)
+    ours = list(signature(sampling.gumbel_softmax).parameters)
+    theirs = list(signature(torch.nn.functional.gumbel_softmax).parameters)
     assert [n for n in theirs if n != "eps"] == ours[:4]
 
 

@@ -246,30 +246,42 @@ def _is_caught(path, source, stages, proved):
     return failure is not None
 
 
+def _chosen(files, options):
+    """By file, the mutants that are asked about: all, or those that were drawn."""
+    found = {path: [m for m in mutants(path.read_text()) if options.kind in (None, m.kind)] for path in files}
+    if options.survivors:
+        survived = json.loads(options.survivors.read_text())
+        for path in files:
+            left = survived.get(str(path.relative_to(ROOT)), {}).get("survivors", ())
+            found[path] = [m for m in found[path] if [m.line, m.what] in left]
+    if options.draw:
+        every = [(path, m) for path in files for m in found[path]]
+        drawn = set(random.Random(options.seed).sample(every, min(options.draw, len(every))))
+        found = {path: [m for m in found[path] if (path, m) in drawn] for path in files}
+    if options.sample:
+        found = {path: random.Random(options.seed).sample(ms, min(options.sample, len(ms))) for path, ms in found.items()}
+    return {path: sorted(ms) for path, ms in found.items() if ms}
+
+
 def main():
     """Each file's mutants, or a sample of them, and the score."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--sample", type=int, help="at most so many of each file")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--draw", type=int, help="so many of all files together, each mutant as likely as another")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--kind", help="only of this kind, such as 'other side'")
     parser.add_argument("--at-once", action="store_true", help="only the eager checks and the short tests of the family")
     parser.add_argument("--survivors", type=Path, help="only those that survived in this JSON file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = [f.resolve() for p in options.paths for f in (sorted(p.rglob("*.py")) if p.is_dir() else [p])]
-    survived = json.loads(options.survivors.read_text()) if options.survivors else None
     used = _in_child(lambda connection: connection.send(_cases_of_files()))
     score, proved = {}, set()
-    for path in files:
-        name, source = str(path.relative_to(ROOT)), path.read_text()
-        names, found = used.get(str(path), []), mutants(source)
-        if survived is not None:
-            found = [m for m in found if [m.line, m.what] in survived.get(name, {}).get("survivors", ())]
-        if not found:
-            continue
+    for path, chosen in _chosen(files, options).items():
+        name, source, names = str(path.relative_to(ROOT)), path.read_text(), used.get(str(path), [])
         stages = functools.partial(_stages, path, names, options.at_once)
-        chosen = random.Random(options.seed).sample(found, min(options.sample or len(found), len(found)))
-        survivors = [m for m in sorted(chosen) if not _is_caught(path, mutated(source, m), stages, proved)]
+        survivors = [m for m in chosen if not _is_caught(path, mutated(source, m), stages, proved)]
         score[name] = {
             "mutants": len(chosen),
             "caught": len(chosen) - len(survivors),

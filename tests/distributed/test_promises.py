@@ -217,6 +217,38 @@ def test_fewer_elements_than_ranks(f):
     equals_one_process(f, Shard(0), x=x, shape=(4,))
 
 
+class Rows(fullgrad.Function):
+    """Asks torch for a size that it cannot tell of a tensor without elements."""
+
+    whole_dims = 1
+
+    @staticmethod
+    def forward(x):
+        return x.reshape(x.shape[0], -1).clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_fewer_rows_than_ranks(rows):
+    """Or fewer than fill the last rank: no rank gets none of them."""
+    equals_one_process(Rows.apply, Shard(0), x=X.repeat(2, 1)[:rows].clone(), shape=(4,))
+
+
 # --- Errors ---------------------------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ BESIDE = {
     "_dispatch/overrides.py": ["ecosystem/test_overrides.py"],
     "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
     "_dispatch/state.py": ["tracking"],
-    "_dispatch/torch_private.py": ["adopting", "tracking"],
+    "_dispatch/torch_private.py": ["adopting", "ecosystem/test_overrides.py", "tracking"],
     "_dispatch/trees.py": ["estimators"],
 }
 # The same, of tests that take minutes.

@@ -1,6 +1,5 @@
 """`proj_capped_simplex`: weights between 0 and 1 with a given sum."""
 
-import math
 from typing import Any
 
 import torch
@@ -162,7 +161,7 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         return v.clone()
     theta, top = _between(v, k)
     k = k.expand(theta.shape)
-    low, high = theta - math.inf, theta + math.inf
+    low = high = theta  # the bracket, of which the first step knows a side
     eps = torch.finfo(v.dtype).eps
     enough = 4 * eps * k.clamp(min=1)
     straight = mode in ("smooth", "laplace")  # in the log-odds of the mean
@@ -173,7 +172,7 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         error = total - k
         wrong = error.abs() > enough  # not so of NaN
         step = error / slope if base is None else (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
-        if i:  # one side of the bracket is known then
+        if i:
             low, high = torch.where(error > 0, theta, low), torch.where(error < 0, theta, high)
         else:
             low, high = _bracket(theta, error, top, v, mode)

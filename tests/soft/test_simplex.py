@@ -1,6 +1,7 @@
 """Sparse softmaxes, soft subsets and their losses."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -95,6 +96,18 @@ def test_rows_without_an_answer_are_nan():
         p = soft.subset_marginals(rows[[0, 3]], k)
         assert p[0].isnan().all()
         assert (p[1] == float(k > 0)).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n in (1, 2, 5, 8, 9) for k in range(n + 1)])
+def test_subset_marginals_are_those_of_all_subsets(n, k):
+    """Value and gradient, by counting; the softmax for k = 1."""
+    x, weights = torch.linspace(-1, 2, n, dtype=torch.float64).sin().requires_grad_(), torch.arange(1.0, n + 1).double()
+    subsets = torch.tensor([[i in chosen for i in range(n)] for chosen in combinations(range(n), k)]).double()
+    expected = torch.softmax(subsets @ x, 0) @ subsets
+    found = soft.subset_marginals(x, k)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    (gradient,) = torch.autograd.grad(found @ weights, x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected @ weights, x)[0], rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -341,6 +341,23 @@ def test_any_dimension(name):
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), rows.movedim(-1, dim))
 
 
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+@pytest.mark.parametrize("k", [0, 1, 3, 4])
+def test_relaxed_subsets_are_sums_of_softmaxes(k, tau):
+    """Each of what the ones before left, for every k; value and gradient."""
+    x, noise, weights = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+    x.requires_grad_()
+    scores, expected = x + noise, torch.zeros_like(x)
+    for _ in range(k):
+        a = torch.softmax(scores / tau, -1)
+        expected, scores = expected + a, scores + torch.log1p(-a)
+    found = sampling.gumbel_topk(x, k, tau, noise=noise)
+    torch.testing.assert_close(found, expected)
+    if k:
+        gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("name", [n for n in NAMES if "tau" in signature(getattr(sampling, n)).parameters and n != "reinmax"])
 def test_a_number_as_temperature_is_a_tensor_of_it(name, tau):

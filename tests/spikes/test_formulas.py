@@ -196,7 +196,7 @@ def test_arguments_are_checked(name):
     with pytest.raises(TypeError, match=f"{name}: `grad_scale` must be"):
         operator(V, grad_scale=None)
     if "alpha" in inspect.signature(operator).parameters and name != "log_tailed_relu":
-        for bad in (0.0, -1.0, float("inf"), float("nan")):
+        for bad in (0.0, -1.0, float("inf"), float("nan"), *([1.0] if name == "q_pseudo_spike" else [])):
             with pytest.raises(ValueError, match=f"{name}: `alpha( - 1)?` must be positive"):
                 operator(V, alpha=bad)
 

@@ -59,7 +59,7 @@ def test_pass_round_is_round():
 @pytest.mark.parametrize("mode", ["up", 3, None, ["floor"]])
 def test_modes_have_names(mode):
     """What is no name of a mode is refused, also what has no hash."""
-    with pytest.raises(ValueError, match="round: `mode` must be one of 'half_even', .* got"):
+    with pytest.raises(ValueError, match=r"round: `mode` must be one of 'half_even', .* got"):
         fullgrad.round(torch.ones(2), mode)
 
 

@@ -388,6 +388,8 @@ def test_hard_selection_is_indexing():
             -1, dim
         )
         close(soft.take_along_dim(x, torch.nn.functional.one_hot(places, n).float(), dim), x.take_along_dim(places, dim))
+    long, places = like(torch.empty(2, 20), 1), torch.tensor([[7, 2, 2], [19, 0, 5]])  # summed in another way
+    close(soft.take_along_dim(long, torch.nn.functional.one_hot(places, 20).float(), 1), long.take_along_dim(places, 1))
     close(soft.take(x, torch.eye(30)[[7, 2]]), x.take(torch.tensor([7, 2])))
     condition = torch.tensor([[True], [False]])
     equal(soft.where(condition.float(), x[0, :2], x[1, :2]), torch.where(condition, x[0, :2], x[1, :2]))

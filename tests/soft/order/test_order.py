@@ -302,7 +302,7 @@ def test_gradients_per_sample(name, method):
 
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_softness_per_sample(method):
-    """A softness for each sample, and its gradient, transport included."""
+    """A softness for each sample, also of two batches, and its gradient, transport included."""
     x, s = numbers(3, 5), torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
 
     def loss(row, s):
@@ -311,6 +311,8 @@ def test_softness_per_sample(method):
     for argnum in (0, 1):
         expected = torch.stack([grad(loss, argnum)(*pair) for pair in zip(x, s, strict=True)])
         close(vmap(grad(loss, argnum))(x, s), expected)
+        nested = vmap(vmap(grad(loss, argnum)))(torch.stack((x, x.flip(0))), torch.stack((s, s.flip(0))))
+        close(nested, torch.stack((expected, expected.flip(0))))
     h = 1e-6
     numeric = torch.stack([(loss(r, t + h) - loss(r, t - h)) / (2 * h) for r, t in zip(x, s, strict=True)])
     close(vmap(grad(loss, 1))(x, s), numeric, rtol=1e-5, atol=1e-6)

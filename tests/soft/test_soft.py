@@ -1,6 +1,7 @@
 """The relaxations and their straight-through versions: golden values, modes, exact hard values, accuracy, errors."""
 
 import json
+import itertools
 import math
 from pathlib import Path
 
@@ -167,6 +168,7 @@ PARAMETERS = {
     "greater": lambda x, s, mode, low, high: soft.greater(x, low, s, mode) * high,
     "eq": lambda x, s, mode, low, high: soft.eq(x, low, s, mode) * high,
     "isclose": lambda x, s, mode, low, high: soft.isclose(x, low, s, mode=mode) * high,
+    "isclose by a half": lambda x, s, mode, low, high: soft.isclose(x, low, s, rtol=0.5, mode=mode) * high,
 }
 
 
@@ -340,6 +342,25 @@ def test_softness_per_sample_and_with_a_gradient():
             close(vmap(grad(lambda s, x, f=f, mode=mode: f(x, s[0], mode).sum()))(s, x), g)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_softness_of_another_dtype(name, dtype):
+    """It has the gradient of one of the dtype of x, and so has x."""
+    x = like(torch.empty(6, dtype=torch.float32), 0)
+    s = torch.full((6,), 0.25, dtype=dtype)  # the same number in each
+
+    def total(x, s):
+        return PARAMETERS[name](x, s, "smooth", -0.9, 0.8).sum()
+
+    def gradients(s):
+        return [g.float() for g in grad(total, (0, 1))(x, s)]
+
+    torch.testing.assert_close(gradients(s), gradients(s.float()), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(total(leaf, s), leaf)
+    torch.testing.assert_close(found, gradients(s.float())[0])
+
+
 @pytest.mark.parametrize("case", [c for c in RELAXATIONS if c.name.endswith("widths")], ids=lambda c: c.name)
 def test_a_softness_for_each_row(case):
     """Its gradient, alone and with that of the other inputs; the cotangent, whose buffer it might have been, stays."""
@@ -363,6 +384,18 @@ def test_logic_of_certain_truth_values_is_boolean():
     assert grad(lambda x: soft.all(x).sum())(x).tolist() == [[0, 0, 0], [0, 1, 0]]
     assert grad(lambda x: soft.any(1 - x).sum())(x).tolist() == [[0, 0, 0], [0, -1, 0]]
     assert soft.all(x, 0).tolist() == [0, 0, 0.5]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("f", [soft.logical_and, soft.logical_or, soft.logical_xor])
+def test_truth_values_of_two_dtypes_are_those_of_the_wider_one(f, mean):
+    """Value and gradients, each in the dtype of its input."""
+    for dtypes in itertools.permutations((torch.bfloat16, torch.float32, torch.float64), 2):
+        a, b = (torch.tensor([0.25, 0.5, 0.75], dtype=dtype, requires_grad=True) for dtype in dtypes)
+        wider = torch.promote_types(*dtypes)
+        found, expected = f(a, b, mean), f(a.to(wider), b.to(wider), mean)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), (a, b)), torch.autograd.grad(expected.sum(), (a, b)))
 
 
 def test_means_of_small_truth_values_have_finite_derivatives_in_half_precision():
@@ -419,6 +452,7 @@ ERRORS = [
     (lambda: fullgrad.greater_st(x, "y"), TypeError, "greater_st: `y` must be a number or a tensor, got a value of type str"),
     (lambda: fullgrad.clamp_st(x, None, 1.0), TypeError, "clamp_st: `min_value` must be a number or a tensor, got"),
     (lambda: soft.isclose(x, x, rtol=-1.0), ValueError, "isclose: `rtol` must be finite and not negative, got -1.0"),
+    (lambda: soft.isclose(x, x, atol=math.inf), ValueError, "isclose: `atol` must be finite and not negative, got inf"),
     (lambda: soft.all(x, 2), IndexError, "all: `dim` must be from -2 to 1 for 2 dimensions, got 2"),
     (lambda: soft.take(x, x, 0), ValueError, r"take: `soft_index` must have 2 weights in its last dimension, got shape \(2, 3\)"),
     (lambda: soft.take_along_dim(x, x, 0), ValueError, r"`soft_index` must have 3 dimensions, got shape \(2, 3\)"),
@@ -443,6 +477,7 @@ def test_integers_become_floats():
     whole = torch.tensor([-2, 0, 3])
     equal(soft.abs(whole), soft.abs(whole.float()))
     equal(soft.greater(whole, 1), soft.greater(whole.float(), 1.0))
+    equal(soft.isclose(whole, 0, rtol=0, epsilon=0, atol=1), soft.isclose(whole.float(), 0.0, rtol=0.0, epsilon=0.0, atol=1.0))
     assert fullgrad.abs_st(whole).dtype == torch.float32
     assert soft.ge is soft.greater_equal
     assert soft.equal is soft.eq

@@ -63,7 +63,7 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_and``.
     """
-    x, y = checked_floating("logical_and", "x", x), checked_floating("logical_and", "y", y)
+    x, y = _truth_values("logical_and", x, y)
     # The product of roots, as the root of a product loses small numbers in half precision.
     return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if use_geometric_mean else x * y
 
@@ -94,12 +94,9 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
 
     Source: ``softtorch.logical_or``.
     """
-    x, y = checked_floating("logical_or", "x", x), checked_floating("logical_or", "y", y)
+    x, y = _truth_values("logical_or", x, y)
     if use_geometric_mean:
         return 1 - logical_and(1 - x, 1 - y, True)
-    if x.dtype != y.dtype:
-        dtype = torch.promote_types(x.dtype, y.dtype)
-        x, y = x.to(dtype), y.to(dtype)
     return torch.lerp(x, x.new_ones(()), y)  # x + y (1 - x) in one pass
 
 
@@ -130,7 +127,7 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_xor``.
     """
-    x, y = checked_floating("logical_xor", "x", x), checked_floating("logical_xor", "y", y)
+    x, y = _truth_values("logical_xor", x, y)
     mean = use_geometric_mean
     return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
 
@@ -203,6 +200,15 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     x = checked_floating("any", "x", x)
     _checks.one_dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
+
+
+def _truth_values(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of the result, in which roots and negations are rounded."""
+    x, y = checked_floating(name, "x", x), checked_floating(name, "y", y)
+    if x.dtype == y.dtype:
+        return x, y
+    dtype = torch.result_type(x, y)
+    return x.to(dtype), y.to(dtype)
 
 
 def _geometric_mean(x: Tensor, dim: int, epsilon: float) -> Tensor:

@@ -340,6 +340,7 @@ def test_softness_per_sample_and_with_a_gradient():
             difference = (f(x, s + h, mode) - f(x, s - h, mode)).sum(1, keepdim=True) / (2 * h)
             torch.testing.assert_close(g, difference, rtol=1e-5, atol=1e-6, msg=f"{name} {mode}")
             close(vmap(grad(lambda s, x, f=f, mode=mode: f(x, s[0], mode).sum()))(s, x), g)
+            close(vmap(lambda x, s, f=f, mode=mode: f(x, s, mode))(x[:, 0], s[:, 0]), f(x[:, 0], s[:, 0], mode))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

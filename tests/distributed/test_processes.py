@@ -17,6 +17,23 @@ NAMES = {
 }
 
 
+class RaisesByNumbers(fullgrad.Elementwise):
+    """The identity of what is not negative."""
+
+    reads = {0: ()}
+    raises_by_numbers = True
+
+    @staticmethod
+    def forward(x):
+        if (x < 0).any():
+            raise ValueError("a negative element")
+        return x.clone()
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v
+
+
 def compare(rank, world, shape):
     """On every pair of placements value and derivatives are those of one process, and every rank raises what one raises."""
     mesh = init_device_mesh("cpu", shape)
@@ -36,6 +53,13 @@ def compare(rank, world, shape):
         assert whole(high).isnan().all()
     with pytest.raises(IndexError):
         fullgrad.sort_st(laid_out(x, mesh, [PLACEMENTS["Shard(1)"]] * len(shape)), 5)
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])  # some ranks have the negative element
+    for d in range(len(shape)):
+        placements = [PLACEMENTS["Shard(0)" if d == m else "Replicate"] for m in range(len(shape))]
+        assert whole(RaisesByNumbers.apply(laid_out(x.abs(), mesh, placements))).equal(x.abs())
+        for rows in (x, x.flip(0)):
+            with pytest.raises((ValueError, RuntimeError), match=r"a negative element|the call raised on another rank"):
+                RaisesByNumbers.apply(laid_out(rows, mesh, placements))
 
 
 @pytest.mark.long

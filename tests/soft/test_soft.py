@@ -137,7 +137,9 @@ def test_round_is_translation_equivariant(mode, softness):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_round_leaves_out_only_what_is_nothing(mode):
-    """A softness known as a number, for which steps are left out, gives what one does that is a tensor, for which none is; where steps begin and end, too."""
+    """A softness known as a number, for which steps are left out, gives what one does that is a tensor, for which none is; where
+    steps begin and end, too.
+    """
     x = torch.linspace(-2, 2, 401, dtype=torch.float64) + 0.00137
     x = torch.cat((x, torch.arange(-8, 9).double() / 4))
     for softness in (0.03, 0.1, 0.3):

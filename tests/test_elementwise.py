@@ -287,7 +287,7 @@ class Constant(Elementwise):
 
     @staticmethod
     def vjp_term(i, v, x):
-        return None
+        return None if i == 0 else v
 
 
 class Flat(Step):

@@ -10,6 +10,7 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
+from fullgrad.adoption._linearity import _differs
 from tests.adopting import oracle
 from tests.adopting.functions import LooksAtNumbers, SavesInput, SavesIntermediate, X
 
@@ -250,3 +251,15 @@ def test_adopt_refuses_other_things():
     """With what it got."""
     with pytest.raises(TypeError, match=r"adopt: `cls` must be a subclass of torch.autograd.Function, got"):
         fullgrad.adopt(torch.round)
+
+
+def test_what_differs_differs_by_more_than_rounding():
+    """Relative to the largest number; what is not finite in either is left out."""
+    inf, nan = float("inf"), float("nan")
+    for size in (1e-4, 1.0, 1e4):
+        expected = size * torch.tensor([1.0, 0.5, 0.0])
+        for error, differs in ((0.0, False), (1e-5, False), (1e-2, True)):
+            assert _differs(expected + size * torch.tensor([0.0, 0.0, error]), expected) is differs
+    for found, expected in (([inf, 1.0], [2.0, 1.0]), ([2.0, 1.0], [nan, 1.0]), ([nan, 1.0], [inf, 1.0]), ([nan], [1.0])):
+        assert not _differs(torch.tensor(found), torch.tensor(expected))
+    assert _differs(torch.tensor([inf, 2.0]), torch.tensor([inf, 1.0]))

@@ -96,6 +96,17 @@ def test_tensor_factors_broadcast_and_gradients_sum():
     close(torch.autograd.grad(first[0].sum(), backward)[0], g)
 
 
+@pytest.mark.parametrize("backward", [0.5, 1, 1.0, 2, 2.0, 3.0])
+@pytest.mark.parametrize("forward", [1, 1.0, 2, 2.0])
+def test_numbers_as_factors(forward, backward):
+    """1, by which nothing is multiplied, is one of them."""
+    x = torch.tensor([0.5, -3.0], requires_grad=True)
+    y = fullgrad.scale(x, forward, backward)
+    assert y.tolist() == [0.5 * forward, -3.0 * forward]
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [backward, backward]
+    assert grad(lambda x: fullgrad.scale_bwd(x, backward))(torch.tensor(3.0)) == backward
+
+
 def test_tangents_of_both_inputs_add():
     """``jvp(t, t_f) = b t + x t_f``, each alone as well, in the dtype of the value."""
     x, f = torch.tensor([2.0, 3.0], dtype=torch.float16), torch.tensor([5.0, 7.0])

@@ -248,6 +248,8 @@ def test_topk_is_the_head_of_a_sort(call, method):
     x = numbers(2, 5)
     sort = soft.sort if call is soft.topk else fullgrad.sort_st
     whole = sort(x, descending=True, method=method)
+    assert type(call(x[0, 0], 1, return_indices=False)) is type(call(x, 1)) is torch.return_types.topk
+    assert type(sort(x[0, 0], return_indices=False)) is type(sort(x)) is torch.return_types.sort
     for k in (1, 3, 5):
         found = call(x, k, method=method)
         close(found.values, whole.values[:, :k], rtol=1e-6, atol=1e-8)

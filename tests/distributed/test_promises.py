@@ -140,6 +140,18 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
 STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
 
 
+def test_several_quantiles_of_rows():
+    """Of the rows that a rank has, without a word to the others."""
+    q = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64)
+
+    def quantiles(x):
+        with implicit_replication():
+            return soft.quantile(x, q, dim=1)
+
+    equals_one_process(quantiles, Shard(0))
+    assert collectives(quantiles, Shard(0))[:2] == [0, 0]
+
+
 @pytest.mark.parametrize("stat", STATISTICS.values(), ids=[*STATISTICS])
 def test_scales_are_those_of_the_whole(stat):
     """A rank's own number was recorded, that of a sum in parts."""

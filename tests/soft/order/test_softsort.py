@@ -11,6 +11,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.kernels import exponential
 from fullgrad.soft.order.methods import softsort
 from fullgrad.testing._subject import close
 
@@ -221,6 +222,7 @@ PEAK = """
 import resource, torch
 torch.set_num_threads(1)
 from fullgrad.soft.order._rows import Rows
+from fullgrad.soft.order.kernels import exponential
 from fullgrad.soft.order.methods.softsort import SoftSort
 def run(n):
     for mode in ("smooth", "c0", "c1", "c2"):
@@ -255,3 +257,18 @@ def test_short_rows_take_the_matrix(mode, monkeypatch):
         rtol=1e-9,
         atol=1e-9,
     )
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("n", [0, 1, 2, 33, 64, 101])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)])
+def test_scans_of_any_shape_are_loops(shape, n, monkeypatch):
+    """Also where nothing may be overwritten."""
+    decay, values = (torch.rand(*shape, n, dtype=torch.float64) for _ in range(2))
+    sums = [values[..., :1]][: min(n, 1)]
+    for i in range(1, n):
+        sums.append(values[..., i : i + 1] + decay[..., i : i + 1] * sums[-1])
+    expected = torch.cat(sums, -1) if n else values
+    for may in (True, False):
+        monkeypatch.setattr(exponential, "can_reuse_buffers", lambda may=may: may)
+        close(exponential._scan(decay, values), expected)

@@ -140,6 +140,16 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
 STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+def test_a_gradient_of_a_batch(placement):
+    """The other way round than per-sample gradients: the batch is inside."""
+    for f in (fullgrad.round, soft.abs, lambda row: fullgrad.sort_st(row).values, lambda row: fullgrad.scale_grad(row) ** 2):
+        gradient = torch.func.grad(lambda x: torch.func.vmap(f)(x).square().sum())  # noqa: B023
+        expected = gradient(X)
+        for found in of_ranks(lambda x: [gradient(x.detach())], placement):  # noqa: B023
+            assert_close(found[0], expected)
+
+
 def test_several_quantiles_of_rows():
     """Of the rows that a rank has, without a word to the others."""
     q = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64)

@@ -201,6 +201,16 @@ def test_arguments_are_checked(name):
                 operator(V, alpha=bad)
 
 
+@pytest.mark.parametrize("alpha", [1.01, 1.5, 50.0])
+@pytest.mark.parametrize("u", [1e38, float("inf")])
+def test_derivatives_of_q_pseudo_spike_are_finite_far_away(alpha, u):
+    """Those of alpha too, near 1, where the slope falls slowly."""
+    for v in (u, -u):
+        v, a = torch.tensor(v, requires_grad=True), torch.tensor(alpha, requires_grad=True)
+        first = torch.autograd.grad(spikes.q_pseudo_spike(v, a), (v, a), create_graph=True)
+        assert all(d.isfinite() for d in (*first, *torch.autograd.grad(first[0], (v, a))))
+
+
 def test_windows_are_ordered():
     """An empty window is a mistake."""
     with pytest.raises(ValueError, match=r"`low` must be less than `high`, got 1\.0 and 1\.0"):

@@ -82,6 +82,8 @@ def rows(n, generator):
     yield "cascade", down(torch.cat([-steps[1:], torch.tensor([n**2], dtype=D)]) + w), w
     yield "geometric", 0.5**steps, down(normal() * 0.5**steps)
     yield "wide", down(3000 * normal()), down(3000 * normal())
+    far = 900 * normal().round()
+    yield "clusters", down(far + normal()), down(far + normal())
     yield "uneven", down(1000 * normal().exp()), down(1000 * normal().exp())
 
 

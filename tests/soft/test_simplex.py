@@ -246,6 +246,41 @@ def test_a_number_has_all_the_weight(name):
         assert (one.shape, one.dtype, one.item()) == ((), dtype, 1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_number_has_the_weight_that_is_given_away(dtype):
+    """Where that is not 1."""
+    x = torch.tensor(0.3, dtype=dtype)
+    found = [soft.proj_capped_simplex(x, k) for k in (0.0, 0.5, 1.0)] + [soft.subset_marginals(x, k) for k in (0, 1)]
+    assert all((p.shape, p.dtype) == ((), dtype) for p in found)
+    torch.testing.assert_close(torch.stack(found), torch.tensor([0, 0.5, 1, 0, 1], dtype=dtype))
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_masked_logits_are_in_no_subset(k):
+    """The others are in those of what is left, with their derivatives; a row with fewer than k of them is NaN."""
+    x = torch.tensor([0.1, -INF, 0.2, -INF, 0.7], dtype=torch.float64)
+    left = x > -INF
+    total = lambda x: (soft.subset_marginals(x, k) * torch.arange(1, len(x) + 1)).sum()  # noqa: E731
+    expected = torch.zeros(5, dtype=torch.float64).masked_scatter(left, soft.subset_marginals(x[left], k))
+    torch.testing.assert_close(soft.subset_marginals(x, k), expected)
+    weighted = lambda y: (soft.subset_marginals(y, k) * torch.tensor([1, 3, 5])).sum()  # noqa: E731
+    slopes = torch.zeros(5, dtype=torch.float64).masked_scatter(left, grad(weighted)(x[left]))
+    torch.testing.assert_close(grad(total)(x), slopes)
+    assert soft.subset_marginals(x, 4).isnan().all()
+    assert soft.subset_marginals(x, 5).isnan().all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_of_batches_of_any_shape(reduction):
+    """Those of the rows."""
+    x, classes = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
+    for loss in (soft.entmax_loss, soft.normmax_loss):
+        for target, rows in ((classes, classes.flatten()), (x.softmax(-1), x.softmax(-1).flatten(0, 1))):
+            expected = loss(x.flatten(0, 1), rows, reduction=reduction)
+            found = loss(x, target, reduction=reduction)
+            torch.testing.assert_close(found, expected.reshape(2, 3) if reduction == "none" else expected)
+
+
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_masks_have_ones_at_the_largest(k):
     """As many as asked for, along any dimension; none and all of them without a derivative."""

@@ -277,6 +277,7 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.quant_range(0), ValueError, "`bits` must be from 1"),
         (lambda x: quantizers.fsq(x, (3, 3)), ValueError, "a number for each of the channels"),
         (lambda x: quantizers.stretched_elastic(x, 1.0, 1), ValueError, "`levels` must be at least 2"),
+        (lambda x: quantizers.tqt(x, 0.0, 25), ValueError, "`bits` must be .*, got 25"),
         (lambda x: quantizers.twn(x[:0]), ValueError, "at least one element"),
         (lambda x: quantizers.levels("apot", 8), ValueError, "`bits` must be from 3 to 7"),
         (lambda x: quantizers.levels("power_of_two", 1), ValueError, "`bits` must be from 2 to 8"),
@@ -431,6 +432,9 @@ def test_codebooks_of_a_batch():
     expected = [quantizers.vector_quantize(v, c)[0] for v, c in zip(x, codebooks, strict=True)]
     found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 2))(x.movedim(0, 2), codebooks.movedim(0, 2))
     torch.testing.assert_close(found, torch.stack(expected))
+    nested = vmap(vmap(lambda v, c: quantizers.vector_quantize(v, c)[0]), (0, None))(torch.stack((x, -x)), codebooks)
+    others = [quantizers.vector_quantize(-v, c)[0] for v, c in zip(x, codebooks, strict=True)]
+    torch.testing.assert_close(nested, torch.stack((torch.stack(expected), torch.stack(others))))
 
 
 def test_formats_have_the_bias_of_ieee_by_default():

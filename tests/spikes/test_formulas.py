@@ -201,6 +201,15 @@ def test_arguments_are_checked(name):
                 operator(V, alpha=bad)
 
 
+def test_what_is_at_the_clip_value_is_not_clipped():
+    """The gradient passes there, and a clip value that learns has none."""
+    x, clip = torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    for operator in (spikes.ste_sign, spikes.ste_heaviside):
+        by_x, by_clip = torch.autograd.grad((operator(x, clip_value=clip) * torch.arange(5)).sum(), (x, clip))
+        assert by_x.tolist() == [0.0, 1.0, 2.0, 3.0, 0.0]
+        assert by_clip == 4.0
+
+
 @pytest.mark.parametrize("alpha", [1.01, 1.5, 50.0])
 @pytest.mark.parametrize("u", [1e38, float("inf")])
 def test_derivatives_of_q_pseudo_spike_are_finite_far_away(alpha, u):

@@ -1,6 +1,9 @@
-"""What the tests of several folders share: a right operator, the list of what autograd saves, flushed subnormal numbers."""
+"""What the tests of several folders share: right operators, all subsets, the list of what autograd saves, flushed
+subnormal numbers.
+"""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +41,30 @@ class Cube(Function):
         return cls.apply(x), in_dims[0]
 
 
+class ThroughRound(Function):
+    """Straight-through round: nothing is saved, every derivative beyond the first is 0. Others have another forward."""
+
+    @staticmethod
+    def forward(x):
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+
+    @classmethod
+    def vmap(cls, info, in_dims, x):
+        return cls.apply(x), in_dims[0]
+
+
 @contextlib.contextmanager
 def saved_tensors() -> Iterator[list[Tensor]]:
     """The tensors that autograd saves in the block, in order."""
@@ -50,6 +77,13 @@ def storage_bytes(tensors: list[Tensor], but: tuple[Tensor, ...] = ()) -> int:
     """The bytes of the storages of tensors, each counted once, without those of others."""
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(n for pointer, n in held.items() if pointer not in {t.untyped_storage().data_ptr() for t in but})
+
+
+def subset_probabilities(theta: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All subsets of k elements as rows of 0 and 1, and the probability of each."""
+    n = len(theta)
+    subsets = torch.tensor([[i in chosen for i in range(n)] for chosen in itertools.combinations(range(n), k)]).to(theta.dtype)
+    return subsets, torch.softmax(subsets @ theta, 0)
 
 
 class TorchCube(torch.autograd.Function):

@@ -99,6 +99,16 @@ def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
             assert rest == [None, None]
 
 
+@pytest.mark.parametrize("shape", [(5, 6, 7), (64,), (3, 1, 50), (2, 9)])
+@pytest.mark.parametrize("size", [1, 8, 20, 63])
+def test_pieces_are_about_as_large_as_asked_for(shape, size):
+    """Less than twice that, and they hold every element once."""
+    x = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    parts = [x[piece] for piece in _half_precision.pieces_of(x.shape, size)]
+    assert max(p.numel() for p in parts) < 2 * size
+    assert torch.cat([p.flatten() for p in parts]).sort().values.equal(x.flatten())
+
+
 class Normalized(fullgrad.Elementwise):
     """A term that asks for the number of elements, as LSQ's does."""
 
@@ -111,16 +121,6 @@ class Normalized(fullgrad.Elementwise):
     @staticmethod
     def vjp_term(i, v, x, scale):
         return v if i == 0 else v * x / x.numel() ** 0.5
-
-
-@pytest.mark.parametrize("shape", [(5, 6, 7), (64,), (3, 1, 50), (2, 9)])
-@pytest.mark.parametrize("size", [1, 8, 20, 63])
-def test_pieces_are_about_as_large_as_asked_for(shape, size):
-    """Less than twice that, and they hold every element once."""
-    x = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    parts = [x[piece] for piece in _half_precision.pieces_of(x.shape, size)]
-    assert max(p.numel() for p in parts) < 2 * size
-    assert torch.cat([p.flatten() for p in parts]).sort().values.equal(x.flatten())
 
 
 def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._distributed import along_rows
+from fullgrad._half_precision import cast
 from fullgrad.clamping import clamp
 from fullgrad.soft._relaxation import checked_floating
 
@@ -63,9 +64,12 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_and``.
     """
-    x, y = _truth_values("logical_and", x, y)
+    x, y = checked_floating("logical_and", "x", x), checked_floating("logical_and", "y", y)
+    if not use_geometric_mean:
+        return x * y
+    x, y = _of_one_dtype(x, y)
     # The product of roots, as the root of a product loses small numbers in half precision.
-    return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if use_geometric_mean else x * y
+    return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10))
 
 
 def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -94,7 +98,7 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
 
     Source: ``softtorch.logical_or``.
     """
-    x, y = _truth_values("logical_or", x, y)
+    x, y = _of_one_dtype(checked_floating("logical_or", "x", x), checked_floating("logical_or", "y", y))
     if use_geometric_mean:
         return 1 - logical_and(1 - x, 1 - y, True)
     return torch.lerp(x, x.new_ones(()), y)  # x + y (1 - x) in one pass
@@ -127,7 +131,7 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_xor``.
     """
-    x, y = _truth_values("logical_xor", x, y)
+    x, y = _of_one_dtype(checked_floating("logical_xor", "x", x), checked_floating("logical_xor", "y", y))
     mean = use_geometric_mean
     return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
 
@@ -202,13 +206,10 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
 
-def _truth_values(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _of_one_dtype(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the dtype of the result, in which roots and negations are rounded."""
-    x, y = checked_floating(name, "x", x), checked_floating(name, "y", y)
-    if x.dtype == y.dtype:
-        return x, y
-    dtype = torch.result_type(x, y)
-    return x.to(dtype), y.to(dtype)
+    dtype = x.dtype if x.dtype == y.dtype else torch.result_type(x, y)
+    return cast(x, dtype), cast(y, dtype)
 
 
 def _geometric_mean(x: Tensor, dim: int, epsilon: float) -> Tensor:

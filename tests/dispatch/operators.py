@@ -7,35 +7,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import Function
-from tests.operators import Cube
+from tests.operators import Cube, ThroughRound
 
 
 def cube(x: Tensor) -> Tensor:
     return x**3
-
-
-class ThroughRound(Function):
-    """Straight-through round: nothing is saved, every derivative beyond the first is 0."""
-
-    @staticmethod
-    def forward(x):
-        return torch.round(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def vjp(ctx, g):
-        return g
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return ThroughRound.apply(x), in_dims[0]
 
 
 def through_round(x: Tensor) -> Tensor:

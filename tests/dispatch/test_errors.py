@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from fullgrad import Function
 from fullgrad._dispatch import derivatives
-from tests.dispatch.operators import Cube, MatMul, SinCos, sample
+from tests.dispatch.operators import Cube, MatMul, SinCos, ThroughRound, sample
 
 pytestmark = pytest.mark.short
 
@@ -117,28 +117,12 @@ def test_gradient_of_another_shape_is_refused():
 SCALE = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
 
 
-class Capturing(Function):
+class Capturing(ThroughRound):
     """Multiplies by a tensor from outside, which is no input."""
 
     @staticmethod
     def forward(x):
         return x * SCALE
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def vjp(ctx, g):
-        return g
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Capturing.apply(x), in_dims[0]
 
 
 def test_captured_tensor_has_no_gradient():

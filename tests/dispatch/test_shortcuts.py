@@ -16,6 +16,7 @@ import fullgrad
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad._function import Function, alias, pure
 from fullgrad._suite.cases import CASES
+from tests.operators import ThroughRound
 
 pytestmark = pytest.mark.short
 
@@ -225,27 +226,11 @@ def test_a_closure_is_not_recorded():
     """A forward that is not marked runs without grad mode, which is then as before, after an error too."""
     weight = torch.ones(3, requires_grad=True)
 
-    class Closes(Function):
+    class Closes(ThroughRound):
         @staticmethod
         def forward(x):
             assert not torch.is_grad_enabled()
             return x * weight
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def vjp(ctx, g):
-            return g
-
-        @staticmethod
-        def jvp(ctx, t):
-            return t
-
-        @staticmethod
-        def vmap(info, in_dims, x):
-            return Closes.apply(x), in_dims[0]
 
     assert not Closes.apply(torch.ones(3)).requires_grad
     assert torch.is_grad_enabled()

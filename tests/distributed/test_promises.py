@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad import quantizers, sampling, soft
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
+from tests.operators import ThroughRound
 
 pytestmark = needs_threads
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -137,9 +138,6 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
     equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
 
 
-STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
-
-
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
 def test_a_gradient_of_a_batch(placement):
     """The other way round than per-sample gradients: the batch is inside."""
@@ -160,6 +158,9 @@ def test_several_quantiles_of_rows():
 
     equals_one_process(quantiles, Shard(0))
     assert collectives(quantiles, Shard(0))[:2] == [0, 0]
+
+
+STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
 
 
 @pytest.mark.parametrize("stat", STATISTICS.values(), ids=[*STATISTICS])
@@ -240,7 +241,7 @@ def test_fewer_elements_than_ranks():
         equals_one_process(f, Shard(0), x=x, shape=(4,))
 
 
-class Rows(fullgrad.Function):
+class Rows(ThroughRound):
     """Asks torch for a size that it cannot tell of a tensor without elements."""
 
     whole_dims = 1
@@ -248,22 +249,6 @@ class Rows(fullgrad.Function):
     @staticmethod
     def forward(x):
         return x.reshape(x.shape[0], -1).clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def vjp(ctx, g):
-        return g
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])

@@ -248,7 +248,7 @@ def _is_caught(path, source, stages, proved):
 
 def _chosen(files, options):
     """By file, the mutants that are asked about: all, or those that were drawn."""
-    found = {path: [m for m in mutants(path.read_text()) if options.kind in (None, m.kind)] for path in files}
+    found = {path: mutants(path.read_text()) for path in files}
     if options.survivors:
         survived = json.loads(options.survivors.read_text())
         for path in files:
@@ -270,7 +270,6 @@ def main():
     parser.add_argument("--sample", type=int, help="at most so many of each file")
     parser.add_argument("--draw", type=int, help="so many of all files together, each mutant as likely as another")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
-    parser.add_argument("--kind", help="only of this kind, such as 'other side'")
     parser.add_argument("--at-once", action="store_true", help="only the eager checks and the short tests of the family")
     parser.add_argument("--survivors", type=Path, help="only those that survived in this JSON file")
     parser.add_argument("--json", type=Path)

@@ -9,6 +9,8 @@ import torch
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from fullgrad import sampling, soft
+from fullgrad._suite.cases.sampling import _topk_weights
+from tests.operators import subset_probabilities
 
 pytestmark = pytest.mark.short
 
@@ -48,12 +50,6 @@ def test_frequencies_of_classes(name):
         kwargs = {"sample_tau": tau}
     y = call(name, X.expand(n, 4), **kwargs)
     within_five_errors(y.mean(0), torch.softmax(X / tau, -1), n)
-
-
-def subset_probabilities(theta, k):
-    """By all subsets."""
-    subsets = torch.tensor([[i in chosen for i in range(len(theta))] for chosen in itertools.combinations(range(len(theta)), k)])
-    return subsets.to(theta.dtype), torch.softmax(subsets.to(theta.dtype) @ theta, 0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -347,11 +343,7 @@ def test_relaxed_subsets_are_sums_of_softmaxes(k, tau):
     """Each of what the ones before left, for every k; value and gradient."""
     x, noise, weights = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
     x.requires_grad_()
-    scores, expected = x + noise, torch.zeros_like(x)
-    for _ in range(k):
-        a = torch.softmax(scores / tau, -1)
-        expected, scores = expected + a, scores + torch.log1p(-a)
-    found = sampling.gumbel_topk(x, k, tau, noise=noise)
+    found, expected = sampling.gumbel_topk(x, k, tau, noise=noise), _topk_weights(x, noise, tau, k)
     torch.testing.assert_close(found, expected)
     if k:
         gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)]

@@ -1,7 +1,6 @@
 """Sparse softmaxes, soft subsets and their losses."""
 
 import math
-from itertools import combinations
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fullgrad import soft, topk_mask_st
 from fullgrad.soft.simplex._entmax_loss import _log, _psi
 from tests import golden
+from tests.operators import subset_probabilities
 
 pytestmark = pytest.mark.short
 
@@ -102,8 +102,8 @@ def test_rows_without_an_answer_are_nan():
 def test_subset_marginals_are_those_of_all_subsets(n, k):
     """Value and gradient, by counting; the softmax for k = 1."""
     x, weights = torch.linspace(-1, 2, n, dtype=torch.float64).sin().requires_grad_(), torch.arange(1.0, n + 1).double()
-    subsets = torch.tensor([[i in chosen for i in range(n)] for chosen in combinations(range(n), k)]).double()
-    expected = torch.softmax(subsets @ x, 0) @ subsets
+    subsets, probabilities = subset_probabilities(x, k)
+    expected = probabilities @ subsets
     found = soft.subset_marginals(x, k)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     (gradient,) = torch.autograd.grad(found @ weights, x)
@@ -259,13 +259,10 @@ def test_a_number_has_the_weight_that_is_given_away(dtype):
 def test_masked_logits_are_in_no_subset(k):
     """The others are in those of what is left, with their derivatives; a row with fewer than k of them is NaN."""
     x = torch.tensor([0.1, 0.2, -INF, -INF, 0.7], dtype=torch.float64)
-    left = x > -INF
-    total = lambda x: (soft.subset_marginals(x, k) * torch.arange(1, len(x) + 1)).sum()  # noqa: E731
-    expected = torch.zeros(5, dtype=torch.float64).masked_scatter(left, soft.subset_marginals(x[left], k))
-    torch.testing.assert_close(soft.subset_marginals(x, k), expected)
-    weighted = lambda y: (soft.subset_marginals(y, k) * torch.tensor([1, 2, 5])).sum()  # noqa: E731
-    slopes = torch.zeros(5, dtype=torch.float64).masked_scatter(left, grad(weighted)(x[left]))
-    torch.testing.assert_close(grad(total)(x), slopes)
+    left, weights, zeros = x > -INF, torch.arange(1.0, 6.0).double(), torch.zeros_like(x)
+    slopes = grad(lambda x, weights: soft.subset_marginals(x, k) @ weights)
+    torch.testing.assert_close(soft.subset_marginals(x, k), zeros.masked_scatter(left, soft.subset_marginals(x[left], k)))
+    torch.testing.assert_close(slopes(x, weights), zeros.masked_scatter(left, slopes(x[left], weights[left])))
     assert soft.subset_marginals(x, 4).isnan().all()
     assert soft.subset_marginals(x, 5).isnan().all()
 

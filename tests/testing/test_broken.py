@@ -14,7 +14,7 @@ from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
 from fullgrad.testing._subject import scalar
 from fullgrad.testing._together import TOGETHER, check_together, in_one_graph, summed, together
-from tests.operators import Cube, TorchCube
+from tests.operators import Cube, ThroughRound, TorchCube
 
 
 class InexactValue(Cube):
@@ -48,28 +48,12 @@ class DroppedTangent(Cube):
         return torch.zeros_like(t)
 
 
-class SharedTangent(Function):
+class SharedTangent(ThroughRound):
     """round whose tangent is a view of the input's."""
-
-    @staticmethod
-    def forward(x):
-        return torch.round(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def vjp(ctx, g):
-        return g
 
     @staticmethod
     def jvp(ctx, t):
         return t.view_as(t)
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return SharedTangent.apply(x), in_dims[0]
 
 
 class SavedIntermediate(Cube):

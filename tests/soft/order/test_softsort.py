@@ -222,7 +222,6 @@ PEAK = """
 import resource, torch
 torch.set_num_threads(1)
 from fullgrad.soft.order._rows import Rows
-from fullgrad.soft.order.kernels import exponential
 from fullgrad.soft.order.methods.softsort import SoftSort
 def run(n):
     for mode in ("smooth", "c0", "c1", "c2"):

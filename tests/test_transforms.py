@@ -1,4 +1,5 @@
 """Every check of the kit: on one case of each operator class, with `--long` on every everyday case, in slices on all variants.
+Value and first derivatives are checked of every variant every time.
 
 A graph costs seconds whatever it holds. So the checks that trace take many cases at once; one at a time the everyday cases are
 traced in the slices.
@@ -18,13 +19,25 @@ from fullgrad.sampling._binary_st import RandomSign
 from fullgrad.soft.simplex._losses import FenchelYoung
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.testing import CHECKS, GROUPS, TorchLimit
+from fullgrad.testing._check_operator import run_check
 from fullgrad.testing._registry import WITH_TANGENTS
+from fullgrad.testing._report import FAILED
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
+REST = [c for c in CASES if c.exhaustive or c.long]
+# What is cheap enough to ask of every variant every time.
+CHEAP = (
+    "value_is_exact",
+    "value_of_special_numbers",
+    "value_in_every_dtype",
+    "value_in_every_layout",
+    "func_vjp",
+    "func_jvp",
+)
 
 
 def applies(case, name):
@@ -77,6 +90,18 @@ def test_check(case, name, device):
         if DISPATCH == "fallback" and name == "vmap_of_vjp" and "batched == nullptr" in str(error):
             pytest.skip("in the fallback torch fails inside, as for its own Function")
         raise
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("device", float64_devices())
+@pytest.mark.parametrize("cases", [pytest.param(REST[i : i + 20], id=f"from {REST[i].name}") for i in range(0, len(REST), 20)])
+def test_variants(cases, device):
+    """Values and first derivatives of the cases that are not checked in all ways every time."""
+    for case in cases:
+        for name in CHEAP:
+            if applies(case, name):
+                result = run_check(name, case.to(device))
+                assert result.status != FAILED, f"{case.name}: {name}: {result.message}"
 
 
 # What torch cannot trace: by check, beginnings of names. Such a case is apart, for all of its group would be checked one by one.

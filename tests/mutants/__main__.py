@@ -118,26 +118,26 @@ def _module(path):
 
 
 def _cases_of_files():
-    """By file, which everyday cases run a line of one of its functions, backward, forward or in a batch."""
+    """By file, which cases run a line of one of its functions, backward, forward or in a batch: everyday ones, and all others."""
     from fullgrad._suite.cases import CASES
     from fullgrad.testing._check_operator import run_check
 
-    used, seen = {}, set()
+    everyday, variants, seen = {}, {}, set()
 
     def profile(frame, event, argument):
         seen.add(frame.f_code.co_filename)
 
-    for case in [c for c in CASES if not c.exhaustive]:
+    for case in CASES:
         seen.clear()
         sys.setprofile(profile)
         try:
-            for check in USED:
+            for check in USED[:1] if case.exhaustive else USED:
                 run_check(check, case)
         finally:
             sys.setprofile(None)
         for file in seen:
-            used.setdefault(file, []).append(case.name)
-    return used
+            (variants if case.exhaustive else everyday).setdefault(file, []).append(case.name)
+    return everyday, variants
 
 
 def _few(names, count):
@@ -182,9 +182,10 @@ class Tests(NamedTuple):
         return None if failed in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else (self, f"tests: {failed!r}")
 
 
-def _stages(path, names, at_once):
+def _stages(path, names, variants, at_once):
     """Eager checks and the family's short tests; then the other tests, and traced checks of few cases."""
     from fullgrad.testing import CHECKS, GROUPS
+    from tests.test_transforms import CHEAP
 
     inside = path.relative_to(ROOT / "fullgrad")
     family = inside.parts[0].removeprefix("_").removesuffix(".py")
@@ -192,6 +193,7 @@ def _stages(path, names, at_once):
     folders = tuple(f"tests/{name}" for name in places if (ROOT / "tests" / name).exists())
     eager = sorted((c for c in CHECKS if c not in GROUPS["tracing"]), key=lambda c: FIRST.index(c) if c in FIRST else len(FIRST))
     yield Checks(tuple(_few(names, CASES_AT_ONCE)), tuple(eager))
+    yield Checks(tuple(variants), CHEAP)
     yield Tests((*folders, "tests/test_errors.py"))
     if not at_once:
         for name in FAR.get(family, ()):
@@ -275,11 +277,12 @@ def main():
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = [f.resolve() for p in options.paths for f in (sorted(p.rglob("*.py")) if p.is_dir() else [p])]
-    used = _in_child(lambda connection: connection.send(_cases_of_files()))
+    everyday, variants = _in_child(lambda connection: connection.send(_cases_of_files()))
     score, proved = {}, set()
     for path, chosen in _chosen(files, options).items():
-        name, source, names = str(path.relative_to(ROOT)), path.read_text(), used.get(str(path), [])
-        stages = functools.partial(_stages, path, names, options.at_once)
+        name, source = str(path.relative_to(ROOT)), path.read_text()
+        names = (everyday.get(str(path), []), variants.get(str(path), []))
+        stages = functools.partial(_stages, path, *names, options.at_once)
         survivors = [m for m in chosen if not _is_caught(path, mutated(source, m), stages, proved)]
         score[name] = {
             "mutants": len(chosen),

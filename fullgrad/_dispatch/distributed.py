@@ -341,6 +341,11 @@ class ToShards(_Conversion):
     @staticmethod
     def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
         spread: Any = x
+        if not isinstance(x, DTensor):  # one that torch.func does not batch: this rule for batches is not asked
+            raise NotImplementedError(
+                "fullgrad: the cotangents of distributed tensors cannot be batched by `is_grads_batched=True`. Use "
+                "torch.func.vmap of torch.func.vjp."
+            )
         local = (spread if spread.placements == use else spread.redistribute(placements=use)).to_local()
         local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
         return local.detach()

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication, local_map
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing import assert_close
 
 import fullgrad
 from fullgrad import quantizers, sampling, soft
+from fullgrad._distributed import extremes
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
 from tests.operators import ThroughRound
 
@@ -138,6 +140,34 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
     equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
 
 
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(1), Replicate())], ids=str)
+def test_extremes_of_rows_on_a_mesh_of_two_dimensions(placements):
+    """One dimension of the mesh may split the rows, and the other what is in them."""
+
+    def between(x):
+        low, high = extremes(x, (1,))
+        return x * low + high * high
+
+    equals_one_process(between, *placements, shape=(2, 2))
+
+
+def test_batched_cotangents_of_what_is_split_twice():
+    """One dimension of the tensor by both of the mesh, the second first: torch marks such shards as strided."""
+    cotangents = torch.eye(X.numel(), dtype=X.dtype).reshape(-1, *X.shape)
+
+    def pulled(x, cotangents):
+        return torch.func.vmap(torch.func.vjp(lambda x: fullgrad.sort_st(x, 1).values, x)[1])(cotangents)[0]
+
+    def run(mesh):
+        first, second = mesh.get_coordinate()
+        held = (_StridedShard(0, split_factor=2), Shard(0))
+        x = DTensor.from_local(X[[first + 2 * second]], mesh, held, run_check=False, shape=X.shape, stride=X.stride())
+        return whole(pulled(x, laid_out(cotangents, mesh, (Replicate(), Replicate())))).detach()
+
+    for found in on_ranks((2, 2), run):
+        assert_close(found, pulled(X, cotangents))
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
 def test_a_gradient_of_a_batch(placement):
     """The other way round than per-sample gradients: the batch is inside."""
@@ -150,11 +180,11 @@ def test_a_gradient_of_a_batch(placement):
 
 def test_several_quantiles_of_rows():
     """Of the rows that a rank has, without a word to the others."""
-    q = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64)
+    q, softness = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64)
 
     def quantiles(x):
         with implicit_replication():
-            return soft.quantile(x, q, dim=1)
+            return soft.quantile(x, q, dim=1, softness=softness)
 
     equals_one_process(quantiles, Shard(0))
     assert collectives(quantiles, Shard(0))[:2] == [0, 0]
@@ -323,6 +353,18 @@ def test_plain_tensors_are_not_mixed_in():
             return [fullgrad.clamp(x, -torch.ones(6, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))]
 
     assert torch.equal(of_ranks(allowed, Shard(1))[0][0], X.clamp(-1, 1))
+
+
+def test_a_batch_of_cotangents_that_torch_func_does_not_know():
+    """The rule for a batch is not asked."""
+
+    def gradients(x):
+        y = fullgrad.sort_st(x.requires_grad_(), 1).values
+        return torch.autograd.grad(y, x, torch.stack([y, y]).detach(), is_grads_batched=True)
+
+    for error in errors(gradients, Shard(0)):
+        assert isinstance(error, NotImplementedError)
+        assert all(text in str(error) for text in ("`is_grads_batched=True`", "torch.func.vmap of torch.func.vjp"))
 
 
 def test_every_rank_raises():

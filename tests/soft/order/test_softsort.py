@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch.autograd import forward_ad as fwAD
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -100,6 +101,25 @@ def test_second_derivative_is_that_of_the_matrix(mode, ties, transform):
     close(transform(ours)(both), transform(theirs)(both), rtol=1e-10, atol=1e-10)
     ours, theirs = (weighed(lambda v, f=f: f(v, mode)) for f in (soft_ranks, dense_ranks))
     close(transform(ours)(u), transform(theirs)(u), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("moved", [0, 1])
+def test_tangent_of_one_input_is_that_of_both_with_a_zero(moved, mode):
+    """Rules are told which input has none."""
+    inputs = [torch.sort(draw(2, 9, ties=True)).values, draw(2, 9, seed=1)]
+    direction = draw(2, 9, seed=2)
+    tangents = [direction * (i == moved) for i in range(2)]
+
+    def f(u, x):
+        return weighed(lambda u, x: soft_values(u, x, mode))(u, x)
+
+    alone = [direction if i == moved else None for i in range(2)]
+    with fwAD.dual_level():
+        duals = [v if t is None else fwAD.make_dual(v, t) for v, t in zip(inputs, alone, strict=True)]
+        found = fwAD.unpack_dual(f(*duals)).tangent
+    close(found, torch.func.jvp(f, tuple(inputs), tuple(tangents))[1])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -403,6 +403,12 @@ def test_few_rounds(mode, n):
         assert rounds <= 4 * math.log2(n), name
 
 
+def test_rounds_are_counted():
+    """The bound above bounds something: one merges a row that ascends, none is needed for one that descends."""
+    row = torch.arange(5, dtype=D)
+    assert [solve(u[None], -row[None] / 9, "smooth").rounds for u in (row, -row)] == [1, 0]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_large_batches_are_fast(mode):
     torch.manual_seed(0)

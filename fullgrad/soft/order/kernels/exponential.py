@@ -47,9 +47,6 @@ class TwoSided(RowFunction):
     @staticmethod
     def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:
         a, first, last, p, q, left, right = ctx.saved_tensors
-        dp, dq = (torch.zeros_like(v) if d is None else d for d, v in ((dp, p), (dq, q)))
-        if da is None:
-            return TwoSided.apply(a, first, last, dp, dq)
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
 

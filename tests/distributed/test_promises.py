@@ -168,6 +168,20 @@ def test_batched_cotangents_of_what_is_split_twice():
         assert_close(found, pulled(X, cotangents))
 
 
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Replicate(), Partial())], ids=str)
+def test_the_gradient_of_a_plain_number_on_a_mesh_of_two_dimensions(placements):
+    """That of the whole, on every rank."""
+
+    def by_bound(x):
+        bound = torch.tensor(0.7, dtype=x.dtype, requires_grad=True)
+        with implicit_replication():
+            (g,) = torch.autograd.grad(soft.clamp(x, -bound, bound).square().sum(), bound, create_graph=True)
+            return [g.detach(), *torch.autograd.grad(g, bound)]
+
+    for found in of_ranks(by_bound, *placements, shape=(2, 2)):
+        assert_close(found, by_bound(X))
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
 def test_a_gradient_of_a_batch(placement):
     """The other way round than per-sample gradients: the batch is inside."""

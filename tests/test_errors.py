@@ -126,8 +126,8 @@ def test_whole_numbers(name):
 FAR_OFF = {"alpha": 3, "gamma": -1, "low": 0, "zeta": 2}
 
 
-# Where the grid of another function looks at the scale.
-OF_GRIDS = {"quantizers.lsq", "quantizers.tqt"}
+# Where the grid of another function looks at the argument.
+OF_GRIDS = {("quantizers.lsq", "scale"), ("quantizers.tqt", "log2_threshold")}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
@@ -142,15 +142,45 @@ def test_dtypes(name):
                     call(name, {parameter.name: torch.ones(shape, dtype=dtype)})
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE, *OF_GRIDS}])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE}])
 def test_shapes(name):
     """A tensor that does not broadcast: torch's own error, or one that names the function and an argument."""
     first, others = signature(name)
     arguments = "|".join(p.name for p in (first, *others))
     for parameter in others:
-        if _may_be_tensor(parameter.annotation):
+        if _may_be_tensor(parameter.annotation) and (name, parameter.name) not in OF_GRIDS:
             wrong = torch.full((7, 5), 0.5)
             with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
                 call(name, {parameter.name: wrong > 0 if parameter.name == "mask" else wrong})
             if caught.type is not RuntimeError:
                 assert re.match(rf"{name.split('.')[-1]}: [^`]*`({arguments})`", str(caught.value))
+
+
+MOST = [
+    ("k_bit_quantize", "k", 1023),
+    ("affine_k_bit_quantize", "k", 1023),
+    ("quantizers.dorefa_activation", "bits", 53),
+    ("quantizers.dorefa_weight", "bits", 53),
+    ("quantizers.dorefa_gradient", "bits", 24),
+    ("quantizers.pact", "bits", 53),
+    ("quantizers.tqt", "bits", 24),
+    ("soft.round", "neighbor_radius", 1000),
+    ("soft.narrow", "length", 16),
+    ("soft.topk", "k", 16),
+    ("spikes.squarewave_fourier_series", "terms", 1000),
+    ("spikes.spike_count", "max_spikes", 2**53),
+    ("spikes.multi_spike", "max_spikes", 2**53),
+    ("spikes.periodic_exponential", "max_spikes", 2**53),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "most"), MOST)
+def test_counts_from_1_to_the_most(name, argument, most):
+    """Both ends are taken, what is beyond them and what is no integer is not."""
+    for count in (1, most):
+        call(name, {argument: count})
+    for wrong in (0, most + 1, -1):
+        with pytest.raises(ValueError, match=rf"^{name.split('.')[-1]}: `{argument}` must be .*got {wrong}\b"):
+            call(name, {argument: wrong})
+    with pytest.raises(TypeError, match=rf"^{name.split('.')[-1]}: `{argument}` must be a positive integer, got a value of type"):
+        call(name, {argument: 1.0})

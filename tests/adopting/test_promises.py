@@ -239,6 +239,30 @@ def test_errors_of_a_class_are_its_own():
             transform(total(fullgrad.adopt(Raises)))(X[None])
 
 
+def test_a_backward_that_is_refused_runs_once():
+    """It is not tried again below the transform, where a plain call inside it would not be refused."""
+    calls = []
+
+    class ChangesItsInput(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.mul_(2)
+
+    class CallsIt(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            calls.append(g)
+            return fullgrad.adopt(ChangesItsInput)(g.clone())
+
+    with pytest.raises(NotImplementedError, match=r"ChangesItsInput.forward changes an input in place"):
+        grad(total(fullgrad.adopt(CallsIt)))(X)
+    assert len(calls) == 1
+
+
 def test_gradients_that_nobody_needs():
     """A class may return None for an input, and a gradient of a shape that broadcasts: they are what eager code makes of them."""
 

@@ -10,7 +10,8 @@ import torch
 import fullgrad
 from fullgrad import quantizers
 from fullgrad.quantizers import FloatFormat, _float_rounding
-from fullgrad.quantizers._float_rounding import exponent
+from fullgrad.quantizers._arithmetic import first_and_last
+from fullgrad.quantizers._float_rounding import exponent, has_fraction
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal
 
@@ -195,6 +196,20 @@ def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
         with monkeypatch.context() as patch:
             patch.setattr(_float_rounding, "can_view_bits", lambda: False)
             assert torch.equal(exponent(some, digits).to(by_bits.dtype), by_bits)
+    normal = torch.cat([x, -x])[torch.cat([x, x]).abs() >= limits.tiny]
+    normal = normal[normal.isfinite()]
+    by_bits = has_fraction(normal)
+    assert by_bits.tolist() == [math.frexp(v)[0] not in (0.5, -0.5) for v in normal.tolist()]
+    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: False)
+    assert has_fraction(normal).equal(by_bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_first_and_the_last_number_without_bounds(dtype):
+    """They are the smallest and the largest finite ones."""
+    largest = torch.finfo(dtype).max
+    assert first_and_last(dtype, lambda v: v, -INF, INF) == (-largest, largest)
+    assert first_and_last(dtype, lambda v: v, -1.0, 2.0) == (-1, 2)
 
 
 def test_without_subnormal_numbers():

@@ -447,6 +447,18 @@ def test_formats_have_the_bias_of_ieee_by_default():
         assert FloatFormat(*bits).max == torch.finfo(dtype).max
 
 
+def test_formats_from_the_smallest_to_the_largest():
+    """Of a sign, exponent bits and mantissa bits."""
+    for bits in ((2, 0), (2, 52), (11, 0), (11, 52)):
+        assert FloatFormat(*bits).bits == 1 + sum(bits)
+    for bits in ((0, 3), (12, 3), (4, -1), (4, 53)):
+        with pytest.raises(ValueError, match=r"FloatFormat: `(exponent|mantissa)_bits` must be from"):
+            FloatFormat(*bits)
+    assert len(FloatFormat(8, 11).numbers()) == 2**20 - 2**12 + 1 - 2  # without infinities, NaN and one zero
+    with pytest.raises(ValueError, match="of 21 bits has too many numbers"):
+        FloatFormat(8, 12).numbers()
+
+
 def test_formats_have_a_positive_number_of_float64():
     """The least that have one, by kind, and those that have none, or too large ones."""
     assert FloatFormat(11, 52).max == torch.finfo(torch.float64).max

@@ -384,13 +384,20 @@ def test_uniform_noise_has_no_derivative(operator):
     assert not tangent.any()
 
 
-def test_gradients_of_the_terms_of_a_sum_share_no_memory():
+@pytest.mark.parametrize("name", ["gumbel_topk", "gumbel_softmax"])
+def test_gradients_of_the_terms_of_a_sum_share_no_memory(name):
     """Of logits and noise they are equal, and autograd may add to one of them in place."""
     x, noise = X.clone().requires_grad_(), sampling.gumbel_like(X).requires_grad_()
-    y = sampling.gumbel_topk(x, 2, noise=noise)
-    a, b = torch.autograd.grad((y * torch.arange(4)).sum(), (x, noise))
+
+    def gradients(x, noise, of):
+        y = getattr(sampling, name)(x, 2, noise=noise)
+        return torch.autograd.grad((y * torch.arange(4)).sum(), of)
+
+    a, b = gradients(x, noise, (x, noise))
     assert torch.equal(a, b)
     assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+    assert torch.equal(a, gradients(x, noise.detach(), (x,))[0])
+    assert torch.equal(a, gradients(x.detach(), noise, (noise,))[0])
 
 
 def test_saved_bytes_of_large_tensors():

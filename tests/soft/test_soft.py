@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jvp, vmap
 
 import fullgrad
 from fullgrad import soft
-from fullgrad._suite.cases.soft import RELAXATIONS
+from fullgrad._suite.cases.soft import RELAXATIONS, _isclose_of
 from fullgrad.testing import CHECKS
 from fullgrad.testing._subject import close, equal, like
 
@@ -460,6 +460,7 @@ ERRORS = [
     (lambda: soft.isclose(x, x, atol=math.inf), ValueError, "isclose: `atol` must be finite and not negative, got inf"),
     (lambda: soft.all(x, 2), IndexError, "all: `dim` must be from -2 to 1 for 2 dimensions, got 2"),
     (lambda: soft.take(x, x, 0), ValueError, r"take: `soft_index` must have 2 weights in its last dimension, got shape \(2, 3\)"),
+    (lambda: soft.take(x, torch.ones(3), 1), ValueError, r"take: `soft_index` must have the shape \(k, n\), got shape \(3,\)"),
     (lambda: soft.take_along_dim(x, x, 0), ValueError, r"`soft_index` must have 3 dimensions, got shape \(2, 3\)"),
     (lambda: soft.narrow(x, torch.ones(3), 4, 1), ValueError, "narrow: `length` must be at most 3, got 4"),
     (
@@ -468,6 +469,38 @@ ERRORS = [
         r"narrow: `soft_start` must have the shape \(3,\), got shape \(2,\)",
     ),
 ]
+
+
+HARD = {
+    "abs_st": torch.abs,
+    "relu_st": torch.relu,
+    "sign_st": torch.sign,
+    "round_st": torch.round,
+    "heaviside_st": lambda x: torch.heaviside(x.detach(), torch.tensor(0.5).double()) + 0 * x,
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_straight_through_is_torch(name):
+    """Value and derivative."""
+    x = torch.tensor([-1.7, -0.5, 0.0, 0.2, 2.5], dtype=torch.float64, requires_grad=True)
+    found, expected = getattr(fullgrad, name)(x, mode="hard"), HARD[name](x)
+    equal(found.detach(), expected.detach())
+    equal(*[torch.autograd.grad((y * torch.arange(5)).sum(), x)[0] for y in (found, expected)])
+
+
+@pytest.mark.parametrize("rtol", [0.0, 0.5])
+def test_closeness_has_gradients_of_each_tensor(rtol):
+    """Of both, and of one alone, with the relative tolerance of the second."""
+    x, y = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    x, y = x.requires_grad_(), y.requires_grad_()
+    found = soft.isclose(x, y, 0.3, rtol=rtol, atol=0.2).square().sum()
+    expected = _isclose_of(x, y, 0.3, rtol, 0.2, "smooth").square().sum()
+    for of in ((x, y), (x,), (y,)):
+        close(*[torch.autograd.grad(f, of, retain_graph=True) for f in (found, expected)])
+    for of, pair in ((x, (x, y.detach())), (y, (x.detach(), y))):
+        found, expected = soft.isclose(*pair, 0.3, rtol=rtol, atol=0.2), _isclose_of(*pair, 0.3, rtol, 0.2, "smooth")
+        close(*[torch.autograd.grad(f.sum(), of) for f in (found, expected)])
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)

@@ -204,7 +204,7 @@ def test_arguments_are_checked(name):
 def test_what_is_at_the_clip_value_is_not_clipped():
     """The gradient passes there, and a clip value that learns has none from there."""
     x, clip = torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True), torch.tensor(1.0, requires_grad=True)
-    for operator in (spikes.ste_sign, spikes.ste_heaviside):
+    for operator in (spikes.ste_sign, spikes.ste_heaviside, spikes.ternary_sign):
         by_x, by_clip = torch.autograd.grad((operator(x, clip_value=clip) * torch.arange(5)).sum(), (x, clip))
         assert by_x.tolist() == [0.0, 1.0, 2.0, 3.0, 0.0]
         assert by_clip == 4.0

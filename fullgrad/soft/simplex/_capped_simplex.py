@@ -126,16 +126,11 @@ class Centered(RowFunction):
         return by_v, total if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, _: None) -> Tensor:
+    def jvp(ctx: Any, t: Tensor, t_k: Tensor | None, _: None) -> Tensor:
         (z,) = ctx.saved_tensors
         w, inverse = _shares(z, ctx.mode)
-        total: Any = None
-        if t is not None:
-            total = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
-        if t_k is not None:
-            part = (t_k * inverse).expand(z.shape)
-            total = part if total is None else total + part
-        return total
+        moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
+        return moved if t_k is None else moved + t_k * inverse
 
 
 def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 from fullgrad import soft
+from fullgrad.soft.order.kernels import transport_dual
 from fullgrad.soft.order.projections.transport_polytope import Balance, Potentials, plan
 from fullgrad.testing import check_operator
 
@@ -39,6 +40,25 @@ def check_marginals(gamma, mu, nu, tolerance=1e-10):
     nu = nu * (mu.sum(-1, keepdim=True) / nu.sum(-1, keepdim=True))
     torch.testing.assert_close(gamma.sum(-1), mu.expand(gamma.shape[:-1]), rtol=0, atol=tolerance)
     torch.testing.assert_close(gamma.sum(-2), nu.expand(*gamma.shape[:-2], gamma.shape[-1]), rtol=0, atol=tolerance)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("mode", MODES)
+def test_the_offset_of_a_row_gives_its_mass(mode):
+    """To rounding, from a guess on either side and from none."""
+    scores, mass = example(mode, 3, n=6)[0] * 4, torch.rand(3, 6, dtype=float64) + 0.1
+    for guess in (None, torch.full_like(mass, -9.0), torch.full_like(mass, 9.0)):
+        t = scores + transport_dual._rows(scores, mass, guess, mode)[..., None]
+        found = t.exp() if mode == "smooth" else t.relu() ** ALPHA[mode]
+        torch.testing.assert_close(found.sum(-1), mass, rtol=1e-14, atol=0)
+
+
+def test_a_laplacian_of_almost_separate_columns_keeps_its_digits():
+    """Each row goes to one column, but for 1e-20: the diagonal is exact, where a difference would be 0."""
+    omega = torch.eye(4, dtype=float64) + 1e-20
+    found = transport_dual.laplacian(omega, omega.sum(-1), torch.full((4,), 1e-21, dtype=float64))
+    expected = (6e-20 + 1e-21 + 2e-20) * torch.eye(4, dtype=float64) - 2e-20
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
 def newton(cost, mu, nu, mode):

@@ -65,14 +65,11 @@ class PowerSums(RowFunction):
     def jvp(ctx: Any, dx: Any, dy: Any, df: Any, *_: Any) -> Tensor:
         x, y, f, *windows = ctx.saved_tensors
         beta = ctx.beta
-        parts = []
-        if beta and dx is not None:
-            parts.append(beta * dx * PowerSums.apply(x, y, f, *windows, beta - 1))
-        if beta and dy is not None:
-            parts.append(-beta * PowerSums.apply(x, y, dy * f, *windows, beta - 1))
-        if df is not None:
-            parts.append(PowerSums.apply(x, y, df, *windows, beta))
-        return sum(parts[1:], parts[0]) if parts else PowerSums.apply(x, y, torch.zeros_like(f), *windows, beta)
+        by_f = PowerSums.apply(x, y, df, *windows, beta)
+        if beta == 0:
+            return by_f
+        by_x, by_y = (PowerSums.apply(x, y, h, *windows, beta - 1) for h in (f, dy * f))
+        return beta * (dx * by_x - by_y) + by_f
 
 
 class Radius(RowFunction):

@@ -150,14 +150,11 @@ class Potentials(RowFunction):
         return omega * sums(a, b) if ctx.needs_input_grad[0] else None, a, b, None
 
     @staticmethod
-    def jvp(ctx: Any, d_cost: Tensor | None, d_mu: Tensor | None, d_nu: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
+    def jvp(ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, _: None) -> tuple[Tensor, Tensor]:
         cost, f, g = ctx.saved_tensors
         omega = slope(slack(f, g, cost), ctx.mode)
-        p, q = torch.zeros_like(f), torch.zeros_like(g)
-        if d_cost is not None:
-            flow = omega * d_cost
-            p, q = p + flow.sum(-1), q + flow.sum(-2)
-        return Balance.apply(omega, p if d_mu is None else p + d_mu, q if d_nu is None else q + d_nu)
+        flow = omega * d_cost
+        return Balance.apply(omega, flow.sum(-1) + d_mu, flow.sum(-2) + d_nu)
 
 
 class Balance(RowFunction):
@@ -201,11 +198,7 @@ class Balance(RowFunction):
         return -sums(a, b) * sums(u, v) if ctx.needs_input_grad[0] else None, u, v
 
     @staticmethod
-    def jvp(ctx: Any, d_omega: Tensor | None, d_p: Tensor | None, d_q: Tensor | None) -> tuple[Tensor, Tensor]:
+    def jvp(ctx: Any, d_omega: Tensor, d_p: Tensor, d_q: Tensor) -> tuple[Tensor, Tensor]:
         omega, a, b = ctx.saved_tensors
-        p = torch.zeros_like(a) if d_p is None else d_p
-        q = torch.zeros_like(b) if d_q is None else d_q
-        if d_omega is not None:
-            flow = d_omega * sums(a, b)
-            p, q = p - flow.sum(-1), q - flow.sum(-2)
-        return Balance.apply(omega, p, q)
+        flow = d_omega * sums(a, b)
+        return Balance.apply(omega, d_p - flow.sum(-1), d_q - flow.sum(-2))

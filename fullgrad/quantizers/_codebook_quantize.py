@@ -144,19 +144,14 @@ class CodebookQuantize(_OfCodebook):
         return tuple(gradients)
 
     @staticmethod
-    def jvp(ctx: Any, to_x: Tensor | None, to_scale: Tensor | None, to_codebook: Tensor | None, *_: Any) -> Tensor:
+    def jvp(ctx: Any, to_x: Tensor, to_scale: Tensor | None, to_codebook: Tensor, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
         x, s, c = to_compute(x, ctx.number if scale is None else scale, codebook)
-        parts: list[Tensor] = []
-        if to_x is not None:
-            parts.append(_pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside))
+        by_codebook = _take(to_codebook.to(x.dtype), _index_of(x, s, c))
+        total = _pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside) + (by_codebook if s is None else by_codebook * s)
         if to_scale is not None:
-            parts.append(to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside))
-        if to_codebook is not None:
-            part = _take(to_codebook.to(x.dtype), _index_of(x, s, c))
-            parts.append(part if s is None else part * s)
-        shape = _checks.broadcast_shape(x.shape, s.shape) if isinstance(s, Tensor) else x.shape
-        return sum(parts[1:], parts[0]).expand(shape).to(ctx.dtype)
+            total = total + to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside)
+        return total.to(ctx.dtype)
 
 
 class CodebookResidual(_OfCodebook):
@@ -184,12 +179,9 @@ class CodebookResidual(_OfCodebook):
         return None, None, _sum_by_level(g, index, codebook), None
 
     @staticmethod
-    def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor | None, *_: Any) -> Tensor:
+    def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
-        index = _index_of(x, ctx.number if scale is None else scale, codebook)
-        if to_codebook is None:
-            return torch.zeros(index.shape, dtype=x.dtype, device=x.device)
-        return _take(to_codebook, index)
+        return _take(to_codebook, _index_of(x, ctx.number if scale is None else scale, codebook))
 
 
 class CodebookIndex(_OfCodebook):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -457,6 +458,72 @@ def test_formats_from_the_smallest_to_the_largest():
     assert len(FloatFormat(8, 11).numbers()) == 2**20 - 2**12 + 1 - 2  # without infinities, NaN and one zero
     with pytest.raises(ValueError, match="of 21 bits has too many numbers"):
         FloatFormat(8, 12).numbers()
+
+
+def test_integers_are_quantized_as_floats():
+    """In the default dtype."""
+    x = torch.tensor([-3, 0, 2, 9])
+    for f in (
+        lambda x: quantizers.fake_quantize(x, 0.7, 0, -4, 3),
+        lambda x: quantizers.float_quantize(x, "float8_e4m3fn"),
+        quantizers.binarize,
+        lambda x: quantizers.codebook_quantize(x, torch.tensor([-1.0, 1.5])),
+    ):
+        assert f(x).dtype == torch.float32
+        assert f(x).equal(f(x.float()))
+
+
+def test_integer_arguments_of_numpy():
+    """Whatever is an index."""
+    x = torch.linspace(-2, 2, 9)
+    assert quantizers.tqt(x, 0.0, numpy.int64(4)).equal(quantizers.tqt(x, 0.0, 4))
+    assert quantizers.mx_quantize(torch.ones(8), block_size=numpy.int32(4)).equal(torch.ones(8))
+    assert quantizers.fake_quantize(x, 0.5, 3.0, 0, 7).equal(quantizers.fake_quantize(x, 0.5, 3, 0, 7))
+
+
+@pytest.mark.parametrize("name", ["fake_quantize", "float_quantize", "binarize", "codebook_quantize"])
+def test_scales_of_blocks_are_those_of_every_element(name):
+    """Of several dimensions at once, with their gradients."""
+    given = {
+        "fake_quantize": {"zero_point": 0, "quant_min": -4, "quant_max": 3},
+        "float_quantize": {"format": "float4_e2m1fn"},
+        "codebook_quantize": {"codebook": torch.tensor([-1.0, 0.2, 1.0])},
+    }.get(name, {})
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    scale = torch.tensor([[0.5, 1.0, 0.25], [2.0, 0.3, 0.7]], requires_grad=True)
+
+    def value_and_gradients(scale_of_x):
+        y = getattr(quantizers, name)(x, scale=scale_of_x, **given)
+        return y, *torch.autograd.grad((y * torch.arange(24.0).reshape(4, 6)).sum(), (x, scale))
+
+    expected = value_and_gradients(scale.repeat_interleave(2, 0).repeat_interleave(2, 1))
+    torch.testing.assert_close(value_and_gradients(scale), expected)
+
+
+def test_blocks_need_a_dimension():
+    with pytest.raises(ValueError, match="mx_quantize: `x` must have at least one dimension, got none"):
+        quantizers.mx_quantize(torch.tensor(1.0), block_size=1)
+
+
+def test_codebooks_of_vectors_have_two_dimensions():
+    for codebook in (torch.ones(3), torch.ones(0, 3), torch.ones(3, 0)):
+        with pytest.raises(ValueError, match="vector_quantize: `codebook` must have two dimensions and no empty one"):
+            quantizers.vector_quantize(torch.ones(2, 3), codebook)
+
+
+def test_an_offset_that_is_a_number():
+    """Beside one that learns."""
+    x = torch.linspace(-2, 2, 9)
+    offset = torch.tensor(0.3)
+    assert quantizers.lsq(x, 0.5, -4, 3, offset=0.3).equal(quantizers.lsq(x, 0.5, -4, 3, offset=offset))
+
+
+def test_quotients_that_overflow_are_out_of_range():
+    """A scale so small that the first number in the range is the smallest of all."""
+    x = torch.tensor([-3e38, -1e-30, 0.0, 1e-30, 3e38], requires_grad=True)
+    for rounded in (True, False):
+        y = quantizers.fake_quantize(x, 1e-38, 0.0, -4, 3, round_zero_point=rounded)
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_formats_have_a_positive_number_of_float64():

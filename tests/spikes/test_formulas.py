@@ -1,6 +1,7 @@
 """Every operator against its surrogate, in plain torch code: all partial derivatives of first and second order, ties, shapes."""
 
 import copy
+import functools
 import inspect
 import itertools
 import pickle
@@ -201,6 +202,21 @@ def test_arguments_are_checked(name):
                 operator(V, alpha=bad)
 
 
+@pytest.mark.parametrize("name", STEP_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_scale_of_another_shape_or_dtype(name, dtype):
+    """The gradient is the sum of those by each scale; the value has the shape of both."""
+    v, scales = torch.linspace(-1, 1, 5, dtype=dtype, requires_grad=True), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    given = {"terms": 4} if name == "squarewave_fourier_series" else noise_for(name)
+    operator = functools.partial(getattr(spikes, name), **given)
+    y = operator(v, grad_scale=scales)
+    assert y.shape == (2, 5)
+    (found,) = torch.autograd.grad((y * torch.tensor([[1], [2]])).sum(), v)
+    (one,) = torch.autograd.grad(operator(v).sum(), v)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, 7 * one)
+
+
 def test_what_is_at_the_clip_value_is_not_clipped():
     """The gradient passes there, and a clip value that learns has none from there."""
     x, clip = torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True), torch.tensor(1.0, requires_grad=True)
@@ -218,6 +234,17 @@ def test_derivatives_of_q_pseudo_spike_are_finite_far_away(alpha, u):
         v, a = torch.tensor(v, requires_grad=True), torch.tensor(alpha, requires_grad=True)
         first = torch.autograd.grad(spikes.q_pseudo_spike(v, a), (v, a), create_graph=True)
         assert all(d.isfinite() for d in (*first, *torch.autograd.grad(first[0], (v, a))))
+
+
+def test_a_spike_of_numbers():
+    """Which are no part of the state."""
+    spike = spikes.Spike(spikes.atan, alpha=3.0, threshold=0.5)
+    assert repr(spike) == "Spike(atan, alpha=3.0, threshold=0.5)"
+    assert not spike.state_dict()
+    x, y = (V.clone().requires_grad_() for _ in range(2))
+    spike(x).sum().backward()
+    spikes.atan(y, alpha=3.0, threshold=0.5).sum().backward()
+    assert x.grad.equal(y.grad)
 
 
 def test_windows_are_ordered():

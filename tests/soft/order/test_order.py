@@ -320,6 +320,27 @@ def test_softness_per_sample(method):
     close(vmap(grad(loss, 1))(x, s), numeric, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.short
+@pytest.mark.parametrize("method", PERMUTATION_METHODS)
+@pytest.mark.parametrize("name", ["quantile", "median", "argquantile", "argmax", "rank", "topk"])
+def test_softness_per_sample_of_other_statistics(name, method):
+    """Also of two batches, for one place, two neighbors and some of all places."""
+    x, s = numbers(2, 3, 5), torch.tensor([[0.1, 0.5, 1.0], [0.3, 0.2, 0.7]], dtype=torch.float64)
+    given = {"quantile": {"q": 0.3}, "argquantile": {"q": (0.2, 0.6)}, "topk": {"k": 2, "return_indices": False}}.get(name, {})
+
+    def loss(row, s):
+        y = getattr(soft, name)(row, dim=-1, softness=s, method=method, **given)
+        return (y if isinstance(y, torch.Tensor) else y.values).sin().sum()
+
+    for argnum in (0, 1):
+        slope = grad(loss, argnum)
+        expected = torch.stack(
+            [torch.stack([slope(*pair) for pair in zip(*some, strict=True)]) for some in zip(x, s, strict=True)]
+        )
+        close(vmap(vmap(slope))(x, s), expected)
+        close(vmap(slope)(x[0], s[0]), expected[0])
+
+
 def test_quantile_per_sample():
     """A quantile for each sample has torch's value, and a gradient."""
     x, q = numbers(4, 7), torch.tensor([0.0, 0.31, 0.5, 1.0], dtype=torch.float64)

@@ -1,13 +1,16 @@
 """Sparse softmaxes, soft subsets and their losses."""
 
+import itertools
 import math
 
+import mpmath
 import pytest
 import torch
 from torch.func import grad
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from fullgrad import soft, topk_mask_st
+from fullgrad.soft.simplex._entmax import _phi
 from fullgrad.soft.simplex._entmax_loss import _log, _psi
 from tests import golden
 from tests.operators import subset_probabilities
@@ -126,6 +129,88 @@ def test_none_and_all_of_the_capped_simplex(mode):
     p = soft.proj_capped_simplex(masked, 1.5, mode=mode)
     assert p[1] == 0
     assert torch.autograd.grad((p * torch.arange(4)).sum(), masked)[0][1] == 0
+
+
+def rows_of_all_kinds(n):
+    """Small, large, tied, in two clusters, from far apart to close, and half masked, in a batch of two dimensions."""
+    x = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    cluster = torch.where(torch.arange(n) % 3 == 0, 1e3, -1e3)
+    far = 2.0 ** torch.arange(n // 2, n // 2 - n, -1, dtype=torch.float64).clamp(-15, 15)
+    masked = x.masked_fill(torch.arange(n) >= n // 2, -INF)
+    return torch.stack([1e-3 * x, x, 50 * x, x.round(), x + cluster, x * far, 10 * masked])
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", [2, 7, 40])
+def test_the_capped_simplex_is_that_of_bisection(n, mode):
+    """For sums from 0 to n, whole ones and others, that come to the last element that is not masked."""
+    v = rows_of_all_kinds(n)
+    for k in (0.01, 0.5, 1, n / 2 - 0.3, n // 2, n / 2 + 0.3, n - 1, n - 0.01):
+        rows = v if k <= n // 2 else v[:-1]
+        low, high = rows.clamp(min=-1e6).amin(-1, keepdim=True) - 1e3, rows.amax(-1, keepdim=True) + 1e3
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = soft.sigmoidal(rows - middle, 1.0, mode).sum(-1, keepdim=True) > k
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        expected = soft.sigmoidal(rows - high, 1.0, mode)
+        for sum_ in (k, torch.full((3, 1), float(k), dtype=torch.float64)):
+            found = soft.proj_capped_simplex(rows, sum_, mode=mode, softness=1.0)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def bisected(f, low, high):
+    """Where a decreasing function of a number for each row crosses 1."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = f(middle) > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return high
+
+
+@pytest.mark.parametrize("alpha", [1.02, 1.3, 1.5, 1.9, 2.0, 2.5, 4.0])
+@pytest.mark.parametrize("n", [2, 7, 40])
+def test_sparse_softmaxes_are_those_of_bisection(n, alpha):
+    """With the exponent as a number, as a tensor, and for each row."""
+    rows = rows_of_all_kinds(n)
+    rows = rows - rows.amax(-1, keepdim=True)
+    top, a = rows[..., :1] * 0, torch.full((3, 1), alpha, dtype=torch.float64)
+
+    def entmax(theta):
+        return (1 + (alpha - 1) * (rows - theta)).clamp(min=0) ** (1 / (alpha - 1))
+
+    def normmax(theta):
+        return (rows - theta).clamp(min=0) ** (1 / (alpha - 1))
+
+    p = entmax(bisected(lambda theta: entmax(theta).sum(-1, keepdim=True), top - 1, top + 60))
+    q = normmax(bisected(lambda theta: (normmax(theta) ** alpha).sum(-1, keepdim=True), top - 1.01, top))
+    atol = 1e-10 + 4 * torch.finfo(a.dtype).eps ** (1 / (alpha - 1))  # what rounding a threshold does to a small weight
+    for given in (alpha, torch.tensor(alpha, dtype=torch.float64), a):
+        torch.testing.assert_close(soft.entmax(rows, given), p, rtol=1e-9, atol=atol)
+        torch.testing.assert_close(soft.normmax(rows, given), q / q.sum(-1, keepdim=True), rtol=1e-9, atol=atol)
+
+
+@pytest.mark.parametrize("k", [1, 7, 20, 39])
+def test_subset_marginals_of_long_rows_are_those_of_their_recurrence(k):
+    """The derivative of the logarithm of the elementary symmetric polynomial, and its own."""
+    x = rows_of_all_kinds(40)[:4].requires_grad_()
+    of_size = [torch.zeros_like(x[..., 0])] + [torch.full_like(x[..., 0], -1e6)] * k
+    for v in x.unbind(-1):
+        of_size = [of_size[0]] + [a - logsigmoid(a - b - v) for b, a in itertools.pairwise(of_size)]
+    (expected,) = torch.autograd.grad(of_size[k].sum(), x, create_graph=True)
+    found, weights = soft.subset_marginals(x, k), torch.linspace(0, 1, 40, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    gradients = [torch.autograd.grad((p * weights).sum(), x, retain_graph=True)[0] for p in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("f", "formula"), [(_phi, lambda y: (1 - mpmath.exp(-y) - y) / y**2)], ids=["phi"])
+def test_series_have_the_digits_of_the_formula(f, formula):
+    """On both sides of where they are taken."""
+    y = torch.tensor([s * v for s in (-1, 1) for v in (1e-6, 1e-3, 0.00999, 0.01001, 0.03, 1.0)], dtype=torch.float64)
+    with mpmath.workdps(40):
+        expected = torch.tensor([float(formula(mpmath.mpf(v))) for v in y.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(f(y), expected, rtol=2e-13, atol=0)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -201,6 +201,7 @@ def define(reads, forward=lambda x, w: x * w):
     return type("Defined", (Elementwise,), body if reads is None else body | {"reads": reads})
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("reads", "message"),
     [

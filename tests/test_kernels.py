@@ -21,6 +21,7 @@ def edges(dtype):
     return torch.cat([x, *beside, torch.linspace(-2, 2, 101, dtype=dtype)])
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_where_between_is_its_formula(dtype):
     """Bounds included, one or two of them, infinite, crossed and NaN; infinities of the gradient are 0 outside."""
@@ -60,6 +61,7 @@ def test_large_tensors_are_compared_by_pieces(bounds):
     torch.testing.assert_close(where_between(g, x, *bounds), torch.where(between(x, *bounds), g, 0), rtol=0, atol=0)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_where_positive_is_its_formula(dtype):
     """For masks and for numbers, NaN included; infinities of the gradient are 0 where the mask is false."""
@@ -79,6 +81,7 @@ def test_sigmoid_gate_is_its_formula(dtype):
         torch.testing.assert_close(sigmoid_gate(v, x, s).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("shape", [(600, 3), (40, 16), (10, 7, 8), (600, 1), (2, 3), (0, 3), (3, 0), ()])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
@@ -130,6 +133,7 @@ def test_a_number_beside_a_tensor():
         assert number_for(x, value) is value
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_neighbors_are_those_of_nextafter(dtype):
     """Bit arithmetic agrees with torch.nextafter, subnormals, zeros, extremes and infinities included."""

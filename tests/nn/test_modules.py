@@ -154,6 +154,7 @@ def test_noise_is_given_to_the_call():
     assert torch.equal(gate(X), sampling.hard_concrete(X, 0.5, training=False))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -39,6 +39,7 @@ def gradients(problem, estimator, theta, **noise):
     return torch.autograd.grad(loss_of(problem)(y).sum(), x)[0]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(("problem", "estimator"), ENUMERATED, ids=ident)
 def test_by_enumeration(problem, estimator):
     """The gradient of each class, and their mean and variance."""

@@ -80,6 +80,7 @@ def norse_loss(surrogate, weight, alpha, x):
     return total
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", ["atan", "sigmoid", "piecewise_quadratic"])
 @pytest.mark.parametrize(
     ("package", "loss"), [("spikingjelly", spikingjelly_loss), ("snntorch", snntorch_loss), ("sinabs", sinabs_loss)]
@@ -200,6 +201,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "spiking-packages.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_the_blocks_of_the_guide_run(block):
     """Each where its package is installed."""

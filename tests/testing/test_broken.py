@@ -371,6 +371,7 @@ def test_together_are_all_of_them():
         assert torch.equal(column, torch.cat([t[i].flatten() for s in subjects for t in s.batch(0, 2)]))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("alone", "among_others", "raised"),
     [

@@ -205,6 +205,7 @@ def test_bad_calls_are_refused():
         check_operator(cube, torch.arange(3))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_check_says_what_it_proves(name):
     """A docstring of at least one sentence."""
@@ -240,6 +241,7 @@ def test_check_command_on_ones_own(capsys):
     assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "arguments",
     [

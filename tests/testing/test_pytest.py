@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = [] if importlib.metadata.entry_points(group="pytest11", name="fullgrad") else ["-p", "pytest_fullgrad"]
 
 
+@pytest.mark.short
 @operator(
     inputs=lambda: [torch.tensor([[0.3, -1.7], [2.2, 0.9]])],
     surrogate=lambda x: x + (x.round() - x).detach(),

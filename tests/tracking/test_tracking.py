@@ -81,6 +81,7 @@ def test_statistics(stat, expected):
     assert compiled.forward == pytest.approx(expected(X).item())
 
 
+@pytest.mark.short
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("values", [[], [2.0], [math.nan, 1.0], [math.inf, 1.0]])
 def test_no_scale_is_nan_without_a_warning(values):
@@ -334,6 +335,7 @@ def test_pair_keeps_nothing_alive_and_nothing_keeps_it():
     assert dead_pair() is None
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -94,6 +94,7 @@ def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, gene
         assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", ["sort", "max", "quantile", "argsort"])
 def test_constant_weights(name, general):
     """``gated_grad=False``: the weights have no derivative."""
@@ -106,6 +107,7 @@ def test_constant_weights(name, general):
         assert_close(found, derivatives(lambda x: f(x, *q, dim=-1, **kwargs), x))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "row",
     [
@@ -132,6 +134,7 @@ def test_rows_that_are_not_plain(name, row, general):
         assert_close(found[values:], expected[values:], equal_nan=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["sort", "rank", "max", "argsort", "median"])
 def test_half_precision(name, dtype, general):
@@ -143,6 +146,7 @@ def test_half_precision(name, dtype, general):
         assert_close(found, derivatives(lambda x: f(x, dim=-1), x))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", ["sort_st", "max_st", "rank_st", "soft.quantile", "soft.argmax"])
 def test_transforms_hand_the_derivative_down_to_plain_rows(name, general, counted):
     """``vmap`` of ``grad`` takes a closed form for the whole batch; second derivatives are those of the relaxation."""
@@ -172,6 +176,7 @@ def test_large_rows_and_other_methods_take_the_general_path(counted):
     assert not counted
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
 @pytest.mark.parametrize("name", CALLS)
 def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
@@ -191,6 +196,7 @@ def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
         assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", CALLS)
 def test_an_accelerator_is_not_waited_for(name, counted):
     """A tensor without numbers, of which every look raises, has a value, a gradient and a tangent by closed forms."""

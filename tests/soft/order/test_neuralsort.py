@@ -198,6 +198,7 @@ GOLDEN = [
 ]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("size", [8, 1000])
 @pytest.mark.parametrize(
     ("op", "mode", "descending", "softness", "x", "out", "gradient", "product"),
@@ -242,6 +243,7 @@ def test_gradcheck(blocks, name, mode):
     assert gradgradcheck(f, inputs, check_batched_grad=True, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("name", ["values", "ranks"])
 @pytest.mark.parametrize("mode", ["c1", "c2"])
 def test_second_derivative(blocks, name, mode):
@@ -258,6 +260,7 @@ def test_second_derivative(blocks, name, mode):
         close(found, numeric, rtol=1e-5, atol=1e-5 * float(numeric.abs().max()))
 
 
+@pytest.mark.short
 @named
 def test_vmap(blocks, name):
     """A batch of rows, of rows of u alone, and of x alone; as one call and as a loop over samples."""
@@ -274,6 +277,7 @@ def test_vmap(blocks, name):
     close(grad(lambda a: vmap(f, (None, 0))(a, x).sum())(u[0]), sum(g[0] for g in loop))
 
 
+@pytest.mark.short
 @named
 def test_batched_cotangents(blocks, name):
     u, x = point(6)
@@ -284,6 +288,7 @@ def test_batched_cotangents(blocks, name):
     close(batched, torch.stack([torch.autograd.grad(y, u, c, retain_graph=True)[0] for c in cotangents]))
 
 
+@pytest.mark.short
 @named
 def test_forward_mode(blocks, name):
     """Dual tensors without a transform."""
@@ -338,6 +343,7 @@ def test_meta(blocks):
 # --- edges ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @in_modes
 @named
 @pytest.mark.parametrize("size", [0, 100])
@@ -355,6 +361,7 @@ def test_small(blocks, name, mode, size):
             close(y, torch.ones_like(y) if name in ("ranks", "pairwise") else x.expand(y.shape))
 
 
+@pytest.mark.short
 @named
 @pytest.mark.parametrize("size", [8, 1000])
 def test_nan(blocks, name, size):
@@ -368,6 +375,7 @@ def test_nan(blocks, name, size):
         close(y[0], FUNCTIONS[name][0](u[0], x[0], mode))
 
 
+@pytest.mark.short
 @named
 @in_modes
 def test_float32(blocks, name, mode):
@@ -383,6 +391,7 @@ def test_float32(blocks, name, mode):
         close(grad(total(f, mode))(v, x).double(), grad(total(f, mode))(v.double(), x.double()), rtol=2e-2, atol=2e-2 * 200)
 
 
+@pytest.mark.short
 @named
 @in_modes
 def test_descending(blocks, name, mode):
@@ -404,6 +413,7 @@ def test_weights(blocks):
         close(p.sum(-1), torch.ones(2, 2, dtype=double))
 
 
+@pytest.mark.short
 @named
 def test_saved(blocks, name):
     """Of the value and its gradient no more than the arguments is saved; of second derivatives, inside them, a block."""

@@ -97,6 +97,7 @@ def test_equals_the_sequential_algorithm(mode, n):
         assert_close(project_sorted(u, w, mode), expected, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_blocks_equal_those_of_the_sequential_algorithm(mode):
     generator = torch.Generator().manual_seed(0)
@@ -104,6 +105,7 @@ def test_blocks_equal_those_of_the_sequential_algorithm(mode):
     assert_close(isotonic(u, w, mode)[1], pool_adjacent_violators(u, w, mode)[1])
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_are_on_their_own(mode):
     torch.manual_seed(0)
@@ -119,6 +121,7 @@ def test_rows_are_on_their_own(mode):
 # --- What defines it ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 def test_lies_in_the_permutahedron(mode, scale):
@@ -146,6 +149,7 @@ def test_is_the_best_point(mode):
         assert (objective(y + step * (vertices - y)) <= objective(y) + 1e-12).all()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hard_where_nothing_pools(mode):
     torch.manual_seed(0)
@@ -244,6 +248,7 @@ def test_under_every_transform(mode):
     check_operator(lambda u, w: project(u, w, mode), u, w[0], smooth_forwards={})
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_equals_double_backward(mode):
     u, w = (v[0] for v in pair())
@@ -259,6 +264,7 @@ def test_hessian_equals_double_backward(mode):
     assert_close(torch.func.jacrev(torch.func.jacrev(f))(u), by_rows)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_vmap_of_grad_equals_a_loop(mode):
     torch.manual_seed(0)
@@ -308,6 +314,7 @@ def test_gradient_where_the_weights_vanish():
 # --- Corners ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4), (1,), (4, 1)])
 def test_empty_and_single(mode, shape):
@@ -318,6 +325,7 @@ def test_empty_and_single(mode, shape):
     assert_close((g_u, g_w), (torch.zeros(shape), torch.ones(shape)))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_is_nan(mode, wrong):
@@ -332,6 +340,7 @@ def test_a_row_that_is_not_finite_is_nan(mode, wrong):
     assert project(bad[:, 2:3], w[:, 2:3], mode)[1].isnan().all()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_ties_pool_to_one_value(mode):
     u = torch.tensor([2.0, 2.0, -1.0, -1.0, -1.0], dtype=D)
@@ -347,6 +356,7 @@ def test_equal_values_do_not_pool():
     assert isotonic(u, u, "c0")[1].equal(torch.arange(6))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_is_as_good_as_its_inputs(mode):
     torch.manual_seed(0)
@@ -362,6 +372,7 @@ def test_dtypes_are_promoted():
     assert y.dtype is D
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_without_data(mode):
     y = project(torch.empty(3, 5, device="meta"), torch.empty(5, device="meta"), mode)
@@ -392,6 +403,7 @@ def adversaries(n):
     yield "rare", -i + (i % 12 == 11) * 1000 * noise.abs()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", ["c0", "smooth"])
 @pytest.mark.parametrize("n", [1000, 100_000])
 def test_few_rounds(mode, n):
@@ -409,6 +421,7 @@ def test_rounds_are_counted():
     assert [solve(u[None], -row[None] / 9, "smooth").rounds for u in (row, -row)] == [1, 0]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_large_batches_are_fast(mode):
     torch.manual_seed(0)

@@ -89,6 +89,7 @@ def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
             close(grad(weighed(ours), i)(*args), grad(weighed(theirs), i)(*args), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "transform", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))], ids=["mixed", "back", "fwd"]
 )
@@ -122,6 +123,7 @@ def test_tangent_of_one_input_is_that_of_both_with_a_zero(moved, mode):
     close(found, torch.func.jvp(f, tuple(inputs), tuple(tangents))[1])
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_third_derivative_is_that_of_the_matrix(mode):
     u = draw(5, scale=0.5)
@@ -141,6 +143,7 @@ def test_numbers_confirm_the_derivatives(mode):
         assert gradgradcheck(f, (u, x), check_batched_grad=True, check_fwd_over_rev=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_is_a_loop(mode):
     u, x = draw(4, 3, 9), draw(4, 3, 9, seed=1)
@@ -155,6 +158,7 @@ def test_a_batch_is_a_loop(mode):
     )
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_many_cotangents_at_once(mode):
     u = draw(2, 5).requires_grad_()
@@ -181,6 +185,7 @@ def test_compiled_and_traced(mode):
     close(vmap(traced)(torch.stack((u, other))), torch.stack((grad(f)(u), grad(f)(other))))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_empty_single_equal(mode):
     for shape in ((0, 5), (3, 1), (2, 0, 4)):
@@ -196,6 +201,7 @@ def test_empty_single_equal(mode):
     assert torch.autograd.grad(soft_values(meta, meta, mode).sum(), meta)[0].shape == (2, 5)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_not_a_number_is_not_a_number(mode):
     u = draw(2, 8)
@@ -226,6 +232,7 @@ def test_float32_has_the_digits_of_float64(mode, softness):
         assert (a - b).abs().max() <= 2e-7 * b.abs().max() + 1e-12
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_saves_rows_and_no_matrix(mode):
     n, saved = 4096, []
@@ -264,6 +271,7 @@ def test_memory_is_linear():
     assert float(done.stdout) < 64
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_short_rows_take_the_matrix(mode, monkeypatch):
     u, x = draw(3, 9, ties=True), draw(3, 9, seed=1)

@@ -111,6 +111,7 @@ def test_any_cost(mode):
         check_marginals(plan(cost, mu / mu.sum(-1, keepdim=True), uniform(20), mode), mu / mu.sum(-1, keepdim=True), uniform(20))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_optimality(mode):
     """The gradient of the objective is f + g on the support, and not less off it."""
@@ -125,6 +126,7 @@ def test_optimality(mode):
     assert mode == "smooth" or (gamma == 0).any()
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hard_limit_sorts(mode):
     """At a tiny softness the plan of squares is the matching in order."""
@@ -145,6 +147,7 @@ def test_rows_behind_dimensions_of_size_1(front):
     torch.testing.assert_close(hessian(g)(x.reshape(*front, 4)).reshape(4, 4), hessian(g)(x))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_turned(mode):
     """The plan of the transposed cost is the transposed plan."""
@@ -153,6 +156,7 @@ def test_turned(mode):
     torch.testing.assert_close(plan(cost.mT, nu, mu, mode), plan(cost, mu, nu, mode).mT, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_potentials_are_canceled(mode):
     """A cost a_i + b_j more changes nothing."""
@@ -265,6 +269,7 @@ def test_balance_gradcheck():
         torch.autograd.gradgradcheck(Balance.apply, (omega, p, q), check_fwd_over_rev=True)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_third_order(mode):
     """Every nesting of three derivatives gives one number: that of the difference quotient of the second."""
@@ -283,6 +288,7 @@ def test_third_order(mode):
         torch.testing.assert_close(f(cost), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_is_double_backward(mode):
     cost, mu, nu = example(mode)
@@ -292,6 +298,7 @@ def test_hessian_is_double_backward(mode):
     torch.testing.assert_close(jacfwd(jacfwd(f))(cost), twice, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_batch_is_loop(mode):
     """Leading dimensions and vmap, per-sample marginals or not, are the loop."""
@@ -324,6 +331,7 @@ def test_compiled(mode):
 # --- hard cases -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_support_in_parts(mode):
     """Where the plan falls into parts, each has its own derivative; nothing is NaN, at any order."""
@@ -344,6 +352,7 @@ def test_support_in_parts(mode):
     torch.testing.assert_close(hessian(both)(cost), hessian(each)(cost), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hard_plan_is_flat(mode):
     """At a tiny softness all derivatives are 0 and finite."""
@@ -353,6 +362,7 @@ def test_hard_plan_is_flat(mode):
         torch.testing.assert_close(d, torch.zeros_like(d), rtol=0, atol=1e-8)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_small_sizes(mode):
     cost = torch.rand(3, 1, 1, dtype=float64)
@@ -368,6 +378,7 @@ def test_small_sizes(mode):
     assert plan(empty.detach().to("meta"), uniform(4).to("meta"), uniform(3).to("meta"), mode).shape == (0, 4, 3)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_single_precision(mode):
     """float32 comes back as float32, as good as its cost."""
@@ -381,6 +392,7 @@ def test_single_precision(mode):
     assert c.grad.dtype == torch.float32
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("mode", MODES)
 def test_bad_item_is_alone(mode, bad):

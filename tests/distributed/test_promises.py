@@ -192,6 +192,18 @@ def test_a_gradient_of_a_batch(placement):
             assert_close(found[0], expected)
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=str)
+def test_levels_are_whole(placement):
+    """Of elements that are spread, with a scale for all, for each row and for each element."""
+    for scale in (0.7, torch.tensor(0.7), torch.full((4, 1), 0.7), torch.full((6,), 0.7)):
+
+        def quantize(x, scale=scale):
+            with implicit_replication():
+                return x * quantizers.codebook_quantize(x, torch.tensor([-1.0, 0.1, 1.0]).to(x), scale)
+
+        equals_one_process(quantize, placement)
+
+
 def test_several_quantiles_of_rows():
     """Of the rows that a rank has, without a word to the others."""
     q, softness = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64)

@@ -10,6 +10,7 @@ import fullgrad
 from fullgrad import _buffers
 from fullgrad._dispatch import pytree
 from fullgrad._suite.cases import CASES
+from tests.operators import ThroughRound
 
 
 class Rounded(torch.nn.Module):
@@ -95,6 +96,18 @@ def test_numbers_that_are_kept_are_constants_of_the_first_trace():
     with torch.no_grad():
         traced = torch.jit.trace(lambda x: fullgrad.soft.greater_equal(x, 0.5), (torch.ones(3, dtype=torch.float64),))
     assert "aten::detach" not in str(traced.graph)
+
+
+def test_keyword_arguments_of_what_a_forward_calls():
+    """The dtype of an index, for one, while it is traced."""
+
+    class Total(ThroughRound):
+        @staticmethod
+        def forward(x):
+            return x[torch.zeros(2, dtype=torch.long)]
+
+    with torch.no_grad():
+        assert torch.jit.trace(Total.apply, (X,))(X).equal(Total.forward(X))
 
 
 def test_torch_takes_large_constants_for_each_other():

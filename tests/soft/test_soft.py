@@ -534,7 +534,9 @@ def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dty
         expected = grad(lambda v, f=f: f(v).sum())(exact)
         leaf = x.clone().requires_grad_()
         (found,) = torch.autograd.grad(f(leaf).sum(), leaf)
-        torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
+        _, tangent = jvp(f, (x,), (torch.ones_like(x),))
+        for slope in (found, tangent):
+            torch.testing.assert_close(slope.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
         assert (f(x).double() - f(exact)).abs().max() <= 2 * torch.finfo(dtype).eps * max(1.0, float(f(exact).max()))
 
 

@@ -204,6 +204,37 @@ def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
     assert has_fraction(normal).equal(by_bits)
 
 
+ROUNDINGS = {
+    "half_even": torch.round,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "trunc": torch.trunc,
+    "away": lambda v: torch.copysign(v.abs().ceil(), v),
+    "half_away": lambda v: torch.copysign((v.abs() + 0.5).floor(), v),
+    "half_zero": lambda v: torch.copysign((v.abs() - 0.5).ceil(), v),
+    "half_up": lambda v: (v + 0.5).floor(),
+    "half_down": lambda v: (v - 0.5).ceil(),
+}
+FORMATS = {**NAMED, "of large numbers": FloatFormat(8, 3), "without subnormals": FloatFormat(3, 2, subnormals=False)}
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("view", [True, False])
+def test_the_range_of_a_format_ends_where_rounding_leaves_it(monkeypatch, view, name, rounding):
+    """There the value stays and the gradient is 0, with and without a view of the bits."""
+    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: view)
+    f = FORMATS[name]
+    step = 2.0 ** (math.floor(math.log2(f.max)) - f.mantissa_bits)
+    x = around(torch.tensor([f.max + d * step for d in (-1, -0.5, 0, 0.5, 1, 2)] + [0.3 * step, 1.7]))
+    x = torch.cat([x, -x]).requires_grad_()
+    y = quantizers.float_quantize(x, f, rounding=rounding, saturate=True)
+    rounded = ROUNDINGS[rounding](x.detach().double() / step) * step
+    assert gradient(y, x).tolist() == ((rounded.abs() <= f.max) * torch.arange(1.0, x.numel() + 1)).tolist()
+    largest = x.detach().abs() >= f.max - step
+    equal(y.detach()[largest].double(), rounded.clamp(-f.max, f.max)[largest])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_first_and_the_last_number_without_bounds(dtype):
     """They are the smallest and the largest finite ones."""

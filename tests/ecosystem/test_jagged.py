@@ -149,6 +149,16 @@ def test_order_statistics_go_along_the_dimensions_behind_the_ragged_one():
         assert torch.equal(soft.max(jagged(values), dim).values.values(), soft.max(values, inner).values)
 
 
+@pytest.mark.parametrize(("dims", "inner"), [((2, 3), (1, 2)), ((-1, 2), (-1, 1)), ((-2,), (-2,))])
+def test_several_dimensions_behind_the_ragged_one(dims, inner):
+    """From the front or the back."""
+    values = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (found,), gradient = value_and_gradient(lambda v: fullgrad.clip_grad_norm(jagged(v) * 1.0, 0.5, dims), values)
+    (expected,), plain = value_and_gradient(lambda v: fullgrad.clip_grad_norm(v * 1.0, 0.5, inner), values)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(gradient, plain)
+
+
 def test_results_fit_what_they_are_made_of():
     """A result has the offsets of its input, so that torch adds the two."""
     x = jagged(torch.randn(3, 4))
@@ -160,6 +170,7 @@ X = jagged(torch.randn(3, 4))
 ERRORS = {
     "the ragged dimension": (lambda: soft.sort(X, 1), "must be behind the ragged dimension 1 .* got 1"),
     "the ragged dimension from the end": (lambda: soft.max(X, -2), "soft|max: `dim` must be behind .* got -2"),
+    "one of several": (lambda: fullgrad.clip_grad_norm(X, 1.0, (1, 2)), "clip_grad_norm: `dim` must be behind .* got 1"),
     "the batch": (lambda: soft.narrow(X, torch.ones(3), 1, 0), "must be behind .* got 0"),
     "no dimension": (lambda: fullgrad.rank_st(X), "rank_st: `dim` must be given for a jagged tensor"),
     "ragged rows": (lambda: quantizers.bsq(jagged(torch.randn(3))), "bsq: the ragged dimension must not be among the last 1"),

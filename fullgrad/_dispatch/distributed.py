@@ -341,7 +341,7 @@ class ToShards(_Conversion):
     @staticmethod
     def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
         spread: Any = x
-        if not isinstance(x, DTensor):  # one that torch.func does not batch: this rule for batches is not asked
+        if not isinstance(x, DTensor):  # autograd batched it, and asks no rule for a batch
             raise NotImplementedError(
                 "fullgrad: the cotangents of distributed tensors cannot be batched by `is_grads_batched=True`. Use "
                 "torch.func.vmap of torch.func.vjp."

@@ -26,6 +26,14 @@ def test_names_with_a_default_are_found():
     assert not LOST, f"torch {torch.__version__} changed, see fullgrad/_dispatch/torch_private.py. {broken}."
 
 
+def test_a_name_or_a_method_that_is_gone_is_missing(monkeypatch):
+    """A class that torch has may have lost a method."""
+    monkeypatch.setattr(torch_private, "MISSING", [])
+    torch_private._functorch("nn.Linear", "forward", "gone")
+    torch_private._functorch("gone", "forward")
+    assert torch_private.MISSING == ["torch.nn.Linear.gone", "torch.gone"]
+
+
 def test_a_private_name_stands_in_the_table_alone():
     """No other file of the package spells one."""
     folder = os.path.dirname(torch_private.__file__)

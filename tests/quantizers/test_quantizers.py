@@ -526,6 +526,16 @@ def test_quotients_that_overflow_are_out_of_range():
         assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0, 0, 1, 0, 0]
 
 
+def test_powers_beyond_the_exponents_have_no_gradient():
+    """Of the smallest and of the largest one; the others have y / x."""
+    x = torch.tensor([-0.1, 0.1, 0.3, 1.1, 7.0, -9.0], requires_grad=True)
+    for least, most, kept in ((-2, 2, [2, 3]), (-2, None, [2, 3, 4, 5]), (None, 2, [0, 1, 2, 3]), (None, None, range(6))):
+        y = quantizers.power_of_two(x, least, most)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        mask = torch.tensor([i in kept for i in range(6)])
+        torch.testing.assert_close(found, torch.where(mask, (y / x).detach(), 0))
+
+
 def test_formats_have_a_positive_number_of_float64():
     """The least that have one, by kind, and those that have none, or too large ones."""
     assert FloatFormat(11, 52).max == torch.finfo(torch.float64).max

@@ -321,6 +321,21 @@ def test_softness_per_sample(method):
 
 
 @pytest.mark.short
+@pytest.mark.parametrize("mode", ["smooth", "hard"])
+@pytest.mark.parametrize("name", ["max", "argmax", "median", "argmedian", "quantile", "argquantile", "sort", "topk", "rank"])
+def test_an_output_may_be_changed_in_place(name, mode):
+    """It is no view of what the operator made, which autograd would refuse."""
+    given = {"quantile": {"q": 0.3}, "argquantile": {"q": 0.5}, "topk": {"k": 2}, "sort": {}}.get(name, {})
+    for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
+        x = numbers(3, 4).requires_grad_()
+        y = function(x, dim=-1, mode=mode, **given)
+        for v in [y] if isinstance(y, torch.Tensor) else y:
+            if v.is_floating_point():
+                once = v.detach().clone()
+                equal(v.mul_(2).detach(), 2 * once)
+
+
+@pytest.mark.short
 @pytest.mark.parametrize("method", PERMUTATION_METHODS)
 @pytest.mark.parametrize("name", ["quantile", "median", "argquantile", "argmax", "rank", "topk"])
 def test_softness_per_sample_of_other_statistics(name, method):

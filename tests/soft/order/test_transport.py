@@ -61,6 +61,17 @@ def test_a_laplacian_of_almost_separate_columns_keeps_its_digits():
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.short
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0), (0, 3, 2), (2, 3, 0)])
+def test_a_plan_of_nothing_is_empty(shape, mode):
+    """And so is its gradient."""
+    cost, mu, nu = torch.zeros(shape, requires_grad=True), torch.ones(shape[-2]), torch.ones(shape[-1])
+    gamma = soft.proj_transport_polytope(cost, mu, nu, mode=mode)
+    assert gamma.shape == shape
+    assert torch.autograd.grad(gamma.sum(), cost)[0].shape == shape
+
+
 def newton(cost, mu, nu, mode):
     """The plan in plain torch code: two dense steps of Newton from the solution have its derivatives to the third order."""
     n = cost.shape[-2]

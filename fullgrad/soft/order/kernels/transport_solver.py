@@ -30,20 +30,21 @@ def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor,
     batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
     count = math.prod(batch)
     f, g = cost.new_full((count, n), math.nan), cost.new_full((count, m), math.nan)
-    if f.numel() and g.numel():
-        cost = cost.expand(*batch, n, m).reshape(count, n, m)
-        mu, nu = mu.expand(*batch, n).reshape(count, n), nu.expand(*batch, m).reshape(count, m)
-        left = (cost.isfinite().flatten(1).all(-1) & mu.isfinite().all(-1) & nu.isfinite().all(-1)).nonzero()[:, 0]
-        error = 0.0
-        for path in _PATHS:
-            if len(left):
-                start = _start(cost[left], mu[left], nu[left], mode, left)
-                left, error = damped_newton(start, f, g, path)
+    if not g.numel():  # then there is nothing to transport, or nowhere
+        return f.reshape(*batch, n), g.reshape(*batch, m)
+    cost = cost.expand(*batch, n, m).reshape(count, n, m)
+    mu, nu = mu.expand(*batch, n).reshape(count, n), nu.expand(*batch, m).reshape(count, m)
+    left = (cost.isfinite().flatten(1).all(-1) & mu.isfinite().all(-1) & nu.isfinite().all(-1)).nonzero()[:, 0]
+    error = 0.0
+    for path in _PATHS:
         if len(left):
-            raise RuntimeError(
-                f"The transport plan in mode {mode!r} did not converge for {len(left)} of {count} batch items: the marginals are "
-                f"off by {error:.1e} of their total. A larger softness makes it easier."
-            )
+            start = _start(cost[left], mu[left], nu[left], mode, left)
+            left, error = damped_newton(start, f, g, path)
+    if len(left):
+        raise RuntimeError(
+            f"The transport plan in mode {mode!r} did not converge for {len(left)} of {count} batch items: the marginals are "
+            f"off by {error:.1e} of their total. A larger softness makes it easier."
+        )
     first = g[:, :1]
     return (f + first).reshape(*batch, n), (g - first).reshape(*batch, m)
 

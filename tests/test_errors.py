@@ -182,5 +182,8 @@ def test_counts_from_1_to_the_most(name, argument, most):
     for wrong in (0, most + 1, -1):
         with pytest.raises(ValueError, match=rf"^{name.split('.')[-1]}: `{argument}` must be .*got {wrong}\b"):
             call(name, {argument: wrong})
-    with pytest.raises(TypeError, match=rf"^{name.split('.')[-1]}: `{argument}` must be a positive integer, got a value of type"):
-        call(name, {argument: 1.0})
+    rule = rf"^{name.split('.')[-1]}: `{argument}` must be a positive integer, got a value of type"
+    for wrong in (1.0, True, torch.tensor(1.0), torch.tensor(True)):
+        with pytest.raises(TypeError, match=rule):
+            call(name, {argument: wrong})
+    call(name, {argument: torch.tensor(1)})

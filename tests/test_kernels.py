@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fullgrad._buffers import number_for
+from fullgrad._buffers import divide_into, mul_into, number_for
 from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
 from fullgrad._neighbors import DTYPES, neighbor
 from tests.operators import flushed_denormals
@@ -131,6 +131,24 @@ def test_a_number_beside_a_tensor():
     pairs = ((torch.nn.Parameter(x), 0.1), (half, 0.1), (meta, 0.1), (x, -0.0), (x, 2), (x, True))
     for x, value in pairs:
         assert number_for(x, value) is value
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(("function", "of_torch"), [(mul_into, torch.mul), (divide_into, torch.div)])
+def test_a_buffer_is_used_where_the_result_fits(function, of_torch):
+    """One of another shape or dtype stays as it is, as does one of a graph."""
+    for v in (torch.rand(3, 4), torch.rand(4), torch.rand(2, 3, 4), torch.rand(3, 4, dtype=torch.float64), torch.tensor(0.1)):
+        for dtype in (torch.float32, torch.float64, torch.float16):
+            temporary = torch.rand(3, 4).to(dtype) + 1
+            before, fits = temporary.clone(), v.shape == (3, 4) and v.dtype == dtype
+            with torch.no_grad():
+                y = function(v, temporary)
+            assert y.dtype == of_torch(v, before).dtype
+            torch.testing.assert_close(y, of_torch(v, before), rtol=0, atol=0)
+            assert (y is temporary) == fits
+            assert fits or torch.equal(temporary, before)
+    temporary = torch.ones(3, requires_grad=True) * 2
+    assert function(torch.ones(3), temporary) is not temporary
 
 
 @pytest.mark.short

@@ -525,6 +525,12 @@ def test_integers_become_floats():
 # --- half precision, in pieces ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", RELAXATIONS, ids=lambda c: c.name)
+def test_gradients_of_every_variant_in_half_precision(case):
+    """In every mode, with and without the hard value: half precision has kernels of its own."""
+    CHECKS["gradients_in_every_dtype"](case)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dtype):
     """Far on the right the value is 1, and 1 - value 0; the derivative of sigmoid, relu and comparison is still the true one."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -32,6 +33,21 @@ def test_a_name_or_a_method_that_is_gone_is_missing(monkeypatch):
     torch_private._functorch("nn.Linear", "forward", "gone")
     torch_private._functorch("gone", "forward")
     assert torch_private.MISSING == ["torch.nn.Linear.gone", "torch.gone"]
+
+
+def test_where_inductor_is_not_in_use_there_is_nothing_to_tell(monkeypatch):
+    """And where it knows all, it keeps the dict that it has."""
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", None)
+    torch_private.mark_cacheable({"f": "key"})
+    config = types.SimpleNamespace(unsafe_marked_cacheable_functions={"f": "key", "g": "other"})
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", config)
+    known = config.unsafe_marked_cacheable_functions
+    for functions in ({"f": "key"}, dict(known)):
+        torch_private.mark_cacheable(functions)
+        assert config.unsafe_marked_cacheable_functions is known
+    torch_private.mark_cacheable({"f": "new"})
+    assert known == {"f": "key", "g": "other"}
+    assert config.unsafe_marked_cacheable_functions == {"f": "new", "g": "other"}
 
 
 def test_a_private_name_stands_in_the_table_alone():

@@ -176,7 +176,7 @@ class Tests(NamedTuple):
 
     def failure(self):
         """That one fails."""
-        command = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", "ignore", *self.options, *self.paths]
+        command = ["-x", "-q", "-n0", "-p", "no:cacheprovider", *self.options, *self.paths]
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
             failed = pytest.main(command)
         return None if failed in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else (self, f"tests: {failed!r}")

@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 import fullgrad
 from fullgrad import spikes
 from fullgrad._suite.cases.spikes import CASES, STEPS, V
+from fullgrad.spikes._formulas import plus_scaled
 from fullgrad.testing._subject import scalar
 
 pytestmark = pytest.mark.short
@@ -371,6 +372,19 @@ def test_compiled_slopes_are_those_of_eager_code():
         torch.autograd.grad(f(v), v)[0] for f in (total, torch.compile(total, backend="aot_eager", fullgraph=True))
     )
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_a_sum_is_written_where_it_fits():
+    """One of another shape or dtype stays as it is."""
+    for v in (torch.rand(3, 4), torch.rand(4), torch.rand(2, 3, 4), torch.rand(3, 4, dtype=torch.float64)):
+        for dtype in (torch.float32, torch.float64):
+            temporary = torch.rand(3, 4, dtype=dtype)
+            before, fits = temporary.clone(), v.shape == (3, 4) and v.dtype == dtype
+            with torch.no_grad():
+                y = plus_scaled(temporary, v, 0.3)
+            torch.testing.assert_close(y, before + v * 0.3)
+            assert (y is temporary) == fits
+            assert fits or torch.equal(temporary, before)
 
 
 def test_counts_are_whole_numbers_of_the_widest_dtype():

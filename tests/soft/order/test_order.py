@@ -431,6 +431,17 @@ def test_gradient_at_ties(method):
 # --- the defects of others --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("softness", [1.0, 1e-3, 1e-9])
+@pytest.mark.parametrize("method", ["softsort", "neuralsort", "sigmoid", "lapsum"])
+def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
+    """Among elements that are large beside the softness nothing is left of their size."""
+    for n in (7, 300):
+        x = torch.full((n,), 1 / 3, dtype=torch.float64)
+        mode = {"mode": "laplace"} if method in ("sigmoid", "lapsum") else {}
+        ranks = soft.rank(x, method=method, softness=softness, standardize=False, **mode)
+        torch.testing.assert_close(ranks, torch.full_like(x, (n + 1) / 2), rtol=1e-14 * n, atol=0)
+
+
 @pytest.mark.parametrize("standardize", [False, True])
 def test_rows_of_a_network_do_not_see_each_other(standardize):
     """The pads are of the row, not of the batch."""

@@ -144,6 +144,30 @@ def test_pieces_are_used(monkeypatch):
     assert len(asked) == 1
 
 
+def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
+    """A graph of many pieces would cost more than it saves, as would a small tensor's."""
+    monkeypatch.setattr(_half_precision, "PIECE", 8)
+    shapes = []
+
+    def formula(x, y):
+        shapes.append(tuple(x.shape))
+        return x * y + 1
+
+    x, y = torch.randn(64, 4), torch.randn(4)
+    with torch.no_grad():
+        torch.testing.assert_close(_half_precision.in_pieces(formula, x, y), x * y + 1, rtol=0, atol=0)
+        assert len(shapes) > 1 and sum(rows for rows, _ in shapes) == 64
+        shapes.clear()
+        _half_precision.in_pieces(formula, x[:1], y)
+        _half_precision.in_pieces(formula, y, x)  # a value of more elements than the first operand
+        assert shapes == [(1, 4), (4,)]
+        shapes.clear()
+    x.requires_grad_()
+    _half_precision.in_pieces(formula, x, y)
+    torch.func.vmap(_half_precision.in_pieces, in_dims=(None, 0, None))(formula, torch.randn(3, 64, 4), y)
+    assert shapes == [(64, 4), (64, 4)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 @pytest.mark.parametrize("inside", ["exact", "all"])
 @pytest.mark.parametrize("scale", [None, 0.7, "tensor", "per row"])

@@ -79,10 +79,14 @@ def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
 
 def same_draws(tensors: Maybe) -> Any:
     """A context after which random numbers go on as if nothing had been drawn."""
-    return torch.random.fork_rng({t.device for t in tensors if t is not None and t.is_cuda})
+    return torch.random.fork_rng(_devices(tensors))
 
 
 def random_state(tensors: Maybe) -> Tensor:
     """That of the CPU, and of the devices of the tensors."""
-    devices = {t.device for t in tensors if t is not None and t.is_cuda}
-    return torch.cat([torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)])
+    return torch.cat([torch.get_rng_state(), *map(torch.cuda.get_rng_state, _devices(tensors))])
+
+
+def _devices(tensors: Maybe) -> set[torch.device]:
+    """Those with a random state of their own."""
+    return {t.device for t in tensors if t is not None and t.is_cuda}

@@ -26,11 +26,10 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
 
     A row is NaN where a score is NaN or plus infinity, or where all or some of the chosen are minus infinity.
     """
-    if scores.ndim == 0 and k != 0:
+    if scores.ndim == 0:
         return torch.where(scores.isfinite(), 1.0, torch.nan).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
     if k == 0 or scores.shape[dim] == 0:
-        index = torch.zeros_like(scores[:1] if scores.ndim == 0 else scores.narrow(dim, 0, 0), dtype=torch.int64)
-        return torch.zeros_like(scores, dtype=dtype), index
+        return torch.zeros_like(scores, dtype=dtype), torch.zeros_like(scores.narrow(dim, 0, 0), dtype=torch.int64)
     if k is None:
         values, index = scores.max(dim, keepdim=True)
     else:

@@ -204,6 +204,20 @@ def test_levels_are_whole(placement):
         equals_one_process(quantize, placement)
 
 
+@pytest.mark.parametrize("gradient", ["identity", "rotation"])
+def test_vectors_are_whole(gradient):
+    """Of vectors that are spread, and of vectors in parts."""
+    codebook = torch.stack((X[0] + 0.1, X[1] - 0.3, -X[2]))
+
+    def quantize(x):
+        with implicit_replication():
+            values, indices = quantizers.vector_quantize(x, codebook, gradient=gradient)
+            return x.square() * values + indices.unsqueeze(-1)
+
+    for placement in (Shard(0), Shard(1)):
+        equals_one_process(quantize, placement)
+
+
 def test_several_quantiles_of_rows():
     """Of the rows that a rank has, without a word to the others."""
     q, softness = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64)

@@ -156,7 +156,8 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
     x, y = torch.randn(64, 4), torch.randn(4)
     with torch.no_grad():
         torch.testing.assert_close(_half_precision.in_pieces(formula, x, y), x * y + 1, rtol=0, atol=0)
-        assert len(shapes) > 1 and sum(rows for rows, _ in shapes) == 64
+        assert len(shapes) > 1
+        assert sum(rows for rows, _ in shapes) == 64
         shapes.clear()
         _half_precision.in_pieces(formula, x[:1], y)
         _half_precision.in_pieces(formula, y, x)  # a value of more elements than the first operand

@@ -75,17 +75,19 @@ def test_fake_quantize_by_channel_is_that_of_torch():
 
 @pytest.mark.parametrize("inside", ["rounded", "exact"])
 @pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("round_zero_point", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_bounds_by_bisection_are_those_of_the_arithmetic(inside, reciprocal, dtype):
+def test_bounds_by_bisection_are_those_of_the_arithmetic(inside, reciprocal, round_zero_point, dtype):
     """A number as scale passes the gradient where a tensor does, which looks at every code; at the ends and their neighbors."""
     overflowing = [(1e-40, 0)] if not reciprocal else []  # 1.5 divided by it; a scale has a reciprocal, or is an error
-    for scale, zero_point in [(0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0), *overflowing]:
+    fractions = [] if round_zero_point else [(0.1, 3.3), (0.5, -2.5), (7.3, 0.75)]
+    for scale, zero_point in [(0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0), *fractions, *overflowing]:
         ends = torch.tensor([-128.5, -128, 127, 127.5, -127.5, 126.5], dtype=torch.float64) - zero_point
         x = (ends * scale).to(dtype)
         for _ in range(4):
             x = torch.cat([torch.nextafter(x, torch.full_like(x, 1e4)), torch.nextafter(x, torch.full_like(x, -1e4)), x])
         x.requires_grad_()
-        options = {"inside": inside, "reciprocal": reciprocal}
+        options = {"inside": inside, "reciprocal": reciprocal, "round_zero_point": round_zero_point}
         number = quantizers.fake_quantize(x, scale, zero_point, **options)
         tensor = quantizers.fake_quantize(x, torch.tensor(scale, dtype=torch.float64), zero_point, **options)
         equal(number.detach(), tensor.detach())

@@ -104,9 +104,8 @@ def marginals(logits: Tensor, k: int) -> Tensor:
         siblings = torch.stack((level[..., 1::2, :], level[..., 0::2, :]), -2).flatten(-3, -2)
         outside = _correlation(outside.repeat_interleave(2, -2), siblings, level.shape[-1] - 1)
     mu = torch.exp(outside[..., :n, 1] + theta[..., :n] - total)
-    # Too few finite logits, NaN and infinity.
-    known = (total.detach() > _LOG_0 / 2) & (top.detach().abs() < torch.inf)
-    return torch.where(known, mu, torch.nan).to(logits.dtype)
+    # Too few finite logits; with NaN or infinity among them the total is NaN.
+    return torch.where(total.detach() > _LOG_0 / 2, mu, torch.nan).to(logits.dtype)
 
 
 def _product(a: Tensor, b: Tensor, degree: int) -> Tensor:

@@ -79,7 +79,7 @@ def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, gene
     """In every mode, along any dimension, small and large softnesses, with and without products from the left."""
     f = getattr(fullgrad.soft, name) if soft else getattr(fullgrad, f"{name}_st")
     method = "softsort" if name in ("max", "min", "argmax", "argmin") else "neuralsort"
-    shapes = (((7,), 0), ((3, 5), -1), ((4, 3, 2), 1), ((2, 1), 1))
+    shapes = (((7,), 0), ((3, 5), -1), ((5, 3), 0), ((4, 3, 2), 0), ((2, 1), 1))
     for mode, (shape, dim), softness, many in itertools.product(MODES, shapes, (0.1, 0.004), (0, 10**9)):
         monkeypatch.setattr(_scores, "MANY", many)
         kwargs = {"dim": dim, "mode": mode, "softness": softness, "method": method, **CALLS[name]}

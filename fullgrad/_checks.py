@@ -162,9 +162,8 @@ def one_dim(name: str, value: Any, ndim: int) -> None:
 
 def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     """An integer from 1 to a limit, returned as a plain int."""
-    if type(value) is not int and not isinstance(value, torch.SymInt):
-        dtype = value.dtype if isinstance(value, Tensor) else torch.bool if isinstance(value, bool) else None
-        if dtype is torch.bool or (dtype and dtype.is_floating_point) or not hasattr(value, "__index__"):
+    if not isinstance(value, (int, torch.SymInt)):
+        if not hasattr(value, "__index__") or (isinstance(value, Tensor) and value.is_floating_point()):
             raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.")
         value = operator.index(value)
     if value < 1:

@@ -183,7 +183,7 @@ def test_counts_from_1_to_the_most(name, argument, most):
         with pytest.raises(ValueError, match=rf"^{name.split('.')[-1]}: `{argument}` must be .*got {wrong}\b"):
             call(name, {argument: wrong})
     rule = rf"^{name.split('.')[-1]}: `{argument}` must be a positive integer, got a value of type"
-    for wrong in (1.0, True, torch.tensor(1.0), torch.tensor(True)):
+    for wrong in (1.0, torch.tensor(1.0)):
         with pytest.raises(TypeError, match=rule):
             call(name, {argument: wrong})
     call(name, {argument: torch.tensor(1)})

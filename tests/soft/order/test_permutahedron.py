@@ -68,6 +68,9 @@ def rows(n, generator):
     def normal():
         return torch.randn(n, dtype=D, generator=generator)
 
+    def even():
+        return 1200 * torch.rand(n, dtype=D, generator=generator)
+
     places = torch.linspace(1, 0, n, dtype=D)
     steps = torch.arange(n, dtype=D)
     yield "normal", down(normal()), down(normal())
@@ -84,6 +87,8 @@ def rows(n, generator):
     yield "wide", down(3000 * normal()), down(3000 * normal())
     far = 900 * normal().round()
     yield "clusters", down(far + normal()), down(far + normal())
+    yield "far from 0", down(normal()) + 1e4, down(normal()) - 1e4
+    yield "as wide as exponentials are summed", down(even()), down(even())
     yield "uneven", down(1000 * normal().exp()), down(1000 * normal().exp())
 
 

@@ -274,6 +274,25 @@ def test_straight_through_versions_without_a_gradient_do_no_soft_work():
                 straight_through(x)
 
 
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
+def test_hard_values_of_cotangents_that_autograd_batches(name):
+    """`is_grads_batched=True` writes no number into a tensor that is given: a backward may use them."""
+    straight_through, _ = STRAIGHT_THROUGH[name]
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return straight_through(g)
+
+    x, rows = torch.zeros(4, requires_grad=True), torch.linspace(-2, 2, 12).view(3, 4)
+    (batched,) = torch.autograd.grad(Backward.apply(x), x, rows, is_grads_batched=True)
+    equal(batched, straight_through(rows))
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

@@ -144,8 +144,7 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
         else:
             # Both ends of the support ascend along the row, and so does what lies between two rows that are known.
             below = i // (stride * _COARSER)
-            above = (below + 1).clamp_max(coarse.shape[-1] - 1)
-            x0, x1, c0, c1 = coarse[:, below], coarse[:, above], c[:, below], c[:, above]
+            x0, x1, c0, c1 = coarse[:, below], coarse[:, below + 1], c[:, below], c[:, below + 1]
             slack = 32 * torch.finfo(a.dtype).eps * (1 + x.abs())
             low = torch.maximum(low, torch.maximum(c0 - (x - x0), c1 - (x1 - x)) - slack)
             high = torch.minimum(high, torch.minimum(c0 + (x - x0), c1 + (x1 - x)) + slack)

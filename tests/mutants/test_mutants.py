@@ -48,3 +48,18 @@ def test_mutants_are_caught():
     command = [sys.executable, "-W", "ignore", "-m", "tests.mutants", "fullgrad/clamping/_clamp_by_linear.py", "--sample", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "caught 3 of 3" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_what_changes_nothing_survives():
+    """The checks and the tests that a mutant is asked pass, one after the other, on the file as it is."""
+    path = ROOT / "fullgrad/clamping/_clamp_by_linear.py"
+    code = f"""
+import functools, pathlib
+from tests.mutants.__main__ import _cases_of_files, _in_child, _is_caught, _stages
+path = pathlib.Path({str(path)!r})
+cases = [c.get(str(path), []) for c in _in_child(lambda connection: connection.send(_cases_of_files()))]
+print("caught" if _is_caught(path, path.read_text(), functools.partial(_stages, path, *cases, True), set()) else "survives")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "survives\n", done.stdout + done.stderr

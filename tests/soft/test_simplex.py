@@ -340,6 +340,12 @@ def test_a_number_has_the_weight_that_is_given_away(dtype):
     torch.testing.assert_close(torch.stack(found), torch.tensor([0, 0.5, 1, 0, 1], dtype=dtype))
 
 
+def test_rows_of_no_elements():
+    """Nothing is selected of nothing."""
+    x = torch.zeros(2, 0)
+    assert topk_mask_st(x, 0).shape == soft.proj_capped_simplex(x, 0).shape == soft.subset_marginals(x, 0).shape == (2, 0)
+
+
 @pytest.mark.parametrize("far", [-1e6, 1e6])
 def test_subset_marginals_far_from_0_are_those_at_0(far):
     """What all logits have in common changes none of the digits that are left to their differences."""

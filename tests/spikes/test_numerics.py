@@ -1,6 +1,7 @@
 """Slopes far out, at infinity and in half precision: finite in first and second order, and accurate."""
 
 import functools
+import inspect
 import math
 
 import mpmath
@@ -178,3 +179,39 @@ def test_the_fourier_series_is_the_sum_of_its_waves(terms):
     waves = sum(torch.cos(2 * math.pi * (2 * i + 1) * u.detach() / 8.0) for i in range(terms))
     (slope,) = torch.autograd.grad(spikes.squarewave_fourier_series(u, terms, 8.0).sum(), u)
     torch.testing.assert_close(slope, waves / 2, rtol=0, atol=1e-13 * terms**2)
+
+
+UNITS = {
+    **{
+        n: ({"alpha": -1}, -1)
+        for n in ("atan", "circ", "erf", "fake_numerical_gradient", "nonzero_sign_log_abs", "piecewise_exp")
+    },
+    **{n: ({"alpha": -1}, -1) for n in ("piecewise_quadratic", "rect", "sigmoid", "soft_sign")},
+    "fast_sigmoid": ({"slope": -1}, 0),
+    "leaky_k_relu": ({"leak": -1, "k": -1}, -1),
+    "multi_gaussian": ({"sigma": 1, "mu": 1}, -1),
+    "multi_spike": ({"threshold": 1, "window": 1}, -1),
+    "periodic_exponential": ({"threshold": 1, "width": 1}, 0),
+    "piecewise_leaky_relu": ({"w": 1, "c": -1}, -1),
+    "sparse_fast_sigmoid": ({"slope": -1, "low": 1, "high": 1}, 0),
+    "squarewave_fourier_series": ({"period": 1}, -1),
+    "ste_heaviside": ({"clip_value": 1}, 0),
+    "ste_sign": ({"clip_value": 1}, 0),
+    "swish_sign": ({"beta": -1}, -1),
+    "ternary_sign": ({"clip_value": 1, "threshold": 1}, 0),
+}
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_of_the_input_may_be_any(name, unit):
+    """Volts, millivolts or microvolts: widths and thresholds in the same unit give the same slope, per unit."""
+    powers, power = UNITS[name]
+    defaults = {k: p.default for k, p in inspect.signature(getattr(spikes, name)).parameters.items() if k in powers}
+    v = torch.tensor([-3.1, -1.2, -0.45, -0.21, -0.03, 0.02, 0.17, 0.4, 0.9, 2.7], dtype=torch.float64)
+
+    def slope(c):
+        parameters = {k: defaults[k] * c ** powers[k] for k in powers}
+        return grad(lambda v: getattr(spikes, name)(v, **parameters).sum())(c * v)
+
+    torch.testing.assert_close(slope(unit) / unit**power, slope(1.0), rtol=1e-9, atol=1e-300)

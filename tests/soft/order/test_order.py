@@ -459,6 +459,33 @@ def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
         torch.testing.assert_close(ranks, torch.full_like(x, (n + 1) / 2), rtol=1e-14 * n, atol=0)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("key", [k for k, (_, m) in CALLS.items() if m not in ("sorting_network", "fast_soft_sort")])
+def test_the_unit_may_be_any(key, mode):
+    """Where numbers are not standardized, and the softness is in their unit: no constant stands between the two."""
+    name, method = CALLS[key]
+    x = numbers(5)
+
+    def found(unit):
+        def f(x):
+            return call(name, method, x, softness=0.4 * unit, mode=mode, standardize=False)
+
+        (y, slopes), power = torch.func.vjp(f, unit * x), 0 if "arg" in name or name == "rank" else 1
+        return y / unit**power, slopes(torch.cos(y / unit**power))[0] * unit ** (1 - power)
+
+    for unit in (1e-30, 1e-6, 1e6, 1e30):
+        torch.testing.assert_close(found(unit), found(1.0), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", SORT_METHODS)
+def test_ranks_of_times_are_those_of_what_has_passed(method, mode):
+    """However far from 0 numbers are, that are not standardized: seconds since 1970, say."""
+    x = torch.tensor([3.0, 0.0, 7.0, 4.0, 0.0], dtype=torch.float64)
+    passed, times = [soft.rank(v, -1, softness=2.0, mode=mode, method=method, standardize=False) for v in (x, x + 2.0**31)]
+    torch.testing.assert_close(times, passed, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("standardize", [False, True])
 def test_rows_of_a_network_do_not_see_each_other(standardize):
     """The pads are of the row, not of the batch."""

@@ -37,7 +37,13 @@ class OptimalTransport(Method):
 
 def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     """The weights (…, m, n) of m anchors, to which ``counts`` (…, m) elements go: the plan, times n."""
-    cost = (wide(rows.z).unsqueeze(-1) - anchors).square()
+    z = wide(rows.z)
+    if rows.mean is None:
+        # The squares of z and a, and what all z have in common, change the potentials and not the plan: without them numbers far
+        # from 0 and from each other lose no digits. Near the anchors the solver starts closer with them.
+        cost = (z - z.detach().amax(-1, keepdim=True)).unsqueeze(-1) * (-2 * anchors)
+    else:
+        cost = (z.unsqueeze(-1) - anchors).square()
     cost = cost / (rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness)
     shares = counts / rows.n
     batch = torch.broadcast_shapes(cost.shape[:-2], shares.shape[:-1])

@@ -375,3 +375,41 @@ def test_compiled_code_has_the_same_bits(name):
     for y in (actual, expected):
         y.grad_of = torch.autograd.grad(y, x, g)[0]
     equal(actual.grad_of, expected.grad_of)
+
+
+# --- Units ----------------------------------------------------------------------------------------------------------------
+
+IN_UNITS = {
+    "binarize": ({"scale": 0.7, "window": 0.9}, {}),
+    "bsq": ({}, {}),
+    "codebook_quantize": ({"scale": 0.9}, {"codebook": torch.tensor([-1.0, -0.3, 0.2, 0.8])}),
+    "fake_quantize": ({"scale": 0.1}, {"zero_point": 2, "quant_min": -4, "quant_max": 7}),
+    "float_quantize": ({"scale": 0.3}, {"format": "float8_e4m3fn"}),
+    "lsq": ({"scale": 0.1, "offset": 0.05}, {"quant_min": -4, "quant_max": 7}),
+    "pact": ({"alpha": 0.8}, {"bits": 3}),
+    "stretched_elastic": ({"scale": 0.7}, {}),
+    "ternarize": ({"threshold": 0.3, "scale": 0.8, "negative_scale": 0.6, "window": 1.1}, {}),
+    "twn": ({}, {}),
+    "vector_quantize": ({"codebook": torch.randn(5, 4, generator=torch.Generator().manual_seed(0))}, {}),
+}
+
+
+@pytest.mark.parametrize("unit", [2.0**-60, 2.0**20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", IN_UNITS)
+def test_the_unit_may_be_any(name, dtype, unit):
+    """With scales in the same unit the codes are the same, to the last bit, and so are all derivatives."""
+    in_units, others = IN_UNITS[name]
+    others = {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in others.items()}
+    numbers = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def found(unit):
+        x, *parameters = [(torch.as_tensor(v, dtype=dtype) * unit).requires_grad_() for v in (numbers, *in_units.values())]
+        scale = {"scale": 0.7 * unit} if name == "bsq" else {}  # which is a number
+        y = getattr(quantizers, name)(x, **dict(zip(in_units, parameters, strict=True)), **scale, **others)
+        y = y[0] if isinstance(y, tuple) else y
+        slopes = torch.autograd.grad(y, (x, *parameters), torch.sin(1 + numbers), allow_unused=True, materialize_grads=True)
+        return (y.detach() / unit, *slopes)
+
+    for scaled, expected in zip(found(unit), found(1.0), strict=True):
+        equal(scaled, expected)

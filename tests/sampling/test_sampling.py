@@ -416,3 +416,17 @@ def test_saved_bytes_of_large_tensors():
             y = getattr(sampling, name)(x, **({"hard": True} if name == "gumbel_softmax" else {}))
         alive = {x.untyped_storage().data_ptr(), y.untyped_storage().data_ptr()}
         assert sum(t.untyped_storage().nbytes() for t in kept if t.untyped_storage().data_ptr() not in alive) <= most
+
+
+@pytest.mark.parametrize("far", [2.0**20, -(2.0**20)])
+@pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st", "gumbel_sinkhorn"])
+def test_what_all_logits_have_in_common_changes_nothing(name, far):
+    """Same noise, same sample, same derivative, up to the digits that are lost to the sum."""
+    logits = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def found(far):
+        x = (logits + far).requires_grad_()
+        y = call(name, x, generator=torch.Generator().manual_seed(3))
+        return y.detach(), torch.autograd.grad(y, x, torch.sin(torch.arange(y.numel()).view(y.shape).double()))[0]
+
+    torch.testing.assert_close(found(far), found(0.0), rtol=1e-8, atol=1e-8)

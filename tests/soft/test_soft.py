@@ -296,6 +296,36 @@ def test_hard_values_of_cotangents_that_autograd_batches(name):
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+HOMOGENEOUS = {
+    **{n: (getattr(soft, n), 0) for n in ("sigmoidal", "sign", "heaviside")},
+    **{n: (getattr(soft, n), 1) for n in ("abs", "relu", "softrelu")},
+    "gated": (lambda x, s, mode: soft.softrelu(x, s, mode, gated=True), 1),
+    "clamp": (lambda x, s, mode: soft.clamp(x, -0.5 * s, 0.6 * s, s / 3, mode), 1),
+    **{
+        n: (lambda x, s, mode, n=n: getattr(soft, n)(x, s / 9, s, mode, 1e-9 * s), 0)
+        for n in ("less", "greater_equal", "eq", "not_equal")
+    },
+}
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e30])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HOMOGENEOUS)
+def test_the_unit_may_be_any(name, mode, unit):
+    """With a softness in the unit of the input."""
+    f, power = HOMOGENEOUS[name]
+    x = torch.linspace(-0.9, 1.1, 21, dtype=torch.float64)
+
+    def derivatives(unit):
+        def g(x):
+            return f(x, 0.4 * unit, mode)
+
+        return [vmap(h)(unit * x) for h in (g, grad(g), grad(grad(g)))]
+
+    for order, (scaled, expected) in enumerate(zip(derivatives(unit), derivatives(1.0), strict=True)):
+        torch.testing.assert_close(scaled / unit ** (power - order), expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ONE)
 def test_accuracy_in_low_precision(name, mode):

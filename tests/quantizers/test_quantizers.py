@@ -607,3 +607,12 @@ def test_pact_has_as_many_bits_as_the_widest_dtype():
     torch.testing.assert_close(quantizers.pact(x, 1.0, 53), torch.tensor([0.3, 1.0], dtype=x.dtype))
     with pytest.raises(ValueError, match="pact: `bits`"):
         quantizers.pact(x, 1.0, 54)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_gradient_passes_at_the_ends_of_a_clamp(symmetric):
+    """The bound of fsq is closed, as torch.clamp's is."""
+    x = torch.tensor([[-1.0, 1.0], [-1.5, 1.5], [0.3, -0.3]])
+    slopes = torch.func.grad(lambda x: quantizers.fsq(x, (5, 4), bound="clamp", symmetric=symmetric, eps=0.0).sum())(x)
+    scale = [1.0, 1.0 if symmetric else 0.75]
+    torch.testing.assert_close(slopes, torch.tensor([scale, [0.0, 0.0], scale]))

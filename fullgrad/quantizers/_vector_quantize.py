@@ -125,9 +125,13 @@ class VectorQuantize(Function):
 
 
 def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The row with the smallest distance, without the norm of the vector, which is the same for all."""
+    """The row with the smallest distance, without the norm of the vector, which is the same for all. All relative to the first row:
+    squares of what vectors and codebook have in common would leave no digits to what tells them apart.
+    """
+    center = codebook[..., :1, :]
+    codebook = codebook - center
     squares = (codebook * codebook).sum(-1).unsqueeze(-2)
-    return (squares - 2 * matmul(rows, codebook.mT)).argmin(-1)
+    return (squares - 2 * matmul(rows - center, codebook.mT)).argmin(-1)
 
 
 def _rows(codebook: Tensor, index: Tensor) -> Tensor:

@@ -413,3 +413,14 @@ def test_the_unit_may_be_any(name, dtype, unit):
 
     for scaled, expected in zip(found(unit), found(1.0), strict=True):
         equal(scaled, expected)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e2, 1e6])
+@pytest.mark.parametrize(("n", "size", "channels"), [(50, 16, 4), (1000, 200, 8)])
+def test_the_nearest_row_of_a_codebook_far_from_0(n, size, channels, far):
+    """It is that of all distances in float64: what vectors and rows have in common costs no digits."""
+    generator = torch.Generator().manual_seed(0)
+    x, codebook = [torch.randn(k, channels, generator=generator) + far for k in (n, size)]
+    distances = (x.double().unsqueeze(1) - codebook.double()).square().sum(-1)
+    found = distances.gather(1, quantizers.vector_quantize(x, codebook)[1].unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(found, distances.amin(1), rtol=1e-5, atol=1e-5)

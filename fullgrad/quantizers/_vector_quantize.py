@@ -125,8 +125,9 @@ class VectorQuantize(Function):
 
 
 def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The row with the smallest distance, without the norm of the vector, which is the same for all. All relative to the first row:
-    squares of what vectors and codebook have in common would leave no digits to what tells them apart.
+    """The row with the smallest distance, without the norm of the vector, which is the same for all; relative to the first row.
+
+    The squares of what vectors and codebook have in common would leave no digits to what tells them apart.
     """
     center = codebook[..., :1, :]
     codebook = codebook - center

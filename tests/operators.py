@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from fullgrad import Function
+import fullgrad
+from fullgrad import Function, nn, quantizers, sampling, soft, spikes
+
+PUBLIC = {name for module in (fullgrad, nn, quantizers, sampling, soft, spikes) for name in module.__all__}
 
 
 class Cube(Function):
@@ -106,3 +109,12 @@ def flushed_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def raises(error: type[Exception], match: str) -> Iterator[None]:
+    """As `pytest.raises`; and the message begins with the public name of what was called."""
+    with pytest.raises(error, match=match) as raised:
+        yield
+    name = str(raised.value).partition(":")[0]
+    assert name.rpartition(".")[2] in PUBLIC, str(raised.value)

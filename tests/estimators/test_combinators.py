@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, hessian, jvp, vmap
 import fullgrad
 from fullgrad import soft
 from fullgrad.testing._subject import close, equal
+from tests.operators import raises
 
 pytestmark = pytest.mark.short
 
@@ -259,5 +260,5 @@ def test_gradients_of_closures_are_not_lost():
 )
 def test_errors_name_the_rule_and_what_was_found(call, error, message):
     """Bad arguments raise."""
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         call()

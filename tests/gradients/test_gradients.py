@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad.testing._subject import close, like
-from tests.operators import saved_tensors
+from tests.operators import raises, saved_tensors
 
 pytestmark = pytest.mark.short
 
@@ -302,7 +302,7 @@ ERRORS = [
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, message):
     """Bad arguments raise before anything is recorded."""
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         call()
 
 

@@ -12,7 +12,7 @@ import fullgrad
 from fullgrad import quantizers
 from fullgrad.quantizers import FloatFormat
 from fullgrad.testing._subject import equal
-from tests.operators import saved_tensors
+from tests.operators import raises, saved_tensors
 
 pytestmark = pytest.mark.short
 
@@ -263,6 +263,7 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.float_quantize(x, 8), TypeError, "must be a FloatFormat"),
         (lambda x: quantizers.float_quantize(x, FloatFormat(8, 24)), ValueError, "must be numbers of the dtype"),
         (lambda x: FloatFormat(0, 3), ValueError, "`exponent_bits` must be from 1"),
+        (lambda x: FloatFormat(4, 3.5), TypeError, "FloatFormat: `mantissa_bits` must be an integer"),
         (lambda x: FloatFormat(4, 3, kind="e4m3"), ValueError, "`kind` must be one of"),
         (lambda x: quantizers.mx_quantize(x, "float16"), ValueError, "`element` must be one of"),
         (lambda x: quantizers.mx_quantize(x, block_size=2), ValueError, "`block_size` must be positive and divide"),
@@ -288,7 +289,7 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
 )
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, match):
     """Before anything is recorded."""
-    with pytest.raises(error, match=match):
+    with raises(error, match=match):
         call(torch.randn(3, 3))
 
 

@@ -14,6 +14,7 @@ from fullgrad import soft
 from fullgrad._suite.cases.soft import RELAXATIONS, _isclose_of
 from fullgrad.testing import CHECKS
 from fullgrad.testing._subject import close, equal, like
+from tests.operators import raises
 
 pytestmark = pytest.mark.short
 
@@ -555,7 +556,7 @@ def test_closeness_has_gradients_of_each_tensor(rtol):
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, message):
     """Bad arguments raise before anything is recorded."""
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         call()
 
 

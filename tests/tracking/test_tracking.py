@@ -17,6 +17,7 @@ import fullgrad
 from fullgrad import ModuleScales, ScalePair, ScaleTracker, track_scales
 from fullgrad._dispatch import FakeTensorMode
 from fullgrad.testing._subject import close, like
+from tests.operators import raises
 
 X = like(torch.empty(3, 4, dtype=torch.float64), 0)
 DIRECTION = like(X, 1)
@@ -351,7 +352,7 @@ def test_pair_keeps_nothing_alive_and_nothing_keeps_it():
 )
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, message):
     """Bad arguments raise before anything is recorded."""
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         call()
 
 

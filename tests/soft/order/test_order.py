@@ -319,6 +319,22 @@ def test_gradients_per_sample(name, method):
     close(vmap(grad(loss))(x), torch.stack([grad(loss)(row) for row in x]))
 
 
+@pytest.mark.parametrize("shape", [(5,), (2, 3)])
+@pytest.mark.parametrize("name", ["max", "min", "median", "argmax", "argmedian"])
+def test_statistics_of_all_elements_per_sample(name, shape):
+    """Without a dimension, a sample is one row: soft, hard and straight-through."""
+    x = numbers(4, *shape)
+    for f, options in ((getattr(soft, name), {}), (getattr(soft, name), {"mode": "hard"}), (getattr(fullgrad, f"{name}_st"), {})):
+
+        def total(x, f=f, options=options):
+            y = f(x, **options)
+            return (y.flatten() * numbers(y.numel(), seed=1)).sum()
+
+        gradients, values = vmap(torch.func.grad_and_value(total))(x)
+        for sample, gradient, value in zip(x, gradients, values, strict=True):
+            torch.testing.assert_close((gradient, value), torch.func.grad_and_value(total)(sample))
+
+
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_softness_per_sample(method):
     """A softness for each sample, also of two batches, and its gradient, transport included."""

@@ -424,3 +424,28 @@ def test_the_nearest_row_of_a_codebook_far_from_0(n, size, channels, far):
     distances = (x.double().unsqueeze(1) - codebook.double()).square().sum(-1)
     found = distances.gather(1, quantizers.vector_quantize(x, codebook)[1].unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(found, distances.amin(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_codes_of_every_rounding(rounding, dtype):
+    """On ties, and between them; of numbers and of tensors, with a gradient and without."""
+    x = torch.arange(-24, 25, dtype=dtype) / 8
+    for zero_point in (0, -2):
+        codes = (ROUNDINGS[rounding](x.double() / 0.5)).clamp(-4 - zero_point, 3 - zero_point)
+        for scale in (0.5, torch.tensor(0.5, dtype=dtype)):
+            for leaf in (x, x.clone().requires_grad_()):
+                y = quantizers.fake_quantize(leaf, scale, zero_point, -4, 3, rounding=rounding)
+                assert torch.equal(y.detach().double(), codes * 0.5)
+
+
+@pytest.mark.parametrize("levels", range(2, 9))
+def test_ties_of_stretched_elastic_are_rounded_to_even(levels):
+    """Of fractions: n v - h is rounded, for n = levels / 2 and h = 1/2 for an even number of levels."""
+    n, h = Fraction(levels, 2), Fraction(1 - levels % 2, 2)
+    x = torch.arange(-16, 17, dtype=torch.float64) / 16
+    inside = x[x.abs() < 0.99]
+    expected = [float((round(Fraction(v) * n - h) + h) / n) for v in inside.tolist()]
+    torch.testing.assert_close(
+        quantizers.stretched_elastic(inside, 1.0, levels), torch.tensor(expected).double(), rtol=1e-15, atol=0
+    )

@@ -445,7 +445,5 @@ def test_ties_of_stretched_elastic_are_rounded_to_even(levels):
     n, h = Fraction(levels, 2), Fraction(1 - levels % 2, 2)
     x = torch.arange(-16, 17, dtype=torch.float64) / 16
     inside = x[x.abs() < 0.99]
-    expected = [float((round(Fraction(v) * n - h) + h) / n) for v in inside.tolist()]
-    torch.testing.assert_close(
-        quantizers.stretched_elastic(inside, 1.0, levels), torch.tensor(expected).double(), rtol=1e-15, atol=0
-    )
+    expected = torch.tensor([float((round(Fraction(v) * n - h) + h) / n) for v in inside.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(quantizers.stretched_elastic(inside, 1.0, levels), expected, rtol=1e-15, atol=0)

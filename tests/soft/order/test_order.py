@@ -128,6 +128,18 @@ def test_quantile_is_that_of_torch(interpolation, dtype, device):
                 assert shape == torch.quantile(x[3:], q, dim, keepdim, interpolation=interpolation).shape
 
 
+@pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
+def test_a_quantile_on_an_element_beside_infinity_is_that_element(interpolation):
+    """Of rows with quantiles of their own, too: what has no share in it is not multiplied by 0."""
+    x = torch.tensor([[1.0, 3.0, INF], [-INF, 3.0, 4.0]])
+    for q in (0.5, torch.tensor([0.5])):
+        equal(fullgrad.quantile_st(x, q, 1, interpolation=interpolation).flatten(), torch.tensor([3.0, 3.0]))
+    own = vmap(lambda x, q: fullgrad.quantile_st(x, q, interpolation=interpolation))(x, torch.full((2,), 0.5))
+    equal(own, torch.tensor([3.0, 3.0]))
+    traced = make_fx(lambda x: fullgrad.quantile_st(x, 0.5, 1, interpolation=interpolation))(x)
+    equal(traced(x), torch.tensor([3.0, 3.0]))
+
+
 def test_rank_counts_in_order(device):
     """From 1, the largest first by default, equal elements by position; among all without a dim."""
     x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 9.0]], device=device)

@@ -231,6 +231,43 @@ def test_several_quantiles_of_rows():
     assert collectives(quantiles, Shard(0))[:2] == [0, 0]
 
 
+def test_plain_tensors_of_a_rule_are_the_same_everywhere():
+    """Of an operator without a layout, in `implicit_replication` of the caller and outside; which goes on after the call."""
+
+    class Weighted(fullgrad.Function):
+        @staticmethod
+        def forward(x):
+            return x * torch.arange(6.0).to(x.dtype)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vjp(ctx, g):
+            return g * torch.arange(6.0).to(g.dtype)
+
+        jvp = vjp
+
+        @classmethod
+        def vmap(cls, info, in_dims, x):
+            return cls.apply(x.movedim(in_dims[0], 0)), 0
+
+    def outside(x):
+        y = Weighted.apply(x)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    def inside(x):
+        with implicit_replication():
+            y = Weighted.apply(x) + torch.arange(6.0).to(x.dtype)
+            return y, torch.autograd.grad(y.sum(), x)[0]
+
+    for f in (outside, inside):
+        expected = f(X.clone().requires_grad_())
+        for found in of_ranks(f, Shard(0)):
+            assert_close(found, [e.detach() for e in expected])
+
+
 STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"function": lambda x: x.square().sum()}
 
 

@@ -415,6 +415,16 @@ def test_a_softness_of_another_dtype(name, dtype):
     torch.testing.assert_close(found, gradients(s.float())[0])
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ONE)
+def test_a_softness_of_more_dimensions(name, mode):
+    """The value has them all, recorded or not."""
+    x, softness = torch.linspace(-0.9, 0.9, 7), torch.tensor([[0.1], [0.3]])
+    expected = torch.stack([ONE[name](x, s.item(), mode) for s in softness])
+    torch.testing.assert_close(ONE[name](x, softness, mode), expected)
+    torch.testing.assert_close(ONE[name](x.clone().requires_grad_(), softness, mode).detach(), expected)
+
+
 @pytest.mark.parametrize("case", [c for c in RELAXATIONS if c.name.endswith("widths")], ids=lambda c: c.name)
 def test_a_softness_for_each_row(case):
     """Its gradient, alone and with that of the other inputs; the cotangent, whose buffer it might have been, stays."""

@@ -169,6 +169,15 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
     assert shapes == [(64, 4), (64, 4)]
 
 
+def test_a_first_tensor_of_fewer_dimensions_is_computed_whole(monkeypatch):
+    """Pieces are its own: an operand with more dimensions has others."""
+    x, softness = torch.linspace(-1, 1, 9).half(), torch.tensor([[0.2], [0.4]], dtype=torch.float16)
+    expected = fullgrad.soft.sigmoidal(x, softness, "c1")
+    monkeypatch.setattr(_half_precision, "PIECE", 4)
+    equal(fullgrad.soft.sigmoidal(x, softness, "c1"), expected)
+    assert expected.shape == (2, 9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 @pytest.mark.parametrize("inside", ["exact", "all"])
 @pytest.mark.parametrize("scale", [None, 0.7, "tensor", "per row"])

@@ -38,7 +38,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
 
     Returns:
         ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). The first of equal rows is
-        taken. Vectors with NaN are NaN.
+        taken, and of all rows for a vector with an infinity. Vectors with NaN are NaN.
 
     Raises:
         TypeError: ``x`` or ``codebook`` is not real.
@@ -125,14 +125,14 @@ class VectorQuantize(Function):
 
 
 def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The row with the smallest distance, without the norm of the vector, which is the same for all; relative to the first row.
+    """The row with the smallest distance: half its square, relative to the first row, less what is the same for all.
 
     The squares of what vectors and codebook have in common would leave no digits to what tells them apart.
     """
     center = codebook[..., :1, :]
     codebook = codebook - center
     squares = (codebook * codebook).sum(-1).unsqueeze(-2)
-    return (squares - 2 * matmul(rows - center, codebook.mT)).argmin(-1)
+    return (squares / 2 - matmul(rows - center, codebook.mT)).argmin(-1)
 
 
 def _rows(codebook: Tensor, index: Tensor) -> Tensor:

@@ -390,7 +390,9 @@ def _vectors(x: Tensor) -> Tensor:
 
 def _nearest_rows(vectors: Tensor) -> Tensor:
     rows = torch.tensor(ROWS, dtype=vectors.dtype, device=vectors.device)
-    k = ((rows * rows).sum(-1) - 2 * (vectors @ rows.mT)).argmin(-1)
+    size = vectors.abs().amax(-1, keepdim=True).clamp(min=1)  # by which distances are divided, to be finite
+    k = ((rows * rows).sum(-1) / size - 2 * ((vectors / size) @ rows.mT)).argmin(-1)
+    k = torch.where(vectors.isfinite().all(-1), k, 0)
     return torch.where(vectors.isnan().any(-1, keepdim=True), torch.nan, rows[k])
 
 

@@ -85,6 +85,7 @@ def _process(rank: int, world: int, port: int, function: Callable[..., Any], arg
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     try:
         function(rank, world, *args)
+        dist.barrier()  # a rank that leaves while another still sends has been seen to abort
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The pytest plugin of fullgrad: the marks of the tests that ``fullgrad.testing.operator`` makes.
+"""The pytest plugin of fullgrad: the marks of the tests that ``fullgrad.testing.operator`` makes, and what they did not check.
 
 pytest loads it in every run, so it stands outside of the package, whose import would import torch.
 """
@@ -27,3 +27,20 @@ def pytest_configure(config) -> None:
     """pytest's hook."""
     for group in GROUPS:
         config.addinivalue_line("markers", f"{mark_of(group)}: checks of the group {group!r} of fullgrad.testing")
+
+
+def pytest_itemcollected(item) -> None:
+    """pytest's hook: with a test goes what it did not check, also from a worker of xdist."""
+    for line in getattr(getattr(item, "function", None), "not_checked", ()):
+        item.user_properties.append(("fullgrad", f"{item.nodeid.partition('[')[0]}: {line}"))
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """pytest's hook: a line for each thing that an operator's tests did not check."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    properties = [p for report in reports for p in getattr(report, "user_properties", ())]
+    lines = dict.fromkeys(line for name, line in properties if name == "fullgrad")
+    if lines:
+        terminalreporter.section("fullgrad")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
@@ -151,15 +151,21 @@ assert accuracy(results["LSQ, 3 bits"]) > full - 0.05
 # ---------------------------
 #
 # The loss grows by about half the curvature times the square of the rounding error. The curvature of each row of a weight is the
-# trace of its Hessian block, estimated by products with random signs: forward over reverse, through the quantizers of weights and
-# inputs. Each row gets the bits for which growth plus a price per bit is least, at the price that makes all as large as three
-# bits for every weight.
+# trace of its Hessian block, estimated by products with a hundred random signs: ``vmap`` of forward over reverse, through the
+# quantizers of weights and inputs. Each row gets the bits for which growth plus a price per bit is least, at the price that makes
+# all as large as three bits for every weight.
+#
+# One network proves nothing: on another CPU its training ends elsewhere. Of 24 networks, each from weights of its own, 22 had the
+# lower loss with mixed bits on the training images, whose curvature it is, and 21 on the test images. So six are trained, and the
+# mean over them of the logarithm of the ratio is asserted, which over the 24 was -0.63 with a deviation of 0.39.
 
 BITS = (2, 3, 4, 5, 6)
+SEEDS = 6
 
 
-def curvatures(made: Network, samples: int = 30) -> list[Tensor]:
-    """The mean diagonal of the Hessian for each row of each layer's weight."""
+def curvatures(network: Network, samples: int = 100) -> list[Tensor]:
+    """The mean diagonal of the Hessian for each row of each layer's weight, through quantizers to fp8."""
+    made = quantized(network, [fp8] * 4)
     weights = {f"layers.{i}.parametrizations.weight.original": layer.weight.detach() for i, layer in enumerate(network.layers)}
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
@@ -167,12 +173,12 @@ def curvatures(made: Network, samples: int = 30) -> list[Tensor]:
 
     found = []
     for name, w in weights.items():
-        total = torch.zeros(len(w))
-        for _ in range(samples):
-            signs = torch.randint(0, 2, w.shape) * 2.0 - 1.0
-            block = lambda v, name=name: grad(loss)({**weights, name: v})[name]  # noqa: E731
-            total += (signs * jvp(block, (w,), (signs,))[1]).mean(1)
-        found.append((total / samples).clamp(min=0))
+
+        def product(signs: Tensor, name: str = name, w: Tensor = w) -> Tensor:
+            return signs * jvp(lambda v: grad(loss)({**weights, name: v})[name], (w,), (signs,))[1]
+
+        signs = torch.randint(0, 2, (samples, *w.shape)) * 2.0 - 1.0
+        found.append(vmap(product, chunk_size=10)(signs).mean((0, 2)).clamp(min=0))
     return found
 
 
@@ -185,44 +191,65 @@ def in_bits(w: Tensor, bits: int) -> Tensor:
     return torch.stack(candidates)[best, torch.arange(len(w))]
 
 
-weights = [layer.weight.detach() for layer in network.layers]
-choices = [torch.stack([in_bits(w, b) for b in BITS]) for w in weights]
-curvature = curvatures(quantized(network, [fp8] * 4))
-growth = [c / 2 * (q - w).square().sum(2) for c, q, w in zip(curvature, choices, weights, strict=True)]
+def allocated(costs: list[Tensor], growth: list[Tensor]) -> list[Tensor]:
+    """For each row of each layer the index of its bits: as many in all as three for every weight."""
+    cheap, dear = 1e-12, 1.0
+    for _ in range(60):
+        price = math.sqrt(cheap * dear)
+        chosen = [(g + price * c).argmin(0) for g, c in zip(growth, costs, strict=True)]
+        cheap, dear = (price, dear) if size_of(chosen, costs) > size_of(uniform(costs), costs) else (cheap, price)
+    return [(g + dear * c).argmin(0) for g, c in zip(growth, costs, strict=True)]
 
 
-def allocation(price: float) -> list[Tensor]:
-    """For each row of each layer the index of its bits."""
-    cost = [price * torch.tensor(BITS).unsqueeze(1) * w.shape[1] for w in weights]
-    return [(g + c).argmin(0) for g, c in zip(growth, cost, strict=True)]
+def uniform(costs: list[Tensor]) -> list[Tensor]:
+    return [torch.full(c.shape[1:], BITS.index(3)) for c in costs]
 
 
-def size_of(chosen: list[Tensor]) -> int:
-    return sum(int(torch.tensor(BITS)[i].sum()) * w.shape[1] for i, w in zip(chosen, weights, strict=True))
+def size_of(chosen: list[Tensor], costs: list[Tensor]) -> int:
+    return sum(int(c.gather(0, i.unsqueeze(0)).sum()) for i, c in zip(chosen, costs, strict=True))
 
 
-def loss_of(chosen: list[Tensor]) -> float:
-    """On the test images, with weights quantized and nothing trained."""
+def losses_of(network: Network, choices: list[Tensor], chosen: list[Tensor]) -> Tensor:
+    """On the training and on the test images, with weights quantized and nothing trained after."""
     made = copy.deepcopy(network)
     for layer, of_layer, i in zip(made.layers, choices, chosen, strict=True):
         layer.weight = nn.Parameter(of_layer[i, torch.arange(len(i))])
     with torch.no_grad():
-        return cross_entropy(made(test_x), test_y).item()
+        return torch.stack([cross_entropy(made(x), y) for x, y in ((train_x, train_y), (test_x, test_y))])
 
 
-uniform = [torch.full((len(w),), BITS.index(3)) for w in weights]
-cheap, dear = 1e-12, 1.0
-for _ in range(60):
-    price = math.sqrt(cheap * dear)
-    cheap, dear = (price, dear) if size_of(allocation(price)) > size_of(uniform) else (cheap, price)
-mixed = allocation(dear)
+def mixed_and_uniform(network: Network) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The losses of both, the curvature of each row, and the index of its bits."""
+    weights = [layer.weight.detach() for layer in network.layers]
+    choices = [torch.stack([in_bits(w, b) for b in BITS]) for w in weights]
+    costs = [torch.tensor(BITS).unsqueeze(1).expand(-1, len(w)) * w.shape[1] for w in weights]
+    curvature = curvatures(network)
+    growth = [c / 2 * (q - w).square().sum(2) for c, q, w in zip(curvature, choices, weights, strict=True)]
+    mixed = allocated(costs, growth)
+    assert size_of(mixed, costs) <= size_of(uniform(costs), costs)
+    losses = torch.stack([losses_of(network, choices, chosen) for chosen in (mixed, uniform(costs))])
+    return losses, curvature, mixed
+
+
+found = []
+with Progress(console=console, transient=not console.is_terminal) as progress:
+    for seed in progress.track(range(SEEDS), description="mixed bits"):
+        torch.manual_seed(seed)
+        one = Network()
+        train(one, STEPS, 1e-2, lambda: None)
+        found.append(mixed_and_uniform(one))
+_, curvature, mixed = found[0]
 print("mean curvature by layer:", ", ".join(f"{c.mean():.1e}" for c in curvature))
 print("mean bits by layer:", ", ".join(f"{torch.tensor(BITS)[i].float().mean():.1f}" for i in mixed))
-print(
-    f"mixed bits: loss {loss_of(mixed):.3f} in {size_of(mixed)} bits, below uniform: {loss_of(uniform):.3f} in {size_of(uniform)}"
-)
-assert size_of(mixed) <= size_of(uniform)
-assert loss_of(mixed) < loss_of(uniform)
+losses = torch.stack([losses for losses, *_ in found])  # by network, mixed or uniform, images
+for images_of, (of_mixed, of_uniform) in zip(("training", "test"), losses.permute(2, 1, 0), strict=True):
+    ratio = (of_mixed / of_uniform).log()
+    print(
+        f"mixed bits: loss {of_mixed.mean():.3f} ± {of_mixed.std():.3f} on the {images_of} images, "
+        f"uniform {of_uniform.mean():.3f} ± {of_uniform.std():.3f}; "
+        f"ratio {ratio.mean().exp():.2f}, below 1 for {int((ratio < 0).sum())} of {SEEDS} networks"
+    )
+assert (losses[:, 0, 0] / losses[:, 1, 0]).log().mean() < 0
 
 
 # %%

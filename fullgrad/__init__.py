@@ -42,19 +42,21 @@ _MODULES = ("quantizers", "sampling", "soft", "spikes")
 _APART = ("nn", "testing")
 
 
-def __getattr__(name: str) -> Any:
-    if name in (*_AT_THE_TOP, *_MODULES, *_APART):
-        return importlib.import_module(f"fullgrad.{name}")
-    if name == "__all__":
-        families = [importlib.import_module(f"fullgrad.{family}") for family in _AT_THE_TOP]
-        return ["Elementwise", "Function", *(name for family in families for name in family.__all__), *_MODULES]
-    for family in () if name.startswith("_") else _AT_THE_TOP:
-        module = importlib.import_module(f"fullgrad.{family}")
-        if name in module.__all__:
-            globals()[name] = value = getattr(module, name)
-            return value
-    raise AttributeError(f"module 'fullgrad' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for which any name would be right
+
+    def __getattr__(name: str) -> Any:
+        if name in (*_AT_THE_TOP, *_MODULES, *_APART):
+            return importlib.import_module(f"fullgrad.{name}")
+        if name == "__all__":
+            families = [importlib.import_module(f"fullgrad.{family}") for family in _AT_THE_TOP]
+            return ["Elementwise", "Function", *(name for family in families for name in family.__all__), *_MODULES]
+        for family in () if name.startswith("_") else _AT_THE_TOP:
+            module = importlib.import_module(f"fullgrad.{family}")
+            if name in module.__all__:
+                globals()[name] = value = getattr(module, name)
+                return value
+        raise AttributeError(f"module 'fullgrad' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__"), *_APART})
+    return sorted({*globals(), *__getattr__("__all__"), *_APART})  # pyright: ignore[reportUndefinedVariable]

@@ -65,5 +65,5 @@ def divide_into(v: Tensor, temporary: Tensor) -> Tensor:
 
 
 def _into(function: Callable[..., Tensor], v: Tensor, temporary: Tensor) -> Tensor:
-    fits = v.shape == temporary.shape and v.dtype == temporary.dtype
-    return function(v, temporary, out=temporary if fits and can_reuse_buffers() else None)
+    fits = v.dtype == temporary.dtype and can_reuse_buffers() and v.shape == temporary.shape
+    return function(v, temporary, out=temporary if fits else None)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import holds, is_tracing, perhaps, same_shape
+
 _FLOAT32 = torch.float32
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 # A quantized tensor has no gradient, and few of torch's functions.
@@ -90,25 +92,25 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
     """A positive Python number, finite unless infinity is allowed."""
-    if type(value) is float and 0.0 < value < math.inf:
+    if value.__class__ is float and 0.0 < value < math.inf:
         return
     real_number(name, argument, value)
-    if not value > 0 or (finite and value == math.inf):
+    if not (holds(value > 0) and (not finite or holds(value < math.inf))):
         raise ValueError(f"{name}: `{argument}` must be positive{' and finite' if finite else ''}, got {value}.")
 
 
 def non_negative_number(name: str, argument: str, value: Any) -> None:
     """A finite Python number that is not negative."""
-    if type(value) is float and 0.0 <= value < math.inf:
+    if value.__class__ is float and 0.0 <= value < math.inf:
         return
     real_number(name, argument, value)
-    if not (value >= 0 and value < math.inf):
+    if not (holds(value >= 0) and holds(value < math.inf)):
         raise ValueError(f"{name}: `{argument}` must be finite and not negative, got {value}.")
 
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor, whose elements are not checked."""
-    if type(value) is float and 0.0 < value < math.inf:
+    if value.__class__ is float and 0.0 < value < math.inf:
         return
     if isinstance(value, Tensor):
         real_tensor(name, argument, value)
@@ -119,20 +121,25 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
 
 def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Sequence[int]) -> None:
     """A tensor that broadcasts to a shape."""
-    if value.shape != shape and not can_broadcast(value.shape, shape):
+    if not (same_shape(value.shape, shape) or can_broadcast(value.shape, shape)):
         raise ValueError(
             f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
         )
 
 
 def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a tensor of a shape broadcasts to another."""
-    return len(shape) <= len(target) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
+    """Whether a tensor of a shape broadcasts to another; what data decides may."""
+    if len(shape) > len(target):
+        return False
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    if not is_tracing():
+        return all(n in (1, m) for n, m in sizes)
+    return all([perhaps(n == 1) or perhaps(n == m) for n, m in sizes])  # noqa: C419
 
 
 def broadcast_shape(shape: torch.Size, *others: torch.Size) -> torch.Size:
     """The shape to which all broadcast. torch.broadcast_shapes takes longer than the kernels of a small tensor."""
-    others = tuple([other for other in others if other != shape and not can_broadcast(other, shape)])
+    others = tuple([s for s in others if not same_shape(s, shape) and (is_tracing() or not can_broadcast(s, shape))])
     return torch.broadcast_shapes(shape, *others) if others else shape
 
 
@@ -162,13 +169,16 @@ def one_dim(name: str, value: Any, ndim: int) -> None:
 
 def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     """An integer from 1 to a limit, returned as a plain int."""
-    if not isinstance(value, (int, torch.SymInt)):
-        if not hasattr(value, "__index__") or (isinstance(value, Tensor) and value.is_floating_point()):
-            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.")
-        value = operator.index(value)
-    if value < 1:
+    if isinstance(value, bool):
+        value = int(value)
+    elif not isinstance(value, (int, torch.SymInt)):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.") from None
+    if not holds(value >= 1):
         raise ValueError(f"{name}: `{argument}` must be a positive integer, got {value}.")
-    if value > at_most:
+    if not holds(value <= at_most):
         raise ValueError(f"{name}: `{argument}` must be at most {at_most}, got {value}.")
     return value
 
@@ -177,13 +187,13 @@ def integer_between(name: str, argument: str, value: Any, low: int, high: int) -
     """An integer between two limits, both included."""
     if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
         raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.")
-    if not low <= value <= high:
+    if not (holds(low <= value) and holds(value <= high)):
         raise ValueError(f"{name}: `{argument}` must be from {low} to {high}, got {value}.")
 
 
 def not_empty(name: str, argument: str, value: Tensor) -> None:
     """A tensor with at least one element."""
-    if value.numel() == 0:
+    if not holds(value.numel() != 0):
         raise ValueError(f"{name}: `{argument}` must have at least one element, got shape {tuple(value.shape)}.")
 
 

@@ -1,6 +1,6 @@
 """Plain code that is right on distributed tensors, too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +45,19 @@ def elementwise_code(name: str, function: Callable[..., Tensor], *args: Any) -> 
     """``function(*args)``, plain elementwise code; on the shards of distributed tensors."""
     if not any_distributed(args):
         return function(*args)
-    return on_shards().run_code(name, function, args, None)
+    return on_shards().run_code(name, function, args, 0)
+
+
+def rows_code(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """``function(*args)``, plain code along the last dimension of its tensors, of which the others broadcast; on shards of
+    distributed tensors with whole rows.
+    """
+    return on_shards().run_code(name, function, args, 1) if any_distributed(args) else function(*args)
+
+
+def reshaped(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """``x.reshape(shape)``, also where torch has no rule for it: of shards that are uneven."""
+    return on_shards().reshaped(x, shape) if any_distributed((x,)) else x.reshape(shape)
 
 
 def on_every_rank(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fullgrad import _half_precision
 from fullgrad._batching import elementwise
 from fullgrad._checks import can_broadcast
-from fullgrad._dispatch import Rules
+from fullgrad._dispatch import Rules, same_shape, surely
 from fullgrad._function import Function, saves_nothing
 
 __all__ = ["Elementwise"]
@@ -86,12 +86,12 @@ class Elementwise(Function):
         super().__init_subclass__(**kwargs)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+    def vjp_term(i: int, v: Tensor, *inputs: Any, **_: Any) -> Tensor | None:  # an override names its inputs
         """The declared partial derivative with respect to input ``i``, times ``v``."""
         raise NotImplementedError
 
     @classmethod
-    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any, **_: Any) -> Sequence[Tensor | None]:
         """``vjp_term`` of every input for which ``needed`` is true, None for the others."""
         return [cls.vjp_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
 
@@ -207,7 +207,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         plan, shape = plan_of(ctx.needs_input_grad, *map(type, inputs)), output.shape
         for i in plan.needed:
             part = inputs[i].shape
-            if part and part != shape:
+            if part and not same_shape(part, shape):
                 _check_broadcasts(cls, part, shape)
         ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
         ctx.save_for_backward(*plan.pick_backward(inputs))
@@ -224,7 +224,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
         gradients = None
-        if in_pieces and len(plan.needed) > 1 and g.numel() > _half_precision.PIECE:
+        if in_pieces and len(plan.needed) > 1 and surely(g.numel() > _half_precision.PIECE):
             gradients = _half_precision.chunked_terms(terms, plan.needs, g, inputs, widen=False)
         if gradients is None:
             gradients = terms(plan.needs, g, *inputs)
@@ -233,7 +233,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
                 f"{cls.__name__}.vjp_terms must return one entry for each of {len(names)} inputs, got {len(gradients)}."
             )
         for part in gradients:
-            if part is not None and part.shape != shape:
+            if part is not None and not same_shape(part.shape, shape):
                 _check_broadcasts(cls, part.shape, shape)
         return tuple(gradients)
 
@@ -252,7 +252,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         if total is None:
             return next(t for t in tangents if t is not None).new_zeros(shape, dtype=dtype)
         total = _half_precision.cast(total, dtype)
-        return total if total.shape == shape else total.expand(shape)
+        return total if same_shape(total.shape, shape) else total.expand(shape)
 
     return setup_context, vjp, jvp
 

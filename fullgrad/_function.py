@@ -2,7 +2,7 @@
 
 import inspect
 import types
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, out_buffer, pure, recomputed, saves_nothing
 
@@ -110,7 +110,7 @@ class Function:
         apply.__qualname__ = f"{cls.__qualname__}.apply"
         cls.apply = staticmethod(apply)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # with NoReturn mypy knows no attribute of the class
         raise TypeError(f"{cls.__name__} is not instantiated; call {cls.__name__}.apply.")
 
     @staticmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._checks import can_broadcast
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, surely
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -47,7 +47,7 @@ def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool
     An output of fewer elements is summed to its shape, in float32 at least.
     """
     first = args[0]
-    if first.numel() <= PIECE or first.device.type != "cpu" or not can_reuse_buffers():
+    if not surely(first.numel() > PIECE) or first.device.type != "cpu" or not can_reuse_buffers():
         return None
     shape = first.shape
     tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
@@ -88,7 +88,7 @@ def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
     where that is large, so that the steps are in the cache.
     """
     first = args[0]
-    if first.numel() < PIECE or not first.is_cpu or not can_reuse_buffers():
+    if not surely(first.numel() >= PIECE) or not first.is_cpu or not can_reuse_buffers():
         return formula(*args)
     size = PIECE // 2 * torch.get_num_threads()
     tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -104,6 +104,29 @@ def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
             some[i] = wide[i][part_of(index, wide[i])]
         out[part_of(index, out)].copy_(formula(*some))
     return out
+
+
+def rounded_once(formula: Callable[..., Tensor], *args: Any) -> Tensor:
+    """An elementwise formula of arguments some of which are in half precision: in float32, and rounded once to the dtype that
+    torch gives such a formula. An intermediate result that is rounded may be rounded to another integer, or fall on the other
+    side of a threshold.
+    """
+    floating = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+    some = [a for a in floating if a.ndim] or floating
+    dtype = functools.reduce(torch.promote_types, [a.dtype for a in some])
+
+    def in_float32(*args: Any) -> Tensor:
+        return formula(*to_opmath(*args)).to(dtype)
+
+    return in_pieces(in_float32, *args) if args[0].dtype == dtype else in_float32(*args)
+
+
+def any_half(*args: Any) -> bool:
+    """Whether some arguments are tensors in half precision."""
+    for a in args:  # noqa: SIM110
+        if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF:
+            return True
+    return False
 
 
 def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:

@@ -77,7 +77,7 @@ def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
 
 def softmax(x: Tensor, dim: int) -> Tensor:
     """``torch.softmax``; of many short rows, where nothing is recorded, in a quarter of the time."""
-    if not _has_short_rows(x, dim) or not can_reuse_buffers():
+    if not can_reuse_buffers() or not _has_short_rows(x, dim):
         return torch.softmax(x, dim)
     y = torch.sub(x, x.amax(-1, keepdim=True)).exp_()
     return y.div_(y.sum(-1, keepdim=True))
@@ -85,7 +85,7 @@ def softmax(x: Tensor, dim: int) -> Tensor:
 
 def softmax_backward(g: Tensor, p: Tensor, dim: int) -> Tensor:
     """``p * (g - (p * g).sum(dim, keepdim=True))``, the derivative of a softmax p, in one pass; likewise."""
-    if not _has_short_rows(p, dim) or not can_reuse_buffers():
+    if not can_reuse_buffers() or not _has_short_rows(p, dim):
         return torch.ops.aten._softmax_backward_data.default(g, p, dim, p.dtype)
     y = g * p
     return y.addcmul_(p, y.sum(-1, keepdim=True), value=-1)

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import any_distributed, has_shape, is_distributed, is_tracing, mark_for_dynamo, on_shards
 from fullgrad._half_precision import HALF
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -24,7 +25,8 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     probability 0.001 would be three times as frequent. The numbers do not depend on the strides of ``x``.
 
     Args:
-        x: Whose shape and device the noise has; any dtype.
+        x: Whose shape and device the noise has; any dtype. That of a distributed tensor is distributed alike: shards differ, and
+            replicas are equal, whatever the seeds of the ranks. The CPU draws what one process with the first rank's seed does.
         sample_shape: Dimensions in front of those of ``x``.
         generator: What draws it; None for torch's own.
 
@@ -43,13 +45,34 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     """
     _checks.tensor("uniform_like", "x", x)
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
-        like = x.expand(*sample_shape, *x.shape) if sample_shape else x
-        return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     # Not like x: in forward mode the noise would have a tangent, of zeros.
     shape, options = (*sample_shape, *x.shape), {"dtype": dtype, "device": x.device}
-    # With a generator, also None, torch does not trace sizes that change.
-    return torch.rand(shape, **options) if generator is None else torch.rand(shape, generator=generator, **options)
+
+    def draw(generator: Generator | None) -> Tensor:
+        # With a generator, also None, torch does not trace sizes that change.
+        return torch.rand(shape, **options) if generator is None else torch.rand(shape, generator=generator, **options)
+
+    if any_distributed((x,)) and not (generator is None and on_shards().has_own_noise(x)):
+        return on_shards().noise(x, len(sample_shape), draw, generator)
+    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
+        if is_distributed(x) and x.device.type != "cuda":  # compiled code, in which each rank would draw its own
+            return _uniform_uncompiled(x, sample_shape)
+        like = x.expand(*sample_shape, *x.shape) if sample_shape else x
+        return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    return draw(generator)
+
+
+def _uniform_uncompiled(x: Tensor, sample_shape: Sequence[int]) -> Tensor:
+    """`uniform_like` after a graph break."""
+    return uniform_like(x, sample_shape)
+
+
+def _disable(function: Callable[..., Tensor]) -> None:
+    """Called once Dynamo is there, which `torch.compiler.disable` would import."""
+    globals()[function.__name__] = torch.compiler.disable(function)
+
+
+mark_for_dynamo(_disable, _uniform_uncompiled)
 
 
 def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
@@ -68,7 +91,7 @@ def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: 
     """
     _checks.tensor("exponential_like", "x", x)
     u = uniform_like(x, sample_shape, generator=generator)
-    return u.clamp(min=torch.finfo(u.dtype).tiny).log_().neg_()  # clamp_ has no batching rule
+    return _minus_log(u.clamp(min=torch.finfo(u.dtype).tiny))  # clamp_ has no batching rule
 
 
 def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
@@ -87,7 +110,12 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
     """
     _checks.tensor("gumbel_like", "x", x)
     e = exponential_like(x, sample_shape, generator=generator)
-    return e.log_().neg_()
+    return _minus_log(e)
+
+
+def _minus_log(temporary: Tensor) -> Tensor:
+    """In its own memory, but where a mode may keep the temporary as it was before."""
+    return -torch.log(temporary) if is_tracing() else temporary.log_().neg_()
 
 
 def noise_for(
@@ -112,6 +140,6 @@ def noise_for(
         raise ValueError(f"{name}: `noise` and `generator` exclude each other: a generator draws the noise, got both.")
     _checks.floating_tensor(name, "noise", noise)
     shape = (*sample_shape, *x.shape)
-    if noise.shape != shape:
+    if not has_shape(noise.shape, shape):
         raise ValueError(f"{name}: `noise` must have the shape {tuple(shape)}, got {tuple(noise.shape)}.")
     return noise

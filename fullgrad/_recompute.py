@@ -6,18 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, transforms_active
 
 # A function of inputs that may be tensors or constants, which returns a tensor or a tuple of them.
 Soft = Callable[..., Any]
 
 
 def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotangents: Any) -> tuple[Tensor, ...]:
-    """The gradients of the inputs at ``where``, of any order; cheaper where they are not differentiated again."""
-    if not can_reuse_buffers() or torch.is_inference_mode_enabled():  # which records nothing outside of transforms
-        return pullback(soft, inputs, where)(cotangents)
-    y, some = recorded(soft, inputs, where)
-    return gradients(y, some, cotangents)
+    """The gradients of the inputs at ``where``, of any order."""
+    return pullback(soft, inputs, where)(cotangents)
 
 
 def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], tangents: Sequence[Tensor], like: Any) -> Any:
@@ -27,30 +24,44 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
     """
     pull = pullback(soft, inputs, where)
     zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
-    _, push = without_aux(torch.func.vjp(lambda *g: pull(g if len(zeros) > 1 else g[0]), *zeros))
+    push = pullback(lambda *g: pull(g if len(zeros) > 1 else g[0]), zeros, tuple(range(len(zeros))))
     pushed = push(tuple(tangents))
     return pushed[0] if len(pushed) == 1 else pushed
 
 
 def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Callable[[Any], tuple[Tensor, ...]]:
-    """The function that pulls cotangents back to the inputs at ``where``, itself differentiable."""
+    """The function that pulls cotangents back to the inputs at ``where``, itself differentiable.
 
-    def of_some(*some: Tensor) -> Any:
-        return soft(*replaced(inputs, where, some))
+    Where no transform is active autograd is enough, costs less, and works inside of saved-tensor hooks, as transforms do not.
+    """
+    if transforms_active() or torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled():
+        # Inference mode records nothing outside of transforms.
 
-    return without_aux(torch.func.vjp(of_some, *[inputs[i] for i in where]))[1]
+        def of_some(*some: Tensor) -> Any:
+            return soft(*replaced(inputs, where, some))
+
+        return without_aux(torch.func.vjp(of_some, *[inputs[i] for i in where]))[1]
+
+    def pull(cotangents: Any) -> tuple[Tensor, ...]:
+        given = (cotangents,) if isinstance(cotangents, Tensor) else cotangents
+        # Of inputs that require no gradient the leaves are known here alone, and the result is no function of them.
+        again = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in (*inputs, *given))
+        return gradients(*recorded(soft, inputs, where), cotangents, again)
+
+    return pull
 
 
 def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
-    """The output with its graph, and the inputs at ``where`` as leaves of it."""
-    plain = [v.detach() if isinstance(v, Tensor) else v for v in inputs]
-    some = [plain[i].requires_grad_() for i in where]
+    """The output with its graph, and the inputs at ``where`` as they are in it: leaves, where it is not differentiated again."""
+    alone = can_reuse_buffers()
     with torch.enable_grad():
-        return soft(*plain), some
+        plain = [v.detach() if alone and isinstance(v, Tensor) else v for v in inputs]
+        some = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in [plain[i] for i in where]]
+        return soft(*replaced(plain, where, some)), some
 
 
 def gradients(y: Any, some: Sequence[Tensor], cotangents: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
-    """The gradients of recorded leaves; zeros where the output does not depend on one."""
+    """The gradients of recorded inputs; zeros where the output does not depend on one."""
     pairs = [(y, cotangents)] if isinstance(y, Tensor) else list(zip(y, cotangents, strict=True))
     pairs = [(v, g) for v, g in pairs if v.requires_grad]
     if not pairs:

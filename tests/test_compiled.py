@@ -4,6 +4,9 @@ That nothing breaks the graph and that values and gradients are right is proved 
 """
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -328,6 +331,41 @@ def test_operators_of_users_are_not_cached(cache):
         pass
 
     assert cache(lambda x: Twice.apply(fullgrad.clamp(x, -1.0, 1.0))) == {"bypass"}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "operator",
+    [fullgrad.straight_through(torch.sign, torch.tanh), fullgrad.spikes.from_slope(torch.cos)],
+    ids=["straight_through", "from_slope"],
+)
+def test_operators_made_of_functions_of_users_are_not_cached(cache, operator):
+    """The function may be another in the next process, or in this one, and the name of the class is the same."""
+    assert cache(operator) == {"bypass"}
+
+
+SOFT = """
+import torch, torch._inductor.config, fullgrad
+x = torch.linspace(-1, 1, 5, requires_grad=True)
+with torch._functorch.config.patch(enable_autograd_cache=True), torch._inductor.config.patch(fx_graph_cache=True):
+    for operator in (fullgrad.straight_through(torch.sign, {0}), fullgrad.straight_through(torch.round, {1})):
+        y = torch.compile(operator)(x)
+        print(*y.tolist(), *torch.autograd.grad(y.sum(), x)[0].tolist())
+"""
+
+
+@pytest.mark.long
+def test_an_edited_function_is_compiled_anew(tmp_path):
+    """Two processes that share a folder of cached graphs: each operator has its own value and derivative, after an edit, too."""
+    x, environment = torch.linspace(-1, 1, 5), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for first, second in (("torch.tanh", "torch.sin"), ("torch.sin", "torch.tanh")):
+        slopes = {"torch.tanh": 1 - torch.tanh(x) ** 2, "torch.sin": torch.cos(x)}
+        run = subprocess.run(
+            [sys.executable, "-c", SOFT.format(first, second)], env=environment, capture_output=True, text=True, check=True
+        )
+        found = torch.tensor([[float(n) for n in line.split()] for line in run.stdout.splitlines()])
+        torch.testing.assert_close(found[0], torch.cat((torch.sign(x), slopes[first])))
+        torch.testing.assert_close(found[1], torch.cat((torch.round(x), slopes[second])))
 
 
 @pytest.mark.long

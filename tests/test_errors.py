@@ -1,6 +1,7 @@
 """Errors of wrong arguments name the function and the argument, as the user wrote them."""
 
 import inspect
+import math
 import operator
 import re
 
@@ -126,10 +127,6 @@ def test_whole_numbers(name):
 FAR_OFF = {"alpha": 3, "gamma": -1, "low": 0, "zeta": 2}
 
 
-# Where the grid of another function looks at the argument.
-OF_GRIDS = {("quantizers.lsq", "scale"), ("quantizers.tqt", "log2_threshold")}
-
-
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
 def test_dtypes(name):
     """A tensor that has no real numbers, or is no mask."""
@@ -148,12 +145,87 @@ def test_shapes(name):
     first, others = signature(name)
     arguments = "|".join(p.name for p in (first, *others))
     for parameter in others:
-        if _may_be_tensor(parameter.annotation) and (name, parameter.name) not in OF_GRIDS:
+        if _may_be_tensor(parameter.annotation):
             wrong = torch.full((7, 5), 0.5)
             with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
                 call(name, {parameter.name: wrong > 0 if parameter.name == "mask" else wrong})
             if caught.type is not RuntimeError:
                 assert re.match(rf"{name.split('.')[-1]}: [^`]*`({arguments})`", str(caught.value))
+
+
+# Of every kind, some arguments take some: no numbers, numbers at the ends of ranges, tensors of other shapes and dtypes.
+ANYTHING = {
+    "None": None,
+    "object": object(),
+    "text": "text",
+    "True": True,
+    "list": [1.5],
+    "no dimensions": (),
+    "dimensions": (0, 1),
+    **{str(v): v for v in (0, -1, 10**9, 0.0, -1.5, math.nan, math.inf, -math.inf, 1j)},
+    "another shape": torch.full((7, 5), 0.5),
+    "another size": torch.full((7,), 0.5),
+    "empty": torch.zeros(0),
+    "0-dim": torch.tensor(1.0),
+    "more dimensions": torch.ones(3, 16, 16),
+    "negative": torch.full((16, 16), -1.0),
+    "nan": torch.full((16, 16), math.nan),
+    "integers": torch.arange(16),
+    "far indices": torch.full((16,), 40),
+    "complex": torch.ones(16, dtype=torch.complex64),
+    "truth values": torch.ones(16, 16, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE}])
+def test_every_error_names_the_function_and_an_argument_of_it(name):
+    """Whatever is wrong, with whatever argument: no other function that is called inside, and no argument of that. Errors of
+    shapes and dtypes that torch finds are torch's own.
+    """
+    first, others = signature(name)
+    found = {}
+    for parameter in (first, *others):
+        if parameter.annotation is bool or parameter.name in UNCHECKED:
+            continue
+        for kind, value in ANYTHING.items():
+            try:
+                call(name, {parameter.name: value})
+            except RuntimeError:
+                pass
+            except Exception as error:
+                found[parameter.name, kind] = f"{type(error).__name__}: {error}"
+    right = re.compile(rf"\w+: {name.split('.')[-1]}: .*`({'|'.join(p.name for p in (first, *others))})\b")
+    assert found
+    assert {what: told for what, told in found.items() if not right.match(told)} == {}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in NOISE])
+def test_a_script_is_refused(name):
+    """By `torch.jit.script` of the function, or of a function that calls it: the error names it and what to do."""
+    function = operator.attrgetter(name)(fullgrad)
+
+    def calls(x: torch.Tensor) -> torch.Tensor:
+        return function(x)
+
+    for scripted in (function, calls):
+        with pytest.raises(NotImplementedError, match=rf"^{function.__name__}: torch\.jit\.script.* use torch\.compile"):
+            torch.jit.script(scripted)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        fullgrad.nn.Round(),
+        torch.nn.Sequential(fullgrad.nn.SoftReLU()),
+        fullgrad.spikes.Spike(fullgrad.spikes.atan),
+        fullgrad.quantizers.Quantizer(fullgrad.quantizers.fake_quantize, scale=0.1),
+    ],
+    ids=["Round", "SoftReLU", "Spike", "Quantizer"],
+)
+def test_a_script_of_a_module_is_refused(module, request):
+    """The error names its class."""
+    with pytest.raises(NotImplementedError, match=rf"^{request.node.callspec.id}: torch\.jit\.script.* use torch\.compile"):
+        torch.jit.script(module)
 
 
 MOST = [

@@ -4,6 +4,7 @@
 * `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
 * `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
   graphs, `trees` maps structures.
+* `unknown` compares sizes and numbers that data decides.
 * `overrides` gives the public functions ``__torch_function__``, `jagged` nested tensors.
 * `distributed` runs operators on torch's distributed tensors; it is imported when one is met.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
@@ -19,11 +20,14 @@ from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.interception import catcher, intercept
 from fullgrad._dispatch.jagged import uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import is_override, make_overridable
+from fullgrad._dispatch.overrides import is_override, make_overridable, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,
     any_distributed,
+    are_differentiated,
+    can_look,
+    can_read_numbers,
     can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
@@ -45,7 +49,6 @@ from fullgrad._dispatch.torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
     get_unwrapped,
-    ignored_unknown_sizes,
     innermost,
     is_alias_of,
     is_batched,
@@ -54,12 +57,15 @@ from fullgrad._dispatch.torch_private import (
     is_wrapped,
     is_wrapper_subclass,
     mark_for_dynamo,
+    outside_dynamo,
     outside_jit_trace,
     preserved_keys,
     pytree,
     records_in_place,
+    release_guards,
     require_grad,
     set_forward_mode,
+    traced_class,
     transforms_active,
     transforms_are_hidden,
     unpack_dual,
@@ -67,6 +73,17 @@ from fullgrad._dispatch.torch_private import (
     writable,
 )
 from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
+from fullgrad._dispatch.unknown import (
+    at_least,
+    has_shape,
+    holds,
+    is_known,
+    number_or_tensor,
+    perhaps,
+    same_shape,
+    square_root,
+    surely,
+)
 
 connect = functorch.connect if DISPATCH == "functorch" else fallback.connect
 

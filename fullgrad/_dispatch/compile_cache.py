@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fullgrad._dispatch import torch_private
@@ -37,7 +38,8 @@ def as_graph_node(operator: Any, call: Any) -> Any:
 
     node.__name__ = node.__qualname__ = f"{operator.__name__}_in_graph"
     node.__module__ = operator.__module__
-    if node.__module__.startswith(f"{_PACKAGE}."):
+    # A class that a function made holds what that was given: code of users, which the fingerprint does not cover.
+    if node.__module__.startswith(f"{_PACKAGE}.") and "<locals>" not in operator.__qualname__:
         # torch looks a function up by its name before it caches a graph with it.
         setattr(sys.modules[node.__module__], node.__name__, node)
         _nodes[f"{node.__module__}.{node.__name__}"] = operator, _rules_of(operator)
@@ -52,7 +54,7 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
     """
     first = next((a for a in args if isinstance(a, Tensor)), None)
-    if not is_tracing() or first is None or first.device.type != "cpu":
+    if is_dynamo_compiling() or not is_tracing() or first is None or first.device.type != "cpu":
         return function(*args, **kwargs)
     notes, thread = torch_private.node_notes(), threading.get_ident()
     if thread in _marking:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.state import is_tracing
 
 
 def as_backward(operator: Any) -> Any:
@@ -19,8 +20,6 @@ def as_backward(operator: Any) -> Any:
     vjp = _as_function(operator.vjp)
     if operator.setup_context is saves_nothing or not operator.recompute_in_backward:
         return vjp
-
-    is_tracing = torch_private.dispatch_modes
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         return recomputed(vjp, ctx, *cotangents) if is_tracing() else vjp(ctx, *cotangents)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Generator, Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 
@@ -34,7 +35,7 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
         return _operation_by_operation(rules, args, spread)
     plan, apply = _Plan(rules, args, spread), rules.operator.apply
     told = rules.operator.raises_by_numbers
-    if told(*args) if callable(told) else told:
+    if (told(*args) if callable(told) else told) and not _is_outside(plan.mesh):
         apply = _call_on_all(rules.operator, plan.mesh)
     return _on_shards(plan, apply, args)
 
@@ -58,7 +59,7 @@ def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> A
         error = raised
     failed = torch.tensor(float(error is not None), device=mesh.device_type)
     parts, same = (Partial(),) * mesh.ndim, (Replicate(),) * mesh.ndim
-    summed = ToWhole.apply(failed, mesh, parts, failed.shape, parts)  # torch's conversions have no rules under transforms
+    summed = ToWhole.apply(failed, mesh, parts, failed.shape, parts, same)  # torch's conversions have no rules under transforms
     count: Any = ToShards.apply(summed, mesh, same, same, failed.shape, same)
     if error is not None:
         raise error
@@ -70,16 +71,14 @@ def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> A
 class _PlainCode:
     """Plain differentiable code as an operator and its rules."""
 
-    whole_dims = 0
-
     def __init__(self, name: str, function: Callable[..., Any], layout: Any) -> None:
         self.name, self.forward, self.operator = name, function, self
-        self.dim_labels = None if layout is None else lambda *_: layout
+        self.whole_dims, self.dim_labels = (layout, None) if isinstance(layout, int) else (None, lambda *_: layout)
 
 
 def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
-    """Plain differentiable code of arguments of which one is distributed: elementwise, or with the layout that ``dim_labels``
-    would return.
+    """Plain differentiable code of arguments of which one is distributed, with ``whole_dims`` as its layout, or what
+    ``dim_labels`` would return.
     """
     code: Any = _PlainCode(name, function, layout)
     spread = _spread(code, args)
@@ -242,12 +241,12 @@ class _Plan:
             else:  # each rank has the gradient of its part of the outputs
                 use.append(Replicate())
                 gradient.append(Replicate() if label is None else Partial())
-        same = (Replicate(),) * self.mesh.ndim
+        same, shape = (Replicate(),) * self.mesh.ndim, a.shape
         if i not in self.spread:
-            a, to = ToWhole.apply(a, self.mesh, same, a.shape, same), same
+            a, to = ToWhole.apply(a, self.mesh, same, shape, same, same), same
         else:
             to = same if _wraps_batch(a) else _summed(self.spread[i].placements)
-        return ToShards.apply(a, self.mesh, tuple(use), tuple(gradient), a.shape, to)
+        return ToShards.apply(a, self.mesh, tuple(use), tuple(gradient), shape, to)
 
     def whole_of(self, y: Tensor) -> Tensor:
         """The distributed tensor of which an output is a shard."""
@@ -266,10 +265,18 @@ class _Plan:
                 d = self.output.index(label)
                 shape[d] = self.sizes[label]
                 held.append(self._shard(m, d))
-        return ToWhole.apply(y, self.mesh, tuple(held), torch.Size(shape), tuple(held))
+        placements = tuple(held)
+        return ToWhole.apply(y, self.mesh, placements, torch.Size(shape), placements, _summed(placements))
 
     def _shard(self, m: int, d: int) -> Any:
         return Shard(d) if m not in self.strided else type(self.strided[m])(d, split_factor=self.strided[m].split_factor)
+
+
+def _is_outside(mesh: Any) -> bool:
+    """Whether this rank has no place on a mesh. Then it computes with meta tensors of the whole shape, sends nothing and gets
+    empty tensors, as from torch's operations.
+    """
+    return mesh.get_coordinate() is None
 
 
 class _Nowhere:
@@ -346,6 +353,8 @@ class ToShards(_Conversion):
                 "fullgrad: the cotangents of distributed tensors cannot be batched by `is_grads_batched=True`. Use "
                 "torch.func.vmap of torch.func.vjp."
             )
+        if _is_outside(mesh):
+            return torch.empty(x.shape if shape is None else shape, dtype=x.dtype, device="meta")
         local = (spread if spread.placements == use else spread.redistribute(placements=use)).to_local()
         local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
         return local.detach()
@@ -355,7 +364,7 @@ class ToShards(_Conversion):
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         mesh, _, gradient, shape, to = ctx.layout
-        return None if g is None else ToWhole.apply(g, mesh, gradient, shape, to), None, None, None, None, None
+        return None if g is None else ToWhole.apply(g, mesh, gradient, shape, to, gradient), None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
@@ -368,34 +377,80 @@ class ToShards(_Conversion):
 
 
 class ToWhole(_Conversion):
-    """The distributed tensor of a ``shape``, laid out as ``to``, of which the ranks hold local tensors in the layout ``held``."""
+    """The distributed tensor of a ``shape``, laid out as ``to``, of which the ranks hold local tensors in the layout ``held``.
+
+    Of a sum in parts each rank gets the whole gradient. What it makes of that is a part of a sum where ``again`` has it so, as of
+    the gradient of a bound that shards share; else every rank makes the same of it, as an identity of parts does.
+    """
 
     @staticmethod
-    def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements) -> Tensor:
+    def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements, again: Placements) -> Tensor:
         # The strides of the whole are in the order of those of the shard.
         dims, stride, step = list(reversed(range(y.ndim))), [0] * y.ndim, 1
         if not y.is_contiguous():
             dims.sort(key=y.stride)
         for d in dims:
             stride[d], step = step, step * max(shape[d], 1)
-        whole = DTensor.from_local(y.detach(), mesh, held, run_check=False, shape=shape, stride=tuple(stride))
+        local = torch.empty(0, dtype=y.dtype, device=mesh.device_type) if _is_outside(mesh) else y.detach()
+        whole = DTensor.from_local(local, mesh, held, run_check=False, shape=shape, stride=tuple(stride))
         return whole if held == to else whole.redistribute(placements=to)
 
     setup_context = staticmethod(_keep_layout)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        mesh, held, shape, to = ctx.layout
-        return None if g is None else ToShards.apply(g, mesh, _summed(held), held, shape, _summed(to)), None, None, None, None
+        mesh, held, shape, to, again = ctx.layout
+        gradient = None if g is None else ToShards.apply(g, mesh, _summed(held), again, shape, _summed(to))
+        return gradient, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
         return ToWhole.apply(t, *ctx.layout)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, y: Tensor, mesh: Any, held: Any, shape: Any, to: Any) -> tuple[Tensor, int]:
-        shape = torch.Size((info.batch_size, *shape))
-        return ToWhole.apply(y.movedim(in_dims[0], 0), mesh, _moved(held, 1), shape, _moved(to, 1)), 0
+    def vmap(info: Any, in_dims: Any, y: Tensor, mesh: Any, held: Any, shape: Any, to: Any, again: Any) -> tuple[Tensor, int]:
+        layout = mesh, _moved(held, 1), torch.Size((info.batch_size, *shape)), _moved(to, 1), _moved(again, 1)
+        return ToWhole.apply(y.movedim(in_dims[0], 0), *layout), 0
+
+
+# --- Noise ----------------------------------------------------------------------------------------------------------------
+
+
+def has_own_noise(x: Tensor) -> bool:
+    """Whether torch counts the random numbers of shards, as it does on CUDA alone. Elsewhere each rank draws its own."""
+    return isinstance(x, DTensor) and x.device.type == "cuda"
+
+
+def noise(x: Tensor, front: int, draw: Callable[[Generator | None], Tensor], generator: Generator | None) -> Tensor:
+    """What ``draw`` draws for all elements of a distributed tensor, with ``front`` more dimensions in front, laid out as that.
+
+    Each rank draws the numbers of all, from the state of the first rank's generator: so shards differ, replicas are equal, and
+    where all ranks have one seed the numbers are those of one process. One broadcast of the state of a generator.
+    """
+    spread: Any = torch_private.innermost(x)
+    mesh = spread.device_mesh
+    same = (Replicate(),) * mesh.ndim
+    to = same if _wraps_batch(x) else _moved(_summed(spread.placements), front)
+    source = generator or _default_generator(x.device)
+    state = source.get_state()
+    y = draw(generator)  # also where it is not used, so that every rank's generator goes on alike
+    if not _is_outside(mesh):
+        with torch_private.without_transforms():
+            first = state.to(mesh.device_type, copy=True)
+            for m in range(mesh.ndim):
+                dist.broadcast(first, group_src=0, group=mesh.get_group(m))
+            first = first.to(state.device)
+            other = None if torch.equal(first, state) else Generator(x.device).set_state(first)
+        if other is not None:
+            y = draw(other)
+    return ToWhole.apply(y, mesh, same, y.shape, to, to).detach()
+
+
+def _default_generator(device: torch.device) -> Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    return module.default_generators[module.current_device() if device.index is None else device.index]
 
 
 # --- Reductions -----------------------------------------------------------------------------------------------------------
@@ -415,7 +470,7 @@ class Extremes(_Conversion):
     def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
         spread: Any = x
         mesh, held = spread.device_mesh, _summed(spread.placements)
-        local = spread.redistribute(placements=held).to_local()
+        local = ToShards.forward(spread, mesh, held, (), None, ())
         kept = [1 if d in dims else n for d, n in enumerate(local.shape)]
         if all(local.shape[d] for d in dims):
             both = torch.stack([local.amin(dims, keepdim=True), -local.amax(dims, keepdim=True)])
@@ -424,14 +479,14 @@ class Extremes(_Conversion):
         reduced = [_is_shard(p) and p.dim in dims for p in held]
         shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
         rest = tuple([Replicate() if over else p for p, over in zip(held, reduced, strict=True)])
-        if any(reduced):
+        if any(reduced) and not _is_outside(mesh):
             ranks = [mesh.size(m) for m, over in enumerate(reduced) if over]
             parts = tuple([Shard(0) if over else p for p, over in zip(_moved(held, 2), reduced, strict=True)])
             total = torch.Size((torch.Size(ranks).numel(), 2, *shape))
-            spread = ToWhole.forward(both.unsqueeze(0), mesh, parts, total, _moved(rest, 2))
+            spread = ToWhole.forward(both.unsqueeze(0), mesh, parts, total, _moved(rest, 2), parts)
             both = ToShards.forward(spread, mesh, _moved(rest, 2), (), None, ()).amin(0)
         low, high = both.unbind()
-        return tuple([ToWhole.forward(y, mesh, rest, torch.Size(shape), rest) for y in (low.clone(), -high)])
+        return tuple([ToWhole.forward(y, mesh, rest, torch.Size(shape), rest, rest) for y in (low.clone(), -high)])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -473,14 +528,34 @@ def _operation_by_operation(rules: Rules, args: Sequence[Any], spread: dict[int,
 
 
 def without_parts(a: Tensor) -> Tensor:
-    """A distributed tensor of which no rank holds a part of a sum: torch reads a number of those as this rank's part."""
+    """A distributed tensor of which no rank holds a part of a sum: torch reads a number of those as this rank's part. Nor is a
+    dimension of one element split: torch has no rule for the reductions of one.
+    """
     spread: Any = torch_private.innermost(a)
-    to, mesh = _summed(spread.placements), spread.device_mesh
-    if spread.placements == to:
-        return a
+    to = [Replicate() if _is_shard(p) and spread.shape[p.dim] == 1 else p for p in _summed(spread.placements)]
+    return a if list(spread.placements) == to else _laid_out(a, tuple(to))
+
+
+def reshaped(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """``a.reshape(shape)`` of a distributed tensor. torch joins and splits no dimension whose shards are uneven: then it is
+    gathered, as are cotangents that are laid out otherwise.
+    """
+    try:
+        y = a.reshape(shape)
+    except RuntimeError:
+        spread: Any = torch_private.innermost(a)
+        y = _laid_out(a, (Replicate(),) * spread.device_mesh.ndim).reshape(shape)
+    spread = torch_private.innermost(y)
+    return _laid_out(y, _summed(spread.placements))
+
+
+def _laid_out(a: Tensor, to: Placements) -> Tensor:
+    """A distributed tensor in another layout, without parts; its gradient is in its own."""
+    spread: Any = torch_private.innermost(a)
+    mesh, own = spread.device_mesh, _summed(spread.placements)
     if _wraps_batch(a):
-        to = (Replicate(),) * mesh.ndim
-    return ToWhole.apply(ToShards.apply(a, mesh, to, to, a.shape, to), mesh, to, a.shape, to)
+        to = own = (Replicate(),) * mesh.ndim
+    return ToWhole.apply(ToShards.apply(a, mesh, to, to, a.shape, own), mesh, to, a.shape, to, to)
 
 
 @functools.cache
@@ -500,9 +575,10 @@ class _WholeRules(Rules):
 
 def _on_whole(operator: Any, rule: Any) -> Any:
     def on_whole(ctx: Any, *args: Any) -> Any:
-        spread = [torch_private.innermost(a) for a in args if isinstance(a, Tensor)]
-        placements = [t.placements for t in spread if isinstance(t, DTensor)]
-        with _explained(operator, placements), _replicating():
+        spread = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
+        spread = {i: t for i, t in spread.items() if isinstance(t, DTensor)}
+        args = tuple([without_parts(a) if i in spread else a for i, a in enumerate(args)])
+        with _explained(operator, [t.placements for t in spread.values()]), _replicating():
             return rule(ctx, *args)
 
     return on_whole
@@ -521,10 +597,14 @@ def _explained(operator: Any, placements: Sequence[Any]) -> Iterator[None]:
         if _is_declared(operator) or not any(text in str(error) for text in _NO_RULE):
             raise
         found = ", ".join(str(p) for p in placements)
+        way_out = (
+            "Lay them out otherwise before the call, by x.redistribute(placements=...); torch has rules for Replicate()."
+            if operator.__module__.startswith("fullgrad.")
+            else "Declare by `whole_dims` which dimensions a rank must have whole, and the operator runs on shards (see "
+            "fullgrad.Function), or write it as a fullgrad.Elementwise."
+        )
         raise NotImplementedError(
-            f"{operator.__name__}: torch has no rule for an operation on tensors placed as {found}. Declare by `whole_dims` "
-            "which dimensions a rank must have whole, and the operator runs on shards (see fullgrad.Function), or write it as a "
-            "fullgrad.Elementwise."
+            f"{operator.__name__}: torch has no rule for an operation on tensors placed as {found}. {way_out}"
         ) from error
 
 

@@ -6,14 +6,25 @@ instead, as a function that AOTAutograd traces with its rules.
 
 import functools
 import inspect
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullgrad._dispatch.interception import catcher
 from fullgrad._dispatch.torch_private import dynamo_names, mark_for_dynamo, transforms_active
 
 _TorchFunction: Any = torch.autograd.Function
+_BY_VALUE = (bool, int, float, str, type(None))
+# Where a function has what it refers to.
+_PARTS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    types.FunctionType: ("__closure__",),
+    types.CellType: ("cell_contents",),
+    functools.partial: ("func", "args", "keywords"),
+}
 
 
 @functools.cache
@@ -47,11 +58,18 @@ def _node(names: Any, tx: Any, cls: Any, how: Any, args: Any, kwargs: Any) -> An
     """The call in the graph. Objects and functions among the arguments are part of the node, and guarded."""
     call, fixed = catcher.as_function(cls, how), {}
     for key, a in [*enumerate(args), *kwargs.items()]:
-        value = a.value if hasattr(a, "value") else getattr(a, "fn", None)
-        if value is not None and not _fits_into_graph(a):
-            if a.source is not None:
-                names.install_guard(a.source.make_guard(names.GuardBuilder.ID_MATCH))
-            fixed[key] = value
+        a = a.realize()
+        if not any(hasattr(a, name) for name in ("value", "fn", "func", "get_function")) or _fits_into_graph(a):
+            continue
+        value, reason = _constant(names, tx, a)
+        if reason:
+            names.unimplemented(
+                gb_type="fullgrad.adopt: an argument that compiled code makes or changes",
+                context=f"{cls.__name__}.apply, argument {key!r}",
+                explanation=f"{cls.__name__} is one node of the graph, and its argument {key!r} {reason}.",
+                hints=["Make and change it outside of what is compiled, or pass the tensors in it as arguments."],
+            )
+        fixed[key] = value
     n, named = len(args), {k: v for k, v in fixed.items() if isinstance(k, str)}
 
     def node(*some: Any, **others: Any) -> Any:
@@ -63,6 +81,43 @@ def _node(names: Any, tx: Any, cls: Any, how: Any, args: Any, kwargs: Any) -> An
         [a for i, a in enumerate(args) if i not in fixed], {k: a for k, a in kwargs.items() if k not in fixed}
     )
     return names.wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy("call_function", node, *given))
+
+
+def _constant(names: Any, tx: Any, variable: Any) -> tuple[Any, str]:
+    """An object or a function among the arguments, guarded by what it holds; or why it cannot be part of the node."""
+    if variable.source is None:
+        try:
+            return variable.get_function(), ""
+        except Exception:
+            return None, "is made in compiled code, and holds what that computes"
+    value, effects = tx.output.resolve_source_value(variable.source), tx.output.side_effects
+    for source, item in _contents(names, value, variable.source):
+        known = effects.id_to_variable.get(id(item))
+        if known is not None and effects.is_modified(known):
+            return None, "is changed in compiled code before"
+        guards = [(source, names.GuardBuilder.EQUALS_MATCH if isinstance(item, _BY_VALUE) else names.GuardBuilder.ID_MATCH)]
+        if isinstance(item, Tensor) and not item.is_inference():
+            guards.append((names.AttrSource(source, "_version"), names.GuardBuilder.EQUALS_MATCH))
+        for place, kind in guards if not isinstance(item, types.MethodType) else ():  # which is a new object each time
+            names.install_guard(place.make_guard(kind))
+    return value, ""
+
+
+def _contents(names: Any, value: Any, source: Any, depth: int = 6) -> Iterator[tuple[Any, Any]]:
+    """An object, and what it refers to, with the places where they are found."""
+    yield source, value
+    if isinstance(value, (Tensor, type, types.ModuleType)) or not depth:
+        return
+    if isinstance(value, (list, tuple)):
+        inside = [(names.GetItemSource(source, i), item) for i, item in enumerate(value)]
+    elif isinstance(value, dict):
+        inside = [(names.DictGetItemSource(source, k), v) for k, v in value.items() if isinstance(k, (str, int))]
+    else:
+        parts = next((parts for kind, parts in _PARTS.items() if isinstance(value, kind)), ())
+        found = [*parts, *getattr(value, "__dict__", ())]
+        inside = [(names.AttrSource(source, name), getattr(value, name)) for name in found]
+    for place, item in inside:
+        yield from _contents(names, item, place, depth - 1)
 
 
 def _fits_into_graph(variable: Any) -> bool:

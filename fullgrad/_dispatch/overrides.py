@@ -4,20 +4,31 @@ The public name of a function that takes tensors holds a wrapper with the functi
 argument or a mode overrides it. Inside the package the functions of the operators' files are called, without a wrapper: as with
 torch's composite functions, an override sees the outer call alone. The wrappers are generated text, since a generic one takes
 ten times as long; they are in `linecache`, so that tracebacks show them.
+
+A wrapper also turns numbers of other packages, such as numpy's, into Python's, so that the functions see no others.
 """
 
 import inspect
 import linecache
+import numbers
+import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
-from fullgrad._dispatch.torch_private import has_function_mode, no_torch_function, subclasses_override
+from fullgrad._dispatch.torch_private import (
+    SCRIPT_HOOK,
+    has_function_mode,
+    is_compiling,
+    no_torch_function,
+    subclasses_override,
+)
 
 # Of a keyword of another package.
 _REFUSAL = """
@@ -27,11 +38,14 @@ _REFUSAL = """
 # Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure, positions
 # than keywords, and questions whether something is None than torch's check of it.
 _WRAPPER = """\
-def {name}({parameters}):
+def {name}({parameters}):{conversion}
     if {overrides}:
         return __overridden(__self, __function, {names}, ({tensors},), {arguments}){refusals}
     return __by_position({values})
 """
+_CONVERSION = """
+    if {unusual}:
+        {numbers} = __plain_numbers({numbers})"""
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -47,7 +61,7 @@ def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str
         function = getattr(module, name)
         if inspect.isfunction(function):
             if function not in wrappers:
-                wrappers[function] = _wrapper(function, public, refused.get(name, {}))
+                wrappers[function] = unscriptable(_wrapper(function, public, refused.get(name, {})))
             setattr(module, name, wrappers[function])
 
 
@@ -56,12 +70,29 @@ def is_override(value: Any) -> bool:
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
+def unscriptable(target: Any) -> Any:
+    """A function, or a class of modules, whose `torch.jit.script` says what to do: else it would end in an error about the first
+    line of ours that it cannot compile.
+    """
+
+    def refuse(module: Any = None) -> None:
+        name = target.__name__ if module is None else type(module).__name__
+        raise NotImplementedError(
+            f"{name}: torch.jit.script, which torch has deprecated, cannot compile it: use torch.compile, torch.export or "
+            f"torch.jit.trace, or call it outside of what is scripted."
+        )
+
+    setattr(target, SCRIPT_HOOK, refuse)
+    return target
+
+
 def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     """What is public in place of a function: itself, if it takes no tensors."""
     signature = inspect.signature(function).parameters.values()
     tensors = [p.name for p in signature if _may_be_tensor(p.annotation)]
     if not tensors:
         return function
+    given_numbers = [p.name for p in signature if _may_be_number(p.annotation)]
     parameters = ["*" if p.kind is _KEYWORD_ONLY else p.name for p in signature]
     first = parameters.index("*") if "*" in parameters else len(parameters)
     named = [p.name for p in signature if p.kind is _KEYWORD_ONLY]
@@ -69,6 +100,10 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     check = f"__has_override({', '.join(tensors)})"
     if len(optional) == len(tensors) - 1 > 0:
         check = f"__of_one({tensors[0]}) if {' and '.join(f'{t} is None' for t in optional)} else {check}"
+    conversion = {
+        "unusual": " or ".join(f"type({name}) not in __usual" for name in given_numbers),
+        "numbers": "".join(f"{name}, " for name in given_numbers).rstrip(" "),
+    }
     text = {
         "name": function.__name__,
         "parameters": ", ".join([*parameters[:first], *["*"] * bool(named or refused), *named, *refused]),
@@ -76,6 +111,7 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
             _REFUSAL.format(keyword=keyword, message=f"{function.__name__}: `{keyword}` must be None: {reason}.")
             for keyword, reason in refused.items()
         ),
+        "conversion": _CONVERSION.format(**conversion) if given_numbers else "",
         "names": repr(tuple(parameters[:first])),
         "tensors": ", ".join(tensors),
         "overrides": check,
@@ -88,6 +124,8 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
         "__of_one": has_torch_function_unary,
         "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
         "__overridden": _overridden,
+        "__usual": _USUAL,
+        "__plain_numbers": _plain_numbers,
     }
     wrapper: Any = _executed(f"<{module}.{function.__name__}>", _WRAPPER.format(**text), {**given})[function.__name__]
     wrapper.__globals__["__self"] = wrapper
@@ -119,8 +157,46 @@ def _executed(file: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]
 
 def _may_be_tensor(annotation: Any) -> bool:
     """Whether an annotation is a tensor, or several types among which it is."""
+    return Tensor in _types(annotation)
+
+
+def _may_be_number(annotation: Any) -> bool:
+    """Whether numbers are among the types of an annotation, or sequences of numbers."""
+    kinds = [*_types(annotation)]
+    kinds += [item for kind in kinds if get_origin(kind) in (tuple, list, Sequence) for item in get_args(kind)]
+    return any(kind is int or kind is float for kind in kinds)
+
+
+def _types(annotation: Any) -> tuple[Any, ...]:
+    """Those of a union, or the only one."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
-    return annotation is Tensor or (is_union and Tensor in get_args(annotation))
+    return get_args(annotation) if is_union else (annotation,)
+
+
+# Types of what is given for a number that are as they should be.
+_USUAL = (float, int, Tensor, type(None), bool, Parameter, str, torch.SymInt, torch.SymFloat)
+
+
+def _plain_numbers(*values: Any) -> list[Any]:
+    """Arguments that may be numbers: those of other packages as Python's, alone or in a tuple or list."""
+    return [type(v)(map(_plain_number, v)) if type(v) in (tuple, list) else _plain_number(v) for v in values]
+
+
+def _plain_number(value: Any) -> Any:
+    if type(value) in _USUAL or isinstance(value, Tensor) or not _is_number(value):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a real number of any package, or an array of numpy's that is one; numpy's True is none."""
+    if is_compiling():  # Dynamo traces a number of numpy's as a tensor, and does not tell its type
+        return hasattr(value, "__float__")
+    is_of_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
+    return value.dtype.kind in "iuf" if is_of_numpy else isinstance(value, numbers.Real)
 
 
 def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:

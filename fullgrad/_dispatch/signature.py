@@ -8,6 +8,7 @@ needed. The rest of the dispatch is plain Python: forward and backward take at m
 
 import inspect
 import linecache
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -63,9 +64,10 @@ def make_apply(
     text = text.format(parameters=", ".join(parameters), arguments=", ".join(arguments))
     file = f"<{operator.__module__}.{operator.__qualname__}.apply>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    # The globals of forward give its annotations their meaning, but they are not a module: Dynamo would look it up by `__name__`.
-    # Globals are faster than a closure, which is copied at each call.
-    namespace = {key: value for key, value in getattr(forward, "__globals__", {}).items() if key[:2] != "__"}
+    # Globals are faster than a closure, which is copied at each call. Of the globals of forward they have what its annotations
+    # name, and no more: they would keep alive what else its module holds now.
+    names = {n for a in getattr(forward, "__annotations__", {}).values() if isinstance(a, str) for n in re.findall(r"\w+", a)}
+    namespace = {n: v for n, v in getattr(forward, "__globals__", {}).items() if n in names and n[:2] != "__"}
     namespace |= {
         "__SCALAR_TYPES": Rules.SCALAR_TYPES,
         "__Tensor": Tensor,

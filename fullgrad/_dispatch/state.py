@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -69,14 +69,45 @@ def can_skip_autograd(x: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a dispatch mode is on, which may be a tracer that records operations and not numbers."""
-    return dispatch_modes() > 0
+    """Whether Dynamo or a dispatch mode is at work, which may be a tracer that records operations and not numbers.
+
+    Compiled autograd lets Dynamo trace the rules themselves, and Dynamo would run, or refuse, what is asked of torch here. So
+    each question to torch about its state comes after the one to Dynamo, which is a constant there.
+    """
+    return _is_compiling() or dispatch_modes() > 0
 
 
 def active_transforms() -> list[str]:
     """The active transforms, outermost first: "Grad", "Jvp", "Vmap" or "Functionalize"."""
     interpreters = torch_private.interpreters
     return [i.key().name for i in interpreters() or ()] if interpreters is not None else []
+
+
+def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
+    """For each tensor whether it requires a gradient or has a tangent, at any of the active levels."""
+    if torch_private.MISSING or torch_private.transforms_are_hidden():
+        return [True] * len(tensors)  # it may be
+    if not transforms_active():
+        tangents = _is_compiling() or torch_private.is_compiling() or forward_ad._current_level >= 0
+        return [t.requires_grad or (tangents and _has_tangent(t)) for t in tensors]
+    interpreter = torch_private.peek()
+    level, kind = interpreter.level(), interpreter.key().name
+    here = [t.requires_grad or (kind == "Jvp" and _has_tangent(t)) for t in tensors]
+    if kind == "Vmap":
+        below = [torch_private.unwrap_batched(t, level)[0] for t in tensors]
+    elif kind == "Functionalize":
+        below = [torch_private.unwrap_functional(t, False) if torch_private.is_functional(t) else t for t in tensors]
+    else:
+        below = [torch_private.unwrap_for_grad(t, level) for t in tensors]
+    layer = torch_private.pop()
+    try:
+        return [a or b for a, b in zip(here, are_differentiated(below), strict=True)]
+    finally:
+        torch_private.push(layer)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return torch_private.unpack_dual(tensor, level=0)[1] is not None
 
 
 def only_vmap_active() -> bool:
@@ -86,19 +117,19 @@ def only_vmap_active() -> bool:
 
 def in_legacy_vmap() -> bool:
     """Whether torch's legacy vmap is active, which no interpreter stack shows."""
-    return torch_private.legacy_vmap_level() > 0
+    return not _is_compiling() and torch_private.in_legacy_vmap()
 
 
 def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
     """A tensor of torch's legacy vmap as a plain one with the batch in dim 0: one more of its ``count`` batch dims."""
     while torch_private.is_legacy_batched(tensor):
-        tensor, count = torch_private.remove_legacy_dim(tensor, torch_private.legacy_vmap_level(), 1, 0), count + 1
+        tensor, count = torch_private.remove_legacy_dim(tensor), count + 1
     return tensor, count
 
 
 def can_view_bits() -> bool:
     """Whether a number may be seen as the integer of its bits: torch's legacy vmap and torch.jit.trace know no such view."""
-    return not torch_private.legacy_vmap_level() and torch_private.jit_tracing_state() is None
+    return not in_legacy_vmap() and torch_private.jit_tracing_state() is None
 
 
 def can_reuse_buffers() -> bool:
@@ -112,7 +143,7 @@ def can_reuse_buffers() -> bool:
         or transforms_active()
         or dispatch_modes()
         or (forward_ad._current_level >= 0 and torch_private.is_forward_mode())
-        or torch_private.legacy_vmap_level()
+        or torch_private.in_legacy_vmap()
     )
 
 
@@ -125,13 +156,13 @@ def can_record_in_place(temporary: Tensor) -> bool:
         and not dispatch_modes()
         and temporary.numel() >= _LARGE
         and not transforms_active()
-        and not torch_private.legacy_vmap_level()
+        and not torch_private.in_legacy_vmap()
     )
 
 
 def out_buffer(temporary: Tensor) -> Tensor | None:
     """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
-    return None if dispatch_modes() else temporary
+    return None if is_tracing() else temporary
 
 
 def clone_if_view(tensor: Tensor) -> Tensor:
@@ -152,6 +183,23 @@ def any_distributed(values: Iterable[Any]) -> bool:
     return any(is_distributed(torch_private.innermost(v)) for v in values if isinstance(v, Tensor))
 
 
+def can_look(tensor: Tensor) -> bool:
+    """Whether Python code may depend on the numbers of a tensor, and they cost little: a plain one on a CPU, in eager code."""
+    return (
+        tensor.__class__ is Tensor
+        and tensor.is_cpu
+        and not (_is_compiling() or dispatch_modes() or transforms_active() or torch_private.in_legacy_vmap())
+        and torch_private.jit_tracing_state() is None
+    )
+
+
 def has_data(tensor: Tensor) -> bool:
     """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
     return not (tensor.is_meta or isinstance(tensor, torch_private.FakeTensor))
+
+
+def can_read_numbers(tensor: Tensor) -> bool:
+    """Whether the steps of eager code may depend on the numbers of a tensor: neither torch.jit.trace nor a graph of CUDA, which
+    would take the same steps again for other numbers, is recorded.
+    """
+    return torch_private.jit_tracing_state() is None and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -12,6 +12,7 @@ import functools
 import importlib.abc
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -171,21 +172,30 @@ FakeTensor = _optional(
     "_subclasses.FakeTensor", (), "a pair may hold a tensor without data, whose reading fails with torch's words"
 )
 
-# torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show. How
-# many are active is seen by entering one more.
-is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor", lambda tensor: False, "is_grads_batched cannot be tracked")
-_enter_legacy_vmap = _optional(
-    "_C._vmapmode_increment_nesting", lambda: 1, "legacy vmap is not seen: is_grads_batched of what reuses buffers raises"
-)
-_leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", lambda: 0, "as without _vmapmode_increment_nesting")
-remove_legacy_dim = _optional("_remove_batch_dim", None, "is_grads_batched cannot be tracked")
+# torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show. A thread
+# inside one has the dispatch key of it. Autograd's thread of a device is given the keys of the caller, but not its level.
+_LEGACY_VMAP = "is_grads_batched cannot be tracked: what reuses buffers raises there"
+is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor", lambda tensor: False, _LEGACY_VMAP)
+_key_is_included = _optional("_C._dispatch_tls_is_dispatch_key_included", lambda key: False, _LEGACY_VMAP)
+_include_key = _optional("_C._dispatch_tls_set_dispatch_key_included", None, _LEGACY_VMAP)
+_VMAP_MODE = _optional("_C._parse_dispatch_key", lambda name: None, _LEGACY_VMAP)("VmapMode")
+_enter_legacy_vmap = _optional("_C._vmapmode_increment_nesting", None, _LEGACY_VMAP)
+_leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", None, _LEGACY_VMAP)
+_remove_legacy_dim = _optional("_remove_batch_dim", None, _LEGACY_VMAP)
 
 
-def legacy_vmap_level() -> int:
-    """How many of torch's legacy vmap are active."""
+def in_legacy_vmap() -> bool:
+    """Whether torch's legacy vmap is active in this thread."""
+    return _key_is_included(_VMAP_MODE)
+
+
+def remove_legacy_dim(tensor: Tensor) -> Tensor:
+    """A tensor of the innermost legacy vmap with its batch as dim 0."""
     level = _enter_legacy_vmap() - 1
     _leave_legacy_vmap()
-    return level
+    if level == 0:  # a device's thread, which knows no level; leaving has taken the key from it
+        _include_key("VmapMode", True)
+    return _remove_legacy_dim(tensor, level or 1, 1, 0)
 
 
 # `FunctionCtx.mark_dirty` leaves its tensors there; the fallback refuses them, as the functorch dispatch refuses the call.
@@ -199,6 +209,8 @@ def dirty_tensors(ctx: Any) -> Any:
 
 # Whether torch.jit.trace is at work; `torch.jit.is_tracing` says the same through two more calls.
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
+# An attribute that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
+SCRIPT_HOOK = "__prepare_scriptable__"
 _set_jit_tracing_state = _optional(
     "_C._set_tracing_state", lambda state: None, "the first torch.jit.trace of an operator fails its own check"
 )
@@ -314,17 +326,27 @@ def mark_cacheable(functions: Mapping[str, str]) -> None:
 # torch.compiler's marks import torch._dynamo, which takes seconds: only code that compiles waits. It reads the marks when it
 # traces, so they are made at the end of its import, which `torch.compile` begins with.
 _DYNAMO = "torch._dynamo"
-_marks: list[tuple[Callable[[Any], Any], weakref.ref[Any]]] = []
+_marks: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
 
 
 def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
     """``mark(function)``, at once if Dynamo is there, otherwise as soon as it is."""
     if _DYNAMO in sys.modules:
         return mark(function)
-    if not _marks:
+    if not any(isinstance(finder, _DynamoFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _DynamoFinder())
-    _marks.append((mark, weakref.ref(function)))
+    _marks[function] = mark
     return function
+
+
+_disabled = functools.cache(torch.compiler.disable)
+
+
+def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a module, whose frames Dynamo does not compile after a graph break: it takes the ``ctx`` of an adopted class
+    for torch's, and fails.
+    """
+    return _disabled(function) if _DYNAMO in sys.modules else function
 
 
 class _DynamoFinder(importlib.abc.MetaPathFinder):
@@ -342,11 +364,10 @@ class _DynamoFinder(importlib.abc.MetaPathFinder):
                 execute(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                marks = [(mark, function()) for mark, function in _marks]
+                marks = [*_marks.items()]
                 _marks.clear()
-                for mark, function in marks:
-                    if function is not None:
-                        mark(function)
+                for function, mark in marks:
+                    mark(function)
 
             spec.loader.exec_module = execute_and_mark
         return spec
@@ -363,8 +384,24 @@ pytree: Any = torch.utils._pytree
 # The kit's tensors without data; torch documents them under this name only.
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
 
-# The dispatch keys of a thread as they were, at the end of a `with`: see `fullgrad.testing._subject.possible`.
+# The dispatch keys of a thread as they were, at the end of a `with`.
 preserved_keys = _optional("_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a failed trace may spoil the next check")
+
+
+def release_guards(error: BaseException) -> None:
+    """Clear the frames that an error keeps alive, without a change of the thread's dispatch keys.
+
+    torch names tensors in its errors. Where it cannot print one, inside a transform, the guard in `torch._tensor_str._str` lives
+    on in the error's frames. When they go, which garbage collection does in the middle of other work, it restores the keys of
+    that transform: autograd is off from then on.
+    """
+    chain: list[BaseException | None] = [error]
+    with preserved_keys():
+        for one in chain:
+            if one is not None:
+                traceback.clear_frames(one.__traceback__)
+                chain += [e for e in (one.__cause__, one.__context__) if e not in chain]
+
 
 # How the kit counts the operations of a backward; this is the path under which torch documents it.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")
@@ -403,9 +440,19 @@ get_unwrapped = _optional("_C._functorch.get_unwrapped", None, _ADOPT)
 is_wrapper_subclass = _optional("utils._python_dispatch.is_traceable_wrapper_subclass", None, _ADOPT)
 without_modes = _optional("utils._python_dispatch._disable_current_modes", None, _ADOPT)
 
+# A collective inside a transform works on plain tensors, whose memory it reads: the transform would wrap them.
+without_transforms = _optional(
+    "_C._DisableFuncTorch", contextlib.nullcontext, "noise of distributed tensors raises inside a transform"
+)
+
 # Autograd's symbolic zeros, which refuse in-place operations; and whether two tensors share memory.
 _optional("Tensor._is_zerotensor", None, _ADOPT)
-is_alias_of = _optional("_C._is_alias_of", None, _ADOPT)
+_is_alias_of = _optional("_C._is_alias_of", None, _ADOPT)
+
+
+def is_alias_of(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may share memory. Dynamo cannot tell."""
+    return torch.compiler.is_dynamo_compiling() or _is_alias_of(one, other)
 
 
 def innermost(tensor: Tensor) -> Tensor:
@@ -430,10 +477,45 @@ def require_grad(tensor: Tensor) -> None:
         _allow_requires_grad(allowed)
 
 
-def ignored_unknown_sizes() -> Any:
-    """A context in which a tracer does not ask where sizes that depend on data went: an adopted class may keep them to itself."""
+def traced_class() -> Any:
+    """A context for the code of an adopted class, which a tracer takes as it is: it may keep sizes that depend on data to itself,
+    and use a tensor that it reaches through an object or a closure, which is a constant of the graph.
+    """
     mode = torch._guards.detect_fake_mode() if dispatch_modes() else None
-    return mode.shape_env.ignore_fresh_unbacked_symbols() if mode is not None and mode.shape_env else contextlib.nullcontext()
+    return contextlib.nullcontext() if mode is None else _lenient(mode)
+
+
+_lift = torch.ops.aten.lift_fresh_copy.default
+_LIFTS = (_lift, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+
+
+@contextlib.contextmanager
+def _lenient(mode: Any) -> Iterator[None]:
+    with mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext(), _Lifting():
+        try:
+            yield
+        except Exception as error:
+            release_guards(error)
+            raise
+
+
+_DispatchMode: Any = TorchDispatchMode or object
+
+
+class _Lifting(_DispatchMode):
+    """Lifts tensors with data to constants, as a tracer does with what `torch.tensor` makes."""
+
+    supports_higher_order_operators = True  # Triton kernels
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = args, kwargs or {}
+        if operator not in _LIFTS:
+            args, kwargs = pytree.tree_map_only(Tensor, self._lifted, (args, kwargs))
+        return operator(*args, **kwargs)
+
+    def _lifted(self, tensor: Tensor) -> Tensor:
+        has_data = getattr(type(tensor), "__torch_dispatch__", None) is getattr(Tensor, "__torch_dispatch__", None)
+        return _lift(tensor) if has_data else tensor
 
 
 # AOTAutograd's tracer turns in-place operations into others itself.
@@ -462,6 +544,7 @@ is_compiling = torch.compiler.is_compiling if _says_so else _compiles_or_traces
 
 def dynamo_names() -> Any:
     """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
+    import torch._dynamo.exc
     import torch._dynamo.guards
     import torch._dynamo.source
     import torch._dynamo.variables.builder
@@ -469,10 +552,13 @@ def dynamo_names() -> Any:
 
     return SimpleNamespace(
         AttrSource=torch._dynamo.source.AttrSource,
+        DictGetItemSource=torch._dynamo.source.DictGetItemSource,
+        GetItemSource=torch._dynamo.source.GetItemSource,
         AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
         GuardBuilder=torch._dynamo.guards.GuardBuilder,
         install_guard=torch._dynamo.guards.install_guard,
         proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
         reset_code_caches=torch._dynamo.reset_code_caches,
+        unimplemented=torch._dynamo.exc.unimplemented,
         wrap_fx_proxy=torch._dynamo.variables.builder.wrap_fx_proxy,
     )

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from fullgrad._dispatch import catch_in_graphs, catcher, forward_mode_is_on, mark_for_dynamo, transforms_active
+from fullgrad._dispatch import (
+    catch_in_graphs,
+    catcher,
+    forward_mode_is_on,
+    mark_for_dynamo,
+    outside_dynamo,
+    traced_class,
+    transforms_active,
+)
 from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
 from fullgrad.adoption._operator import Adopted
@@ -116,7 +124,8 @@ def operator_of(cls: Any, options: Options) -> Any:
         def apply(*args: Any, **kwargs: Any) -> Any:
             if options.strict or transforms_active() or forward_mode_is_on():
                 return call_adopted(cls, args, kwargs, options)
-            return cls.apply(*args, **kwargs)
+            with traced_class():
+                return cls.apply(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
         apply.__doc__, apply.adopted_class = cls.__doc__, cls
@@ -126,6 +135,10 @@ def operator_of(cls: Any, options: Options) -> Any:
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """A call with the arguments of ``apply``."""
+    return outside_dynamo(_call)(cls, args, kwargs, options)
+
+
+def _call(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     context = () if is_new_style(cls) else (None,)
     if kwargs or not context:
         bound = inspect.signature(cls.forward).bind(*context, *args, **kwargs)
@@ -134,7 +147,7 @@ def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], option
         args = bound.args[len(context) :]
     call = Call(cls, args, options)
     tensors, call.tensors = call.tensors, []
-    return call.output(Adopted.apply(call, *tensors))
+    return call.output(tensors, Adopted.apply(call, *tensors))
 
 
 def _name(p: Package) -> str:

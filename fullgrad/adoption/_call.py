@@ -1,6 +1,7 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,21 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from fullgrad import _dispatch
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
-from fullgrad.adoption._tensors import Maybe, NumberSlot, Refused, Slot, filled, hidden_tensors, may_differ, replaced
+from fullgrad.adoption._tensors import (
+    Maybe,
+    NumberSlot,
+    Refused,
+    Slot,
+    Unusable,
+    attributes,
+    constants,
+    filled,
+    hidden_tensors,
+    may_differ,
+    replaced,
+)
 
+_ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
 _FLAGS = ("needs_input_grad", "materialize_grads")
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -26,7 +40,7 @@ class Call:
     rest is constant. That is what eager double backward sees.
     """
 
-    numbers_are_tensors, verdict = False, None
+    numbers_are_tensors, verdict, in_place = False, None, IN_PLACE
     sample = property(lambda self: self)
     in_front = staticmethod(lambda *tensors: tensors)  # no batch is in front of what this call returns
 
@@ -36,10 +50,14 @@ class Call:
         self.new_style, self.has_jvp = is_new_style(cls), cls.jvp is not TorchFunction.jvp
         self.rule = cls.vjp if cls.vjp is not TorchFunction.vjp else cls.backward
         once = getattr(self.rule, "__code__", None) is once_differentiable(len).__code__
-        self.refusal = f"{self.name}.backward is once_differentiable: it has no second derivative." if once else ""
+        self.refusal = f"{self.name}.backward is once_differentiable: {_ONCE}." if once else ""
         self.tensors: list[Tensor] = []  # taken by `adopted` before the first level
+        self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
         self.args = [replaced(a, self._slot) for a in args]
+        differentiated = _dispatch.are_differentiated(self.tensors)
+        self.needed = [may_differ(t) and asked for t, asked in zip(self.tensors, differentiated, strict=True)]
+        self.attributes = [attributes(t) for t in self.tensors]
 
     def _slot(self, leaf: Any) -> Any:
         inner = _dispatch.innermost(leaf) if isinstance(leaf, Tensor) else leaf
@@ -47,9 +65,13 @@ class Call:
         if isinstance(leaf, Tensor) and (not _dispatch.is_wrapper_subclass(inner) or type(inner).__name__ == "DTensor"):
             self.tensors.append(leaf)
             return Slot(len(self.tensors) - 1)
-        if any(map(_dispatch.is_wrapped, hidden_tensors(leaf))) or getattr(leaf, "requires_grad", False):
-            kind = type(inner).__name__
-            raise Refused(f"{self.name} got a {kind} that holds a batched or differentiated tensor; pass the tensor itself.")
+        message = (
+            f"{self.name} got a {type(inner).__name__} that holds a batched or differentiated tensor; pass the tensor itself."
+        )
+        if isinstance(leaf, Tensor) and (leaf.requires_grad or any(map(_dispatch.is_wrapped, hidden_tensors(leaf)))):
+            raise Refused(message)
+        # An object may hold what the class does not use: the module whose method is passed has its parameters in it.
+        self.unusable += [(t, message) for t in hidden_tensors(leaf) if _dispatch.is_wrapped(t)]
         return leaf
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
@@ -57,12 +79,13 @@ class Call:
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         """The outputs, and then what else the context keeps."""
         inputs = [t.view_as(t) for t in tensors]  # objects of their own, since what the context keeps is known by identity
-        for t in inputs:
-            if may_differ(t) and not t.requires_grad:
+        for t, needed, own in zip(inputs, self.needed, self.attributes, strict=True):
+            if needed and not t.requires_grad:
                 _dispatch.require_grad(t)  # a class that looks at it shall save what its backward wants
+            vars(t).update(own)
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
-        ctx.needs_input_grad = tuple(isinstance(a, Slot) and may_differ(tensors[a]) for a in self.args)  # pyright: ignore
-        with scope(self.options), _dispatch.ignored_unknown_sizes():
+        ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
+        with self._code():
             output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)
             if self.new_style:
                 self.cls.setup_context(ctx, tuple(args), output)
@@ -74,42 +97,69 @@ class Call:
             raise Refused(IN_PLACE.format(self.name))
         items = output if isinstance(output, tuple) else (output,)
         outs = [o for o in items if isinstance(o, Tensor)]
-        others = [o for o in items if not isinstance(o, Tensor)]
+        others = [None if isinstance(o, Tensor) else o for o in items]
         if any(isinstance(leaf, Tensor) for leaf in _dispatch.pytree.tree_leaves(others)):
-            raise Refused(f"{self.name}.forward returns tensors in a container, where autograd does not see them.")
+            raise Refused(f"{self.name}.forward returns tensors in a container, where autograd does not see them; a tuple works.")
         known = [*inputs, *outs]
         slots = {id(t): Slot(i) for i, t in reversed([*enumerate(known)])}
+        inputs_and_outputs = set(slots)
+
+        def number_or_slot(leaf: Any) -> Any:
+            if self.numbers_are_tensors and type(leaf) in _EXACT:
+                known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
+                return NumberSlot(len(known) - 1)
+            return slot(leaf)
 
         def slot(leaf: Any) -> Any:
             if id(leaf) in slots:
                 return slots[id(leaf)]
-            if self.numbers_are_tensors and type(leaf) in _EXACT:
-                known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
-                return NumberSlot(len(known) - 1)
             if isinstance(leaf, Tensor) and not _dispatch.is_wrapper_subclass(leaf):
                 if leaf.grad_fn is not None and not self.options.strict:
-                    raise Refused(f"{self.name}.forward keeps a graph of its own in ctx, which transforms cannot see.")
+                    raise Refused(f"{self.name}.forward keeps a graph of its own in ctx, which transforms cannot see; detach it.")
                 known.append(leaf)
                 return slots.setdefault(id(leaf), Slot(len(known) - 1))
-            if not isinstance(leaf, Tensor) and any(id(t) in slots or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf)):
+            if not isinstance(leaf, Tensor) and any(
+                id(t) in inputs_and_outputs or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf)
+            ):
                 kind = f"a tensor inside a {type(leaf).__name__}"
                 raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
             return leaf
 
         constant = {id(t) for t in state.pop("non_differentiable", ())}
-        self.state = {name: value if name in _FLAGS else replaced(value, slot) for name, value in state.items()}
-        self.record = self.state, [None if isinstance(o, Tensor) else o for o in items], isinstance(output, tuple)
+        if not any(self.needed):
+            state = {}  # nobody will ask
+        self.state = {name: value if name in _FLAGS else replaced(value, number_or_slot) for name, value in state.items()}
+        self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
+        # What the class writes on its inputs and outputs themselves, as `tensor.name = value`.
+        before = [*self.attributes, *[{} for _ in outs]]
+        new = [
+            {n: v for n, v in attributes(t).items() if n not in b or b[n] is not v}
+            for t, b in zip((*inputs, *outs), before, strict=True)
+        ]
+        self.written = [(i, {n: replaced(v, slot) for n, v in own.items()}) for i, own in enumerate(new) if own]
+        self.record = self.state, others, isinstance(output, tuple), self.written
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
-        self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
         self.materialize = state.get("materialize_grads", True)
         self.inputs = [(t.shape, t.dtype) for t in inputs]
         return known[len(inputs) :]
 
-    def output(self, tensors: Maybe) -> Any:
+    def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
         """What the caller of the class gets."""
-        items = self._items(tensors, self.record[1])
-        return tuple(items) if self.record[2] else items[0]
+        _, others, is_tuple, _ = self.record
+        both, self.attributes = [*tensors, *results], []
+        for i, new in self.written:
+            if _dispatch.is_compiling():
+                raise Refused(
+                    f"{self.name}.forward sets {', '.join(map(repr, new))} on a tensor, which compiled code would lose."
+                )
+            vars(both[i]).update({name: filled(value, both) for name, value in new.items()})
+        items = self._items(results, others)
+        return tuple(items) if is_tuple else items[0]
+
+    def _asked(self, needs: Sequence[bool]) -> tuple[bool, ...]:
+        """``ctx.needs_input_grad``: for each argument whether it is a tensor with such a need."""
+        return tuple(isinstance(a, Slot) and needs[a] for a in self.args)
 
     def _items(self, tensors: Maybe, others: Sequence[Any]) -> list[Any]:
         given = dict(zip(self.places, tensors, strict=False))
@@ -117,21 +167,25 @@ class Call:
 
     # --- Derivatives ------------------------------------------------------------------------------------------------------
 
-    def backward(self, flat: Maybe, cotangents: Maybe) -> Sequence[Tensor | None]:
-        """A gradient or None for each input, by the class's own rule."""
-        n = len(flat)
-        return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:]), (*flat, *cotangents), self.refusal)
+    def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+        """A gradient or None for each input that needs one, by the class's own rule."""
+        if any(needs[i] and not told for i, told in enumerate(self.needed)):
+            raise RuntimeError(f"{self.name}: an input is differentiated that was a constant when its forward ran.")
+        n, asked = len(flat), self._asked(needs)
+        return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
 
-    def _backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
+    def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
         items: Any = self._items(cotangents, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
-        with scope(self.options), _dispatch.ignored_unknown_sizes():
-            grads = self.rule(self._context(flat, "to_save"), *items)
+        ctx = self._context(flat, "to_save")
+        ctx.needs_input_grad = asked
+        with self._code(), constants():
+            grads = self.rule(ctx, *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
             raise RuntimeError(f"{self.name}.backward returned {len(grads)} gradients for {n} inputs.")
         result: list[Tensor | None] = [None] * len(self.inputs)
-        for slot, needed, g in zip(self.args, self.state["needs_input_grad"], grads, strict=False):
+        for slot, needed, g in zip(self.args, asked, grads, strict=False):
             if needed and g is not None:
                 shape, dtype = self.inputs[slot]
                 result[slot] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
@@ -140,15 +194,21 @@ class Call:
     def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
         given = [tangents[a] if isinstance(a, Slot) else None for a in self.args]
-        with scope(self.options):
+        with self._code():
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
+
+    @contextlib.contextmanager
+    def _code(self) -> Iterator[None]:
+        """Around the code of the class."""
+        with scope(self.options), Unusable(self.unusable) if self.unusable else contextlib.nullcontext():
+            yield
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
         """The context as it was; its ``saved_tensors`` are what was kept under the first of the names."""
         ctx: Any = FunctionCtx()
         vars(ctx).update({name: filled(value, flat) for name, value in self.state.items()})
-        ctx.saved_tensors = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
+        ctx.saved_tensors = ctx.saved_variables = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
         return ctx
 
 

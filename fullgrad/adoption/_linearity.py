@@ -1,8 +1,9 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
-A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`. Whether it is linear is found by
-numbers: transposed twice at a random :math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes. That is
-tried once for each class and its constant arguments.
+A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`, at a :math:`g` that is not
+special: not at 0, which a backward may leave out. Whether it is linear is found by numbers: transposed twice at a random
+:math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes, with zeros among them, and for 0. That is tried
+once for each class, its constant arguments and the inputs that are differentiated.
 """
 
 import contextlib
@@ -34,19 +35,21 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
         raise Refused(call.refusal)
     found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
     if found == TRANSPOSE:
-        push = torch.func.vjp(_pull(call, flat, tangents, zeros), *[zeros[i]() for i in call.free])[1]
+        push = torch.func.vjp(_pull(call, flat, tangents, zeros), *[_generic(zeros[i]) for i in call.free])[1]
         pushed = dict(zip(call.free, push(tuple(t for t in tangents if t is not None)), strict=True))
         return [pushed.get(i) for i in range(call.count)]
     if found == IDENTITY:
         return [next(t for t in tangents if t is not None).clone()]
-    raise Refused(f"{call.name} has no forward mode: {found or _UNKNOWN}, and it declares no jvp.")
+    twice = ", and jacrev(jacrev(f)) for hessian(f)" if found in (None, _NOT_LINEAR) else ""
+    reason = f"{found or _UNKNOWN}, and it declares no jvp"
+    raise Refused(f"{call.name} has no forward mode: {reason}. Reverse mode works: jacrev(f) for jacfwd(f){twice}.")
 
 
 def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
     """Try the backward of a call in forward mode: in traced code with random numbers, before its forward runs, which is run on
     them, too; otherwise with the tensors at hand, after its forward.
     """
-    if call.has_jvp or call.refusal or not call.in_forward_mode or transforms_active():
+    if call.has_jvp or call.refusal or not call.in_forward_mode or not any(call.needed) or transforms_active():
         return
     verdicts, key = _verdicts.setdefault(call.cls, {}), _key(call)
     traced = is_tracing() or not all(map(has_data, tensors))
@@ -54,7 +57,7 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
         return
     if len(verdicts) >= _MOST:
         del verdicts[next(iter(verdicts))]
-    with without_modes() if traced else contextlib.nullcontext(), same_draws(tensors), torch.no_grad():
+    with without_modes() if traced else contextlib.nullcontext(), same_draws(), torch.no_grad():
         try:
             tensors = [_random_like(t) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
@@ -71,18 +74,25 @@ def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence
 def _pull(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
     """The gradients of the inputs that have a tangent as a function of the gradients of the outputs."""
 
+    needs = [t is not None for t in tangents]
+
     def pull(*some: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(call.free, some, strict=True))
-        grads = call.backward(flat, materialized(call, [given.get(i) for i in range(call.count)], zeros))
+        grads = call.backward(flat, materialized(call, [given.get(i) for i in range(call.count)], zeros), needs)
         return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(grads, tangents, strict=True) if t is not None)
 
     return pull
 
 
 def _key(call: Any) -> Any:
-    """Constants of the call by value, and other objects by their kind, so that none is kept alive."""
+    """What is differentiated, constants of the call by value, and other objects by their kind, so that none is kept alive."""
     constants = [c for c in pytree.tree_leaves(call.args) if not isinstance(c, (Slot, Tensor))]
-    return tuple((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants)
+    return tuple(call.needed), *((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants)
+
+
+def _generic(zeros: Any) -> Tensor:
+    """Of the shape and kind of some zeros, with a number that no backward takes for special."""
+    return torch.full(zeros.args[0], 0.7, **zeros.keywords)
 
 
 def _random_like(tensor: Tensor) -> Tensor:
@@ -92,15 +102,17 @@ def _random_like(tensor: Tensor) -> Tensor:
 
 def _try(call: Any, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
-    tangents = [torch.randn_like(t) if may_differ(t) else None for t in tensors]
+    tangents = [torch.randn_like(t) if needed else None for t, needed in zip(tensors, call.needed, strict=True)]
     pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])
     g, *hs = ([scale * torch.randn_like(outs[i]) for i in call.free] for scale in (1.0, *_SCALES))
-    state = torch.get_rng_state()
-    push = torch.func.vjp(pull, *g)[1]
+    hs += [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[1]] for share in (0.5, 0.0)]
+    with same_draws():
+        push = torch.func.vjp(pull, *g)[1]
     again = torch.func.vjp(push, tuple(t for t in tangents if t is not None))[1]
     for h in hs:
-        torch.set_rng_state(state)  # a backward may draw: the same numbers each time
-        if any(map(_differs, again(tuple(h))[0], pull(*h))):
+        with same_draws():  # a backward may draw: the same numbers each time
+            expected = pull(*h)
+        if any(map(_differs, again(tuple(h))[0], expected)):
             alone = call.count == 1 and sum(t is not None for t in tangents) == 1
             x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
             return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR

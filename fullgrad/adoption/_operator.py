@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,10 @@ from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, 
 from fullgrad.adoption._scope import scope
 from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
 
-IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow."
+IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow; a new tensor, or a copy of the input, works."
+_SCRATCH = """{}.backward changes a tensor in place that is not its own, as the gradient or what its forward has kept is not, \
+which transforms cannot follow; a copy works."""
+_NOT_DIFFERENTIABLE = "{}.backward cannot be differentiated once more ({!s:.80}); grad, vjp and jacrev work once."
 _CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
 derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
 _ESCAPED = ("may have escaped", "functorch/Interpreter")  # what torch says of a tensor whose transform is not active
@@ -34,22 +38,8 @@ class Adopted(Function):
 
     @staticmethod
     def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        before, strict = _tensors.versions(tensors), call.options.strict
-        find_verdict(call, tensors)
-        leaves = [t if t is None else t.detach().requires_grad_(strict and may_differ(t)) for t in tensors]
-        try:
-            with torch.enable_grad() if strict else contextlib.nullcontext():
-                outs = _recordable(call.forward)(*leaves)
-        except RuntimeError as error:
-            if any(sign in str(error) for sign in _ESCAPED):
-                raise Refused(NO_ARGUMENT.format(call.name)) from error
-            raise
-        if _tensors.versions(tensors) != before:
-            raise Refused(IN_PLACE.format(call.name))
-        call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
-        outs = tuple(o if o is None else _tensors.separate(call.name, o, tensors) for o in outs)
-        find_verdict(call, tensors, outs)
-        return outs
+        with _dispatch.traced_class():
+            return _forward(call, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -64,24 +54,57 @@ class Adopted(Function):
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
-        with _dispatch.ignored_unknown_sizes():
-            return None, *_recordable(ctx.call.backward)(_guarded(ctx), given)
+        with _dispatch.traced_class():
+            return None, *_dispatch.outside_dynamo(_vjp)(ctx, cotangents)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, flat = ctx.call, _guarded(ctx)
-        push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
-        # In a composite operator of torch.library no transform can be entered.
-        push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
-        with scope(call.options), _dispatch.ignored_unknown_sizes():
-            result = push(*flat, *map(_dispatch.writable, tangents))
-        return *result, *[None] * (ctx.results - len(result))
+        with _dispatch.traced_class():
+            return _dispatch.outside_dynamo(_jvp)(ctx, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor | None) -> tuple[Any, Any]:
         outs = Adopted.apply(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
         return outs, tuple(None if o is None else 0 for o in outs)
+
+
+def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
+    before, strict = _tensors.versions(tensors), call.options.strict
+    find_verdict(call, tensors)
+    is_rule = isinstance(call.sample, Plain)  # it may call autograd for the parameters of a model
+    leaves = [
+        t if t is None else t.detach().requires_grad_((strict and needed and may_differ(t)) or (is_rule and t.requires_grad))
+        for t, needed in zip(tensors, call.needed, strict=False)
+    ]
+    try:
+        with torch.enable_grad() if strict else contextlib.nullcontext():
+            outs = _recordable(call.forward)(*leaves)
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in _ESCAPED):
+            raise Refused(NO_ARGUMENT.format(call.name)) from error
+        raise
+    if _tensors.versions(tensors) != before:
+        raise Refused(call.in_place.format(call.name))
+    call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
+    outs = tuple(o if o is None else _tensors.separate(call.name, o, tensors) for o in outs)
+    find_verdict(call, tensors, outs)
+    return outs
+
+
+def _vjp(ctx: Any, cotangents: Maybe) -> Sequence[Tensor | None]:
+    given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
+    backward = functools.partial(ctx.call.backward, needs=ctx.needs_input_grad[1:])
+    return _recordable(backward)(_guarded(ctx), given)
+
+
+def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
+    call, flat = ctx.call, _guarded(ctx)
+    push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
+    # In a composite operator of torch.library no transform can be entered.
+    push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
+    with scope(call.options):
+        result = push(*flat, *map(_dispatch.writable, tangents))
+    return *result, *[None] * (ctx.results - len(result))
 
 
 def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,18 +160,20 @@ class Batched:
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
         randomness = "different" if _dispatch.is_tracing() else self.info.randomness
-        before = _tensors.random_state(tensors) if randomness == "error" else None
+        before = _tensors.random_states() if randomness == "error" else []
         samples, records = [], []
         for b in range(self.info.batch_size):
             again = randomness == "same" and b < self.info.batch_size - 1
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            with _tensors.same_draws(tensors) if again else contextlib.nullcontext():
+            with _tensors.same_draws() if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
             records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
-        if before is not None and not torch.equal(before, _tensors.random_state(tensors)):
+        if before and not all(map(torch.equal, before, _tensors.random_states())):
             raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
         if any(record != records[0] for record in records):
-            raise Refused(f"{self.name}.forward returns or keeps something else for each sample of a batch.")
+            raise Refused(
+                f"{self.name}.forward returns or keeps something else for each sample of a batch; a loop over the samples works."
+            )
         return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
 
     def vmap(self, function: Callable[..., Any], in_dims: Sequence[int | None], args: Maybe) -> list[Tensor | None]:
@@ -182,9 +207,10 @@ class Batched:
         """The inputs as results are, with the batch in front."""
         return self.vmap(self.inner.in_front, self.in_dims, tensors)
 
-    def backward(self, flat: Maybe, cotangents: Maybe) -> list[Tensor | None]:
+    def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> list[Tensor | None]:
         """A gradient or None for each input: of what all samples share, the sum."""
-        grads = self._over(self.inner.backward, flat, cotangents, [0] * len(cotangents))
+        backward = functools.partial(self.inner.backward, needs=needs)
+        grads = self._over(backward, flat, cotangents, [0] * len(cotangents))
         return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
 
     def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
@@ -204,6 +230,7 @@ class Plain:
     """
 
     has_jvp, in_forward_mode, materialize, lost, verdict = False, False, True, (), TRANSPOSE
+    needed, in_place = itertools.repeat(True), _SCRATCH
 
     def __init__(self, function: Callable[..., Sequence[Tensor | None]], owner: Any, refusal: str = "") -> None:
         self.function, self.refusal, self.code, self.sample = function, refusal, self, self
@@ -217,11 +244,11 @@ class Plain:
         self.record = self.free = [i for i, o in enumerate(outs) if may_differ(o)]
         return outs
 
-    def backward(self, flat: Maybe, cotangents: Maybe) -> Sequence[Tensor | None]:
+    def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> Sequence[Tensor | None]:
         """A gradient or None for each input."""
         if self.refusal:
             raise Refused(self.refusal)
-        n, where = len(self.used), [i for i in self.used if may_differ(flat[i])]
+        n, where = len(self.used), [i for i in self.used if needs[i] and may_differ(flat[i])]
 
         def pull(*all: Any) -> Sequence[Tensor | None]:
             def of_some(*some: Tensor) -> Any:
@@ -229,7 +256,12 @@ class Plain:
                 outs = self.function(*[given.get(i, t) for i, t in enumerate(all[:n])])
                 return tuple(outs[i] for i in self.free)
 
-            grads = torch.func.vjp(of_some, *[all[i] for i in where])[1](tuple(all[n + i] for i in self.free))
+            try:
+                grads = torch.func.vjp(of_some, *[all[i] for i in where])[1](tuple(all[n + i] for i in self.free))
+            except Exception as error:
+                if isinstance(error, Refused) or _dispatch.active_transforms():
+                    raise
+                raise Refused(_NOT_DIFFERENTIABLE.format(self.name, error)) from error
             given = dict(zip(where, grads, strict=True))
             return [given.get(i) for i in range(n)]
 

@@ -1,5 +1,7 @@
 """Questions about tensors and structures of them."""
 
+import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -7,15 +9,73 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from fullgrad._dispatch import clone_if_view, get_unwrapped, is_alias_of, is_batched, is_tracing, is_wrapped, pytree
+from fullgrad._dispatch import (
+    clone_if_view,
+    forward_mode_is_on,
+    get_unwrapped,
+    is_alias_of,
+    is_batched,
+    is_forward_mode,
+    is_tracing,
+    is_wrapped,
+    pytree,
+    set_forward_mode,
+    transforms_active,
+)
 
 Maybe = Sequence[Tensor | None]
+_DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
+_READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
 
 class Refused(NotImplementedError):
     """What cannot be right, and what running sample by sample would not mend."""
+
+
+class Unusable(TorchFunctionMode):
+    """Refuses operations on tensors that a class reaches through an object, each with a message; their sizes may be read."""
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, str]]) -> None:
+        super().__init__()
+        self.messages = {id(t): message for t, message in tensors}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        used = [self.messages[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.messages]
+        result = function(*args, **kwargs) if not used or function.__name__ in _READS else None
+        if used and (result is None or isinstance(result, Tensor)):
+            raise Refused(used[0])
+        return result
+
+
+class Constants(TorchFunctionMode):
+    """What a backward takes for a constant is one to every transform: forward mode ignores ``no_grad``, and ``.data`` ends one
+    level alone and raises inside a vmap. Where grad mode is off from the start, nobody can tell.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = torch.is_grad_enabled()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function == _DATA:
+            return args[0].detach()
+        if not self.records or torch.is_grad_enabled() or not is_forward_mode():
+            return function(*args, **kwargs)
+        set_forward_mode(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_forward_mode(True)
+
+
+def constants() -> Any:
+    """A context for the code of a backward."""
+    return Constants() if transforms_active() or forward_mode_is_on() or is_tracing() else contextlib.nullcontext()
 
 
 class Slot(int):
@@ -29,6 +89,14 @@ class NumberSlot(Slot):
 def may_differ(tensor: Tensor | None) -> bool:
     """Whether it may have a gradient."""
     return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def attributes(tensor: Tensor) -> dict[str, Any]:
+    """What somebody has set on a tensor, as ``tensor.name = value``."""
+    own = vars(tensor)
+    if not own or type(tensor) in (Tensor, torch.nn.Parameter):
+        return dict(own)
+    return {name: value for name, value in own.items() if name not in vars(tensor.detach())}  # a subclass has some itself
 
 
 def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
@@ -77,16 +145,31 @@ def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
                 yield from hidden_tensors(item, depth - 1)
 
 
-def same_draws(tensors: Maybe) -> Any:
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
     """A context after which random numbers go on as if nothing had been drawn."""
-    return torch.random.fork_rng(_devices(tensors))
+    before = random_states()
+    try:
+        yield
+    finally:
+        for (_, restore), state in zip(_generators(), before, strict=False):
+            restore(state)
 
 
-def random_state(tensors: Maybe) -> Tensor:
-    """That of the CPU, and of the devices of the tensors."""
-    return torch.cat([torch.get_rng_state(), *map(torch.cuda.get_rng_state, _devices(tensors))])
+def random_states() -> list[Tensor]:
+    """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
+    return [state() for state, _ in _generators()]
 
 
-def _devices(tensors: Maybe) -> set[torch.device]:
-    """Those with a random state of their own."""
-    return {t.device for t in tensors if t is not None and t.is_cuda}
+def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """What reads and what restores the state of each generator."""
+    yield torch.get_rng_state, torch.set_rng_state
+    device = torch.accelerator.current_accelerator()
+    module: Any = device and torch.get_device_module(device)
+    if module is None or not getattr(module, "is_initialized", lambda: True)():
+        return
+    if device.type == "mps":  # it has one device, and its functions take none  # pyright: ignore
+        yield module.get_rng_state, module.set_rng_state
+        return
+    for i in range(module.device_count()):
+        yield functools.partial(module.get_rng_state, i), functools.partial(module.set_rng_state, device=i)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
+from fullgrad._dispatch import has_shape
 from fullgrad._function import Function, alias, is_identity, saves_nothing
 
 
@@ -45,7 +46,7 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
         raise TypeError(
             f"replace_grad: `value` and `surrogate` must have one dtype, got dtypes {value.dtype} and {surrogate.dtype}."
         )
-    if value.shape != surrogate.shape:
+    if not has_shape(value.shape, surrogate.shape):
         raise ValueError(
             "replace_grad: `value` and `surrogate` must have one shape, got shapes "
             f"{tuple(value.shape)} and {tuple(surrogate.shape)}."

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import can_reuse_buffers, unpack_dual
+from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import gradients, pullback, pushed_forward, recorded
@@ -130,7 +130,7 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
             f"straight_through: `soft` of {name} must be a function of its arguments, got a gradient of a tensor that it closes "
             "over, which would be lost. Pass it as an argument, or use st or grad_replace."
         )
-    if (y.shape, y.dtype) != like:
+    if y.dtype != like[1] or not has_shape(y.shape, like[0]):
         raise RuntimeError(
             f"straight_through: `soft` of {name} must return what `hard` does, shape {tuple(like[0])} and {like[1]}, got shape "
             f"{tuple(y.shape)} and {y.dtype}."

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._function import alias, is_identity
 from fullgrad._inputs import save_inputs, saved_inputs
+from fullgrad._neighbors import rounded
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -63,5 +64,7 @@ class ClipGrad(CotangentMap):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        _, m = saved_inputs(ctx)
+        m: Any = saved_inputs(ctx)[1]
+        if m.__class__ is float and m > torch.finfo(g.dtype).max:
+            m = rounded(m, g.dtype)  # torch refuses what is beyond the dtype
         return torch.clamp(g, -m, m).to(g.dtype), None

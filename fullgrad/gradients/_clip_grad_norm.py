@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
+from fullgrad._buffers import apply_steps
+from fullgrad._dispatch import surely
 from fullgrad._function import alias, is_identity
 from fullgrad._inputs import save_inputs, saved_inputs
+from fullgrad._neighbors import rounded
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
 
@@ -77,12 +81,16 @@ class ClipGradNorm(CotangentMap):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        if g.numel() == 0:
+        if surely(g.numel() == 0):
             return g, None, None, None
         (m,) = saved_inputs(ctx)
-        n = norm(g, dims_of(ctx.dim, g.ndim), ctx.norm_type)
-        # Not min(1, m / n), whose derivative at n = 0 is 0 times infinity.
-        return (g * (m / n.clamp(min=m))).to(g.dtype), None, None, None
+        n, u = norm(g, dims_of(ctx.dim, g.ndim), ctx.norm_type)
+        if not isinstance(m, Tensor):  # a number divided by a tensor is multiplied by its rounded reciprocal
+            m = torch.full_like(u, rounded(m, u.dtype) if m.__class__ is float else m)
+        within = n <= m / u
+        # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
+        factor = torch.where(within, 1, m / torch.where(within, 1, n))
+        return apply_steps(g / torch.where(within, 1, u), (torch.mul, factor)).to(g.dtype), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers, is_distributed
+from fullgrad._dispatch import can_reuse_buffers, is_distributed, surely
 from fullgrad._distributed import extremes
 
 Dim = int | Sequence[int] | None
@@ -38,14 +38,13 @@ def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     return torch.maximum(-low, high)
 
 
-def norm(g: Tensor, dims: tuple[int, ...], p: float) -> Tensor:
-    """The p-norm over some dimensions, which are kept with size 1; in float32 at least.
+def norm(g: Tensor, dims: tuple[int, ...], p: float) -> tuple[Tensor, Tensor]:
+    """The p-norm over some dimensions, which are kept with size 1, and the unit that it is in; both in float32 at least.
 
-    The powers neither overflow nor underflow, as the elements are first divided by the largest.
+    The unit is the largest absolute value, so that neither the powers nor the norm overflow or underflow; 1 if that is 0,
+    infinite or NaN.
     """
     g = g.to(torch.promote_types(g.dtype, torch.float32))
-    if p == math.inf or not dims:
-        return largest(g, dims)
     m = largest(g, dims)
-    m = torch.where((m > 0) & (m < math.inf), m, 1)
-    return torch.linalg.vector_norm(g / m, p, dims, keepdim=True) * m
+    unit = torch.where((m > 0) & (m < math.inf), m, 1)
+    return m / unit if not dims or surely(p == math.inf) else torch.linalg.vector_norm(g / unit, p, dims, keepdim=True), unit

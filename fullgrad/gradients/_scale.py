@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import elementwise
+from fullgrad._dispatch import surely
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import alias, pure
 from fullgrad.gradients._cotangent_map import per_sample
@@ -126,7 +127,7 @@ class Scale(Elementwise):
     @pure
     def forward(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
         number = forward.__class__ is float or not isinstance(forward, Tensor)
-        return alias(x) if number and forward == 1 else x * forward
+        return alias(x) if number and surely(forward == 1) else x * forward
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, forward: Any, backward: Any) -> Tensor | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import surely
 from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, largest
@@ -63,7 +64,7 @@ class ScaleGrad(CotangentMap):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        if g.numel() == 0:
+        if surely(g.numel() == 0):
             return g, None
         (dim,) = ctx.parameters
         m = largest(g, dims_of(dim, g.ndim))

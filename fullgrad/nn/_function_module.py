@@ -1,6 +1,7 @@
 """`FunctionModule`: the base of the modules, and the class of a function, made from its signature."""
 
 import inspect
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,12 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fullgrad._dispatch import unscriptable
+
 # Given to the call and not to the constructor: they change with the input, or cannot be copied.
 _CALL_ONLY = ("noise", "generator")
 # To a neighbor of the function, which is none of the class.
 _REFERENCE = re.compile(r":(func|class|meth):`(\w+|[A-Z]\w*\.\w+)`")
 
 
+@unscriptable
 class FunctionModule(nn.Module):
     """A function of tensors with the rest of its arguments: the base of the modules of :mod:`fullgrad.nn`.
 
@@ -127,7 +131,7 @@ def _as_parameter(name: str, key: str, value: Any) -> nn.Parameter:
         return value
     if isinstance(value, Tensor) and value.is_floating_point():
         return nn.Parameter(value.detach().clone())
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return nn.Parameter(torch.tensor(float(value)))
     raise TypeError(f"{name}: `{key}` must be a number or a floating tensor to be learnable, got {_shown(value)}.")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import holds, same_shape
 from fullgrad._half_precision import HALF
 from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import DETERMINISTIC, ROUNDINGS
@@ -51,7 +52,7 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
     if value.__class__ is not float:
         _checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
-    if not (invertible if reciprocal else positive) < value < finite:
+    if not (holds(value > (invertible if reciprocal else positive)) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
         raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
 
@@ -82,9 +83,12 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind but a truth value, as a plain int."""
     if value.__class__ is int:
         return value
-    if isinstance(value, (bool, Tensor)) or not (isinstance(value, int) or hasattr(value, "__index__")):
-        raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
-    return operator.index(value)
+    try:
+        if not isinstance(value, (bool, Tensor)):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
 
 
 def check_levels(name: str, value: Any) -> int:
@@ -116,7 +120,7 @@ def checked_window(name: str, value: Any, argument: str = "window") -> Any:
         _checks.real_tensor(name, argument, value)
         return value.detach()
     _checks.real_number(name, argument, value)
-    if not value >= 0:
+    if not holds(value >= 0):
         raise ValueError(f"{name}: `{argument}` must not be negative, got {value}.")
     return float(value)
 
@@ -137,13 +141,7 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
         return None, [_along(name, key, p, x, d) if isinstance(p, Tensor) and p.ndim else p for key, p in parameters.items()]
     blocked = False
     for key, p in parameters.items():
-        if isinstance(p, Tensor) and not _checks.can_broadcast(p.shape, x.shape):
-            if p.ndim != x.ndim or not all(k > 0 and n % k == 0 for n, k in zip(x.shape, p.shape, strict=True)):
-                raise ValueError(
-                    f"{name}: `{key}` must broadcast to the shape {tuple(x.shape)} of x, or have as many dimensions with sizes "
-                    f"that divide those of x, got shape {tuple(p.shape)}."
-                )
-            blocked = True
+        blocked |= is_per_block(name, key, p, x.shape)
     if not blocked:
         return None, values
     counts = _counts(x.shape, [p.shape for p in values if isinstance(p, Tensor)])
@@ -151,6 +149,18 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
     for n, count in zip(x.shape, counts, strict=True):
         split += [n] if count is None else [count, n // count]
     return torch.Size(split), [_per_block(p, x.shape, counts) if isinstance(p, Tensor) else p for p in values]
+
+
+def is_per_block(name: str, key: str, p: Any, shape: torch.Size) -> bool:
+    """Whether a parameter has one number per block of a tensor of a shape, and does not broadcast to it."""
+    if not isinstance(p, Tensor) or _checks.can_broadcast(p.shape, shape):
+        return False
+    if p.ndim != len(shape) or not all(holds(k > 0) and holds(n % k == 0) for n, k in zip(shape, p.shape, strict=True)):
+        raise ValueError(
+            f"{name}: `{key}` must broadcast to the shape {tuple(shape)} of x, or have as many dimensions with sizes that divide "
+            f"those of x, got shape {tuple(p.shape)}."
+        )
+    return True
 
 
 def check_dim(name: str, dim: Any, ndim: int) -> int:
@@ -165,7 +175,7 @@ def check_dim(name: str, dim: Any, ndim: int) -> int:
 
 def _along(name: str, key: str, p: Tensor, x: Tensor, d: int) -> Tensor:
     size = x.shape[d] if x.ndim else 1
-    if p.ndim != 1 or p.shape[0] != size:
+    if p.ndim != 1 or not holds(p.shape[0] == size):
         raise ValueError(f"{name}: `{key}` must have one number for each of the {size} along `dim`, got shape {tuple(p.shape)}.")
     return p.view(*[size if i == d else 1 for i in range(x.ndim)])
 
@@ -196,7 +206,7 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
     """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
     shape = _checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
-    return x if x.shape == shape else x.expand(shape)
+    return x if same_shape(x.shape, shape) else x.expand(shape)
 
 
 __all__ = ["DETERMINISTIC", "FLOATING", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._distributed import reshaped
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF, chunked
 from fullgrad.quantizers import _arguments
@@ -63,7 +64,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     split, (scale, window) = _arguments.in_blocks("binarize", x, None, {"scale": scale, "window": window})
     if split is None:
         return operator.apply(x, scale, window, float(at_zero))
-    return operator.apply(x.reshape(split), scale, window, float(at_zero)).reshape(x.shape)
+    return reshaped(operator.apply(reshaped(x, split), scale, window, float(at_zero)), x.shape)
 
 
 class Binarize(Elementwise):

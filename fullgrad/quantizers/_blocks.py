@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import holds
 from fullgrad.quantizers import _arguments
 
 
@@ -14,7 +15,7 @@ def check_blocks(name: str, x: Tensor, block_size: Any, dim: Any) -> tuple[int, 
         raise ValueError(f"{name}: `x` must have at least one dimension, got none.")
     block_size = _arguments.integer(name, "block_size", block_size)
     dim = _arguments.check_dim(name, dim, x.ndim) - x.ndim
-    if block_size < 1 or x.shape[dim] % block_size:
+    if block_size < 1 or not holds(x.shape[dim] % block_size == 0):
         raise ValueError(f"{name}: `block_size` must be positive and divide the size {x.shape[dim]} of `dim`, got {block_size}.")
     return block_size, dim
 

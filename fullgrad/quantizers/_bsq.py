@@ -1,12 +1,10 @@
 """`bsq`: binary spherical quantization."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import uses_last_dims
+from fullgrad._dispatch import holds, square_root, uses_last_dims
 from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import BinarizeEverywhere
@@ -44,7 +42,7 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     """
     x = _arguments.floating_input("bsq", "x", x)
     _checks.positive_number("bsq", "scale", scale)
-    if x.ndim == 0 or x.shape[-1] == 0:
+    if x.ndim == 0 or not holds(x.shape[-1] != 0):
         raise ValueError(f"bsq: `x` must have a last dimension that is not empty, got shape {tuple(x.shape)}.")
     (wide,) = to_opmath(x)
     # The direction does not change with the size, of which the square would over- or underflow.
@@ -52,4 +50,4 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
     squares = (v * v).sum(-1, keepdim=True)
     u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
-    return BinarizeEverywhere.apply(u, scale / math.sqrt(x.shape[-1]), None, -1.0).to(x.dtype)
+    return BinarizeEverywhere.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)

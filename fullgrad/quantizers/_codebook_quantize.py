@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, holds
+from fullgrad._distributed import reshaped
 from fullgrad._function import Function
 from fullgrad._half_precision import chunked, chunked_terms
 from fullgrad.clamping._clamp import between, pass_inside
@@ -64,7 +65,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     """
     x = _arguments.floating_input("codebook_quantize", "x", x)
     _checks.real_tensor("codebook_quantize", "codebook", codebook)
-    if codebook.ndim != 1 or codebook.shape[0] == 0:
+    if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
         raise ValueError(
             f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
         )
@@ -74,7 +75,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     split, (scale,) = _arguments.in_blocks("codebook_quantize", x, None, {"scale": scale})
     if split is None:
         return CodebookQuantize.apply(x, scale, codebook, inside)
-    return CodebookQuantize.apply(x.reshape(split), scale, codebook, inside).reshape(x.shape)
+    return reshaped(CodebookQuantize.apply(reshaped(x, split), scale, codebook, inside), x.shape)
 
 
 class _OfCodebook(Function):
@@ -263,8 +264,9 @@ def _nearest(v: Tensor, codebook: Tensor) -> Tensor:
 def _below(v: Tensor, size: Tensor) -> Tensor:
     """How many middles of levels in the order of size are below a number; all for NaN."""
     middles = (size[..., 1:] + size[..., :-1]) / 2
+    middles = torch.where(middles.isinf(), size[..., 1:] / 2 + size[..., :-1] / 2, middles)  # the sum may overflow
     n = middles.shape[-1]
-    if size.ndim == 1 and 0 < n <= _FEW and v.numel() >= _MANY * n and v.is_cpu and can_reuse_buffers():
+    if size.ndim == 1 and v.is_cpu and can_reuse_buffers() and 0 < n <= _FEW and v.numel() >= _MANY * n:
         above, step = torch.zeros_like(v), torch.empty_like(v)
         for middle in middles.unbind():
             above.add_(torch.le(v, middle, out=step))

@@ -84,9 +84,10 @@ class DorefaGradient(CotangentMap):
         (wide,) = to_opmath(g)
         n = 2.0**ctx.bits - 1
         m = greatest(wide.abs(), dims_of(ctx.dim, g.ndim)) if g.ndim else wide.abs()
-        ratio = wide / (2 * torch.where(m == 0, 1, m)) + 0.5 + (noise.to(wide.dtype) - 0.5) / n
+        # Twice the largest number overflows.
+        ratio = wide / torch.where(m == 0, 1, m) * 0.5 + 0.5 + (noise.to(wide.dtype) - 0.5) / n
         code = Round.apply(Clamp.apply(ratio, 0.0, 1.0) * n)
-        return (2 * m * (code / n - 0.5)).to(g.dtype), None, None, None
+        return (m * (2 * (code / n - 0.5))).to(g.dtype), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import mul_into
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, holds, number_or_tensor, surely
+from fullgrad._distributed import reshaped
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF, PIECE, chunked, in_pieces
 from fullgrad.quantizers import _arguments
@@ -119,12 +120,10 @@ def fake_quantize(
         split, (scale, zero_point) = _arguments.in_blocks("fake_quantize", x, dim, parameters)
         if split is not None:
             args = (scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point)
-            noise = None if noise is None else noise.reshape(split)
-            return FakeQuantize.apply(x.reshape(split), *args, noise).reshape(x.shape)
+            noise = None if noise is None else reshaped(noise, split)
+            return reshaped(FakeQuantize.apply(reshaped(x, split), *args, noise), x.shape)
         if not isinstance(scale, Tensor):
-            scale = float(scale)
-            if scale.__class__ is not float:  # one that changes in compiled code, where Python cannot round it
-                scale = torch.full((), scale, dtype=_arguments.compute_dtype(dtype), device=x.device)
+            scale = number_or_tensor(scale, _arguments.compute_dtype(dtype), x.device)
         number = not isinstance(scale, Tensor)
     operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
     return operator.apply(
@@ -140,7 +139,7 @@ def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: 
         if not math.isfinite(value):
             raise ValueError(f"fake_quantize: `zero_point` must be finite, got {value}.")
         return float(value)
-    if not (quant_min <= value <= quant_max and value == int(value)):
+    if not (holds(value >= quant_min) and holds(value <= quant_max) and holds(value == int(value))):
         raise ValueError(
             f"fake_quantize: `zero_point` must be an integer from {quant_min} to {quant_max} where it is rounded, got {value}."
         )
@@ -168,7 +167,8 @@ class FakeQuantize(Elementwise):
     ) -> Tensor:
         args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
         if x.dtype not in HALF:
-            return value(x, scale, zero_point, *args) if x.numel() < PIECE else in_pieces(value, x, scale, zero_point, *args)
+            large = surely(x.numel() >= PIECE)
+            return in_pieces(value, x, scale, zero_point, *args) if large else value(x, scale, zero_point, *args)
         pieces = chunked(lambda *a: (value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
         return value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
 

@@ -7,6 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._buffers import mul_into
+from fullgrad._dispatch import is_known, number_or_tensor
+from fullgrad._distributed import reshaped
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
 from fullgrad._half_precision import HALF, chunked, in_pieces
@@ -36,9 +38,10 @@ def float_quantize(
         v = x / s, \quad q = \operatorname{round}(v), \quad y = q s, \qquad D_x = m, \quad D_s = q - m v
 
     for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest
-    normal number. What is beyond the largest number becomes that, infinities too; or infinite, or NaN where the format has no
-    infinity, with ``saturate=False``. NaN stays, also where the format has none. Zeros keep their sign, if the format has -0.
-    Higher derivatives are 0.
+    normal number; without subnormal numbers that number itself is the step below it. What is rounded beyond the largest number
+    becomes that, infinities too; with ``saturate=False`` infinite, or NaN where the format has no infinity, but for finite
+    numbers that ``"trunc"``, ``"floor"`` or ``"ceil"`` rounds toward zero. NaN stays, also where the format has none. Zeros keep
+    their sign, if the format has -0. Higher derivatives are 0.
 
     Half precision is computed in float32, and rounded once. The gradient has the dtype of ``x``, and is never rounded to the
     format, as that of a cast is. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for
@@ -50,7 +53,7 @@ def float_quantize(
             numbers of the dtype of ``x``.
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
             None for 1.
-        saturate: Whether what is beyond the largest number becomes that.
+        saturate: Whether what is rounded beyond the largest number becomes that. A format of numbers alone has nothing else.
         inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x /
             scale`` is; ``"all"``, everywhere.
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
@@ -86,15 +89,15 @@ def float_quantize(
     if not isinstance(scale, Tensor):
         if scale is not None:
             _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
-            scale = float(scale)
-        operator = FloatQuantizeEverywhere if inside == "all" else FloatQuantize
+            scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
+        operator = FloatQuantizeEverywhere if inside == "all" and not isinstance(scale, Tensor) else FloatQuantize
         return operator.apply(x, scale, code, bool(saturate), inside, rounding, noise)
     _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
     split, (scale,) = _arguments.in_blocks("float_quantize", x, None, {"scale": scale})
     if split is None:
         return FloatQuantize.apply(x, scale, code, bool(saturate), inside, rounding, noise)
-    noise = None if noise is None else noise.reshape(split)
-    return FloatQuantize.apply(x.reshape(split), scale, code, bool(saturate), inside, rounding, noise).reshape(x.shape)
+    noise = None if noise is None else reshaped(noise, split)
+    return reshaped(FloatQuantize.apply(reshaped(x, split), scale, code, bool(saturate), inside, rounding, noise), x.shape)
 
 
 class FloatQuantize(Elementwise):
@@ -171,7 +174,7 @@ def _pass_in_range(
     """``g`` where the quotient is in the range, else 0."""
     if inside == "all":
         return g
-    if not isinstance(scale, Tensor) and (rounding != "stochastic" or inside == "exact"):
+    if (scale is None or is_known(scale)) and (rounding != "stochastic" or inside == "exact"):
         return pass_inside(g, x, *_first_and_last(format, scale, inside, rounding, x.dtype))
 
     def formula(g: Tensor, x: Tensor, scale: Any, noise: Tensor | None) -> tuple[Tensor]:

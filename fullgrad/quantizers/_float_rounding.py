@@ -74,22 +74,26 @@ def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
 
 def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None = None) -> Tensor:
     """The numbers of a format next to ``v``, in float32 or float64; NaN stays."""
-    saturate = saturate or spec.kind == "finite" or rounding == "trunc"
+    saturate = saturate or spec.kind == "finite"
     layout = _LAYOUTS[v.dtype]
     in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
-    if rounding == "half_even" and in_reach and can_view_bits():
+    if rounding == "half_even" and in_reach and spec.subnormals and can_view_bits():
         q = _round_by_addition(v, spec, saturate)
     else:
         q = _round_by_steps(v, spec, rounding, noise)
         if saturate:
             q = torch.clamp(q, -spec.max, spec.max)
-    if not spec.subnormals:
-        q = torch.where(v.abs() < math.ldexp(1.0, spec.min_exponent), torch.copysign(q.new_zeros(()), v), q)
     if not saturate:
+        if rounding in _TOWARD_ZERO:
+            q = torch.where(v.isinf(), v, torch.clamp(q, *[side * spec.max for side in _TOWARD_ZERO[rounding]]))
         beyond = math.inf if spec.kind == "ieee" else math.nan
         q = torch.where(q.abs() > spec.max, torch.copysign(q.new_full((), beyond), v), q)
     # Without -0.0, adding 0 is what makes it 0.0.
     return torch.add(q, 0.0, out=out_buffer(q)) if spec.kind == "fnuz" else q
+
+
+# Where a rounding goes to zero, it ends at the largest number: multiples of that between which its results are.
+_TOWARD_ZERO = {"trunc": (-1.0, 1.0), "floor": (-math.inf, 1.0), "ceil": (-1.0, math.inf)}
 
 
 def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
@@ -113,8 +117,14 @@ def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
 
 
 def _round_by_steps(v: Tensor, spec: Spec, rounding: str, noise: Tensor | None) -> Tensor:
-    """In units of the step of the binade, by any rounding; beyond the largest number the grid goes on."""
-    k = spec.mantissa_bits - exponent(v).clamp(min=spec.min_exponent)
+    """In units of the step of the binade, by any rounding; beyond the largest number the grid goes on.
+
+    Without subnormal numbers the step below the smallest normal number is that number.
+    """
+    e = exponent(v)
+    k = spec.mantissa_bits - e.clamp(min=spec.min_exponent)
+    if not spec.subnormals:
+        k = torch.where(e < spec.min_exponent, -spec.min_exponent, k)
     return times_power_of_two(round_to_integer(times_power_of_two(v, k), rounding, noise), -k)
 
 

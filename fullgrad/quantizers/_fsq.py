@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import uses_last_dims
+from fullgrad._dispatch import holds, uses_last_dims
 from fullgrad._half_precision import to_opmath
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
@@ -57,7 +57,7 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
     if not isinstance(levels, Sequence) or isinstance(levels, str):
         raise TypeError(f"fsq: `levels` must be a sequence of integers, got {levels!r}.")
     counts = [_arguments.check_levels("fsq", n) for n in levels]
-    if x.ndim == 0 or x.shape[-1] != len(counts) or not counts:
+    if x.ndim == 0 or not counts or not holds(x.shape[-1] == len(counts)):
         raise ValueError(
             f"fsq: `levels` must have a number for each of the channels of x, got {len(counts)} and shape {tuple(x.shape)}."
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._buffers import constant
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, is_known
 from fullgrad._function import out_buffer
 from fullgrad._half_precision import HALF, chunked, in_pieces
 from fullgrad._kernels import between
@@ -42,7 +42,7 @@ def value(
             y = (torch.mul if reciprocal else torch.div)(x, constant(factor, x.dtype))
             return torch.add(constant(0.0, x.dtype), y.round_().clamp_(low, high), alpha=scale, out=y)
         r = torch.clamp(round_to_integer(_scaled(x, scale, reciprocal), rounding), low, high)
-        return torch.add(r.new_zeros(()), r, alpha=scale)
+        return r * scale + 0.0
     x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
     z = _zero_point(zero_point, quant_min, quant_max, round_zero_point)
     r = _rounded(_scaled(x, scale, reciprocal), z, rounding, round_zero_point, noise, fresh=True)
@@ -80,9 +80,9 @@ def residual(
 def _scaled(x: Tensor, scale: Any, reciprocal: bool) -> Tensor:
     if not reciprocal:
         return divided(x, scale)
-    if isinstance(scale, Tensor):
-        return x * scale.reciprocal()
-    return x * reciprocal_number(scale, x.dtype)
+    if is_known(scale):
+        return x * reciprocal_number(scale, x.dtype)
+    return x * (scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=x.dtype, device=x.device)).reciprocal()
 
 
 def _zero_point(zero_point: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
@@ -146,7 +146,7 @@ def pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: 
     if inside == "all":
         return g
     # Numbers that change in compiled code are of other classes.
-    are_known = scale.__class__ is float and quant_min.__class__ is int and quant_max.__class__ is int
+    are_known = is_known(scale) and quant_min.__class__ is int and quant_max.__class__ is int
     if are_known and zero_point.__class__ in _NUMBERS and (rounding == "half_even" or inside == "exact"):
         args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
         return pass_inside(g, x, *_first_and_last(x.dtype, *args))

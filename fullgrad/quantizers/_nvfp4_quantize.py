@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import holds
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF
 from fullgrad.quantizers import _arguments
@@ -55,7 +56,7 @@ def nvfp4_quantize(x: Tensor, tensor_scale: Parameter | None = None, *, dim: int
         _arguments.check_scale("nvfp4_quantize", "tensor_scale", tensor_scale, x.dtype, reciprocal=True)
         if not isinstance(tensor_scale, Tensor):
             tensor_scale = float(tensor_scale)
-        elif tensor_scale.numel() != 1:
+        elif not holds(tensor_scale.numel() == 1):
             raise ValueError(f"nvfp4_quantize: `tensor_scale` must have one element, got shape {tuple(tensor_scale.shape)}.")
         else:
             tensor_scale = tensor_scale.detach().reshape((1,) * x.ndim)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._half_precision import to_opmath
 from fullgrad.clamping._clamp import clamp
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
@@ -17,7 +18,7 @@ def pact(x: Tensor, alpha: Parameter, bits: int = 4) -> Tensor:
         D_x = [\,0 \le x \le \alpha\,], \quad D_\alpha = [\,x > \alpha\,], \qquad n = 2^b - 1
 
     Higher derivatives are 0. It is :func:`fullgrad.step_quantize` of :func:`fullgrad.clamp`, with a step that is a constant.
-    Saved: what they save.
+    Half precision is computed in float32 and rounded once. Saved: what they save.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -50,4 +51,5 @@ def pact(x: Tensor, alpha: Parameter, bits: int = 4) -> Tensor:
         return step_quantize(clamp(x, 0.0, float(alpha)), float(alpha) / (2.0**bits - 1))
     _checks.broadcasts_to("pact", "alpha", alpha, "x", x.shape)
     alpha = alpha.to(x.dtype)
-    return step_quantize(clamp(x, 0.0, alpha), alpha.detach() / (2.0**bits - 1))
+    (wide,) = to_opmath(alpha.detach())
+    return step_quantize(clamp(x, 0.0, alpha), wide / (2.0**bits - 1)).to(x.dtype)

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fullgrad import _checks
+from fullgrad._dispatch import unscriptable
 
 
+@unscriptable
 class Quantizer(nn.Module):
     r"""A quantizer with its parameters: an activation layer, or a parametrization of the weights of another layer.
 

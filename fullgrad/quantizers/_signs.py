@@ -24,7 +24,7 @@ def sign(x: Tensor, at_zero: float) -> Tensor:
 def with_nan(code: Tensor, x: Tensor) -> Tensor:
     """The code of numbers, where zeros are positive, and NaN for NaN, of which torch's sign is 0."""
     nan = apply_steps(torch.clamp(x, 1, 2), (torch.mul, 0))
-    return torch.add(code, nan, out=nan if code.shape == nan.shape and can_reuse_buffers() else None)
+    return torch.add(code, nan, out=nan if can_reuse_buffers() and code.shape == nan.shape else None)
 
 
 def pass_in_window(g: Tensor, x: Tensor, window: Any) -> Tensor:

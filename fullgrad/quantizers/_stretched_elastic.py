@@ -1,12 +1,13 @@
 """`stretched_elastic`: a few levels on both sides of zero, none of them zero."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import at_least, square_root
+from fullgrad._distributed import reshaped
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF
 from fullgrad.clamping._clamp import pass_inside
@@ -57,14 +58,14 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     _arguments.check_scale("stretched_elastic", "scale", scale, x.dtype)
     levels = _arguments.check_levels("stretched_elastic", levels)
     if grad_scale is None:
-        grad_scale = 1 / math.sqrt(max(x.numel(), 1) * max(levels / 2 - 1, 1))
+        grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(levels / 2 - 1, 1))
     else:
         _checks.positive_number("stretched_elastic", "grad_scale", grad_scale)
     scale = scale_bwd(scale, grad_scale) if isinstance(scale, Tensor) else float(scale)
     split, (scale,) = _arguments.in_blocks("stretched_elastic", x, None, {"scale": scale})
     if split is None:
         return StretchedElastic.apply(x, scale, levels)
-    return StretchedElastic.apply(x.reshape(split), scale, levels).reshape(x.shape)
+    return reshaped(StretchedElastic.apply(reshaped(x, split), scale, levels), x.shape)
 
 
 class StretchedElastic(Elementwise):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import apply_steps
+from fullgrad._distributed import reshaped
 from fullgrad._elementwise import Elementwise
 from fullgrad._half_precision import HALF
 from fullgrad.quantizers import _arguments
@@ -67,6 +68,7 @@ def ternarize(
         ``larq.quantizers.SteTern``.
     """
     x = _arguments.floating_input("ternarize", "x", x)
+    _checks.real_number_or_tensor("ternarize", "threshold", threshold)
     threshold = _arguments.checked_window("ternarize", threshold, "threshold")
     _checks.real_number_or_tensor("ternarize", "scale", scale)
     if negative_scale is not None:
@@ -79,7 +81,7 @@ def ternarize(
     options = bool(scale_gradient), negative_scale is not None
     if split is None:
         return operator.apply(x, *parameters, *options)
-    return operator.apply(x.reshape(split), *parameters, *options).reshape(x.shape)
+    return reshaped(operator.apply(reshaped(x, split), *parameters, *options), x.shape)
 
 
 class Ternarize(Elementwise):

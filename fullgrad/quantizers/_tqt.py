@@ -48,6 +48,7 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
     """
     x = _arguments.floating_input("tqt", "x", x)
     _checks.real_number_or_tensor("tqt", "log2_threshold", log2_threshold)
+    _arguments.is_per_block("tqt", "log2_threshold", log2_threshold, x.shape)
     bits = _checks.positive_integer("tqt", "bits", bits, 24)
     if isinstance(log2_threshold, Tensor):
         t = log2_threshold.to(_arguments.compute_dtype(x.dtype))

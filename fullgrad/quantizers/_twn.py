@@ -34,7 +34,7 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     Example:
         >>> import torch
         >>> from fullgrad import quantizers
-        >>> quantizers.twn(torch.tensor([-1.5, -0.2, 0.3, 0.7, 0.8]))
+        >>> quantizers.twn(torch.tensor([-1.5, -0.25, 0.25, 0.75, 0.75]))
         tensor([-1.,  0.,  0.,  1.,  1.])
 
     Source: Li et al., https://arxiv.org/abs/1605.04711.

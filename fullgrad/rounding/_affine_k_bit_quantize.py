@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._elementwise import Elementwise
+from fullgrad._half_precision import any_half, rounded_once, to_opmath
 from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
 
 
@@ -17,7 +18,8 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
         D_x = w, \quad D_w = q(x), \quad D_b = 1
 
     with :math:`q' = 1` wherever a derivative is differentiated again. ``x``, ``w`` and ``b`` broadcast, and each receives its
-    gradient. Saved: ``x`` if ``w`` needs a gradient, ``w`` if ``x`` needs one; nothing beyond inputs.
+    gradient. Half precision is computed in float32 and rounded once. Saved: ``x`` if ``w`` needs a gradient, ``w`` if ``x`` needs
+    one; nothing beyond inputs.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -58,8 +60,17 @@ class AffineKBitQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-        return w * KBitQuantize.forward(x, k) + b
+        if any_half(x, w, b):
+            return rounded_once(_affine, x, k, w, b)
+        return _affine(x, k, w, b)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, k: int, w: Any, b: Any) -> Tensor:
-        return v * w if i == 0 else v * KBitQuantize.apply(x, k) if i == 2 else v
+        if i == 2:
+            v, x = to_opmath(v, x)
+            return v * KBitQuantize.apply(x, k)
+        return v * w if i == 0 else v
+
+
+def _affine(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
+    return w * KBitQuantize.forward(x, k) + b

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._function import out_buffer
+from fullgrad._half_precision import any_half, rounded_once
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -17,8 +18,8 @@ def k_bit_quantize(x: Tensor, k: int) -> Tensor:
     .. math::
         y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad D(x) = 1
 
-    Values outside :math:`[0, 1]` are not clamped; the grid goes on. Higher derivatives are 0. Nothing is saved. In half precision
-    ``(2^k - 1) x`` overflows to infinity from about ``k = 16`` on.
+    Values outside :math:`[0, 1]` are not clamped; the grid goes on. Higher derivatives are 0. Half precision is computed in
+    float32 and rounded once. In float32 ``2^k - 1`` overflows from ``k = 128`` on, which gives NaN. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -52,6 +53,8 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
     .. math::
         y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}
 
+    Half precision is computed in float32 and rounded once.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: Number of bits, an integer from 1 to 1023.
@@ -72,7 +75,7 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
     """
     _checks.real_tensor("k_bit_quantize_forward", "x", x)
     levels = _levels(_checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
-    return torch.round(x * levels) / levels
+    return rounded_once(on_grid, x, levels) if any_half(x) else on_grid(x, levels)
 
 
 class KBitQuantize(StraightThrough):
@@ -81,10 +84,16 @@ class KBitQuantize(StraightThrough):
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
         levels = _levels(int(k))
+        if any_half(x):
+            return rounded_once(on_grid, x, levels)
         y = x * levels
         y = torch.round(y, out=out_buffer(y))
         # Division, not multiplication by the reciprocal, which is another function.
         return torch.div(y, levels, out=out_buffer(y))
+
+
+def on_grid(x: Tensor, levels: float) -> Tensor:
+    return torch.round(x * levels) / levels
 
 
 def _levels(k: int) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad import _checks
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import out_buffer
+from fullgrad._half_precision import any_half, rounded_once, to_opmath
 from fullgrad.rounding._round import Round
 
 
@@ -18,8 +19,8 @@ def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         y = \operatorname{round}(x / s)\, s, \qquad D_x = 1, \quad D_s = \operatorname{round}(x / s) - x / s
 
     :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round``
-    being 1, known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Nothing is saved, but
-    ``x`` and ``step`` themselves when ``step`` is a tensor.
+    being 1, known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Half precision is
+    computed in float32 and rounded once. Nothing is saved, but ``x`` and ``step`` themselves when ``step`` is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -55,6 +56,8 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     .. math::
         y = \operatorname{round}(x / s)\, s
 
+    Half precision is computed in float32 and rounded once.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         step: A positive number, or a tensor that broadcasts with ``x``.
@@ -74,7 +77,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
     """
     _check("step_quantize_forward", x, step)
-    return (x / step).round() * step
+    return rounded_once(_multiple, x, step) if any_half(x, step) else _multiple(x, step)
 
 
 class StepQuantize(Elementwise):
@@ -85,6 +88,8 @@ class StepQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
+        if any_half(x, step):
+            return rounded_once(_multiple, x, step)
         # Division, not multiplication by the reciprocal, which is another function.
         y = x / step
         y = torch.round(y, out=out_buffer(y))
@@ -94,8 +99,13 @@ class StepQuantize(Elementwise):
     def vjp_term(i: int, v: Tensor, x: Any, step: Any) -> Tensor:
         if i == 0:
             return v
+        v, x, step = to_opmath(v, x, step)
         u = x / step
         return v * (Round.apply(u) - u)  # of which the derivatives cancel
+
+
+def _multiple(x: Tensor, step: Any) -> Tensor:
+    return torch.round(x / step) * step
 
 
 def _check(name: str, x: Any, step: Any) -> None:

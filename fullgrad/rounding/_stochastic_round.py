@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import same_shape
 from fullgrad._elementwise import Elementwise
 from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import round_to_integer
@@ -58,7 +59,7 @@ class StochasticRound(Elementwise):
     def forward(x: Tensor, noise: Tensor) -> Tensor:
         if x.is_floating_point():
             return round_to_integer(x, "stochastic", noise)
-        return torch.trunc(x) if x.shape == noise.shape else x.expand(noise.shape).clone()
+        return torch.trunc(x) if same_shape(x.shape, noise.shape) else x.expand(noise.shape).clone()
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, noise: Any) -> Tensor | None:

@@ -60,7 +60,7 @@ class BernoulliST(Elementwise):
 
 def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
     """1 where ``noise < probs``, else 0, and NaN where that is; without a tensor of bools, which torch converts slowly."""
-    if noise.dtype == probs.dtype and noise.shape == probs.shape and can_reuse_buffers():
+    if noise.dtype == probs.dtype and can_reuse_buffers() and noise.shape == probs.shape:
         less = torch.lt(noise, probs, out=torch.empty_like(probs))
         return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
     # Only what is above 0 rounds up to 1.

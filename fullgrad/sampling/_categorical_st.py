@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import surely
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.estimators import replace_grad
@@ -70,7 +71,7 @@ def categorical_st(
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
     sample, _ = largest(
-        (wide / sample_tau if isinstance(sample_tau, Tensor) or sample_tau != 1 else wide) + noise, dim, logits.dtype
+        (wide / sample_tau if isinstance(sample_tau, Tensor) or not surely(sample_tau == 1) else wide) + noise, dim, logits.dtype
     )
     if gradient == "identity":
         return replace_grad(sample, logits)

@@ -4,7 +4,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import uses_last_dims
+from fullgrad._dispatch import at_least, holds, uses_last_dims
 from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
@@ -50,10 +50,10 @@ def gumbel_sinkhorn(
     name = "gumbel_sinkhorn"
     _checks.floating_tensor(name, "scores", scores)
     _checks.positive_number_or_tensor(name, "tau", tau)
-    if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
+    if scores.ndim < 2 or not holds(scores.shape[-1] == scores.shape[-2]):
         raise ValueError(f"{name}: `scores` must be square matrices (…, n, n), got shape {tuple(scores.shape)}.")
     noise = noise_for(name, scores, noise, generator, gumbel_like)
-    shares = scores.detach().new_full(scores.shape[-1:], 1 / max(scores.shape[-1], 1), dtype=torch.float64)
+    shares = scores.detach().new_full(scores.shape[-1:], 1 / at_least(scores.shape[-1], 1), dtype=torch.float64)
     if scores.device.type == "mps":
         shares = shares.float()
     return proj_transport_polytope(-(scores + noise), shares, shares, tau).to(scores.dtype)

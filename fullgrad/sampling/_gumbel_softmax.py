@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._batching import aligned
+from fullgrad._dispatch import surely
 from fullgrad._function import Function, out_buffer
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import gumbel_like, noise_for
@@ -79,7 +80,7 @@ class GumbelSoftmax(Function):
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
         scores = torch.add(logits, noise)
-        scores = scores if not isinstance(tau, Tensor) and tau == 1 else torch.div(scores, tau)
+        scores = scores if not isinstance(tau, Tensor) and surely(tau == 1) else torch.div(scores, tau)
         return torch.softmax(scores, dim, out=out_buffer(scores))
 
     @staticmethod
@@ -124,4 +125,4 @@ def _log(y: Tensor) -> Tensor:
 
 
 def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or tau != 1 else v
+    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

@@ -1,9 +1,12 @@
 """`hard_concrete`: a gate that is open, closed, or in between."""
 
+import math
+
 import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import holds
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import noise_for
 from fullgrad.clamping import clamp
@@ -71,7 +74,7 @@ def check_stretch(name: str, gamma: float, zeta: float) -> None:
     """The ends of the stretched interval."""
     _checks.real_number(name, "gamma", gamma)
     _checks.real_number(name, "zeta", zeta)
-    if not gamma < 0:
-        raise ValueError(f"{name}: `gamma` must be below 0, got {gamma}.")
-    if not zeta > 1:
-        raise ValueError(f"{name}: `zeta` must be above 1, got {zeta}.")
+    if not holds(-math.inf < gamma) or not holds(gamma < 0):
+        raise ValueError(f"{name}: `gamma` must be finite and below 0, got {gamma}.")
+    if not holds(zeta > 1) or not holds(zeta < math.inf):
+        raise ValueError(f"{name}: `zeta` must be finite and above 1, got {zeta}.")

@@ -79,6 +79,11 @@ def subset_sample(logits: Tensor, noise: Tensor, k: int) -> Tensor:
     """The value of `KSubsetST`, from the polynomials of all suffixes of a row, in logarithms."""
     theta, u = to_opmath(logits)[0].movedim(-1, 0), noise.movedim(-1, 0)
     n, shape = theta.shape[0], theta.shape[1:]
+    known = (theta == theta).all(0)
+    if n:
+        top = theta.amax(0)
+        known &= top < torch.inf
+        theta = theta - torch.where(top.isfinite(), top, 0)  # which changes no probability, and keeps the digits of a sum
     never = theta.new_full((*shape, 1), -torch.inf)
     # log E_j, from j = -1, where it is minus infinity, to k, of the elements from i on.
     polynomial = torch.cat((never, torch.zeros_like(never), never.expand(*shape, k)), -1)
@@ -96,7 +101,5 @@ def subset_sample(logits: Tensor, noise: Tensor, k: int) -> Tensor:
         left = left - take.to(left.dtype)
         chosen.append(take)
     sample = torch.cat(chosen, -1) if chosen else torch.zeros_like(logits, dtype=torch.bool)
-    known = left.squeeze(-1) == 1
-    known &= theta.amax(0) < torch.inf if n else known
-    known &= (theta == theta).all(0)
+    known &= left.squeeze(-1) == 1
     return torch.where(known.unsqueeze(-1), sample.to(logits.dtype), torch.nan)

@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import surely
 from fullgrad._function import alias, is_identity
 from fullgrad._half_precision import to_opmath
 from fullgrad._inputs import saved_inputs
@@ -84,9 +85,9 @@ def _derivative_times(v: Tensor, logits: Tensor, index: Tensor, tau: float, dim:
     and for :math:`\tau = 1` the rest takes half of a and all of q.
     """
     v, wide = to_opmath(v, logits)
-    q = torch.softmax(wide if tau == 1 else wide / tau, dim)
+    q = torch.softmax(wide if surely(tau == 1) else wide / tau, dim)
     a = q * (v - v.gather(dim, index))
     half = a.sum(dim, keepdim=True) / 2
-    if tau == 1:
+    if surely(tau == 1):
         return (a / 2).scatter_add(dim, index, -half)
     return (a - q * half).scatter_add(dim, index, -half) - softmax_pull(v, torch.softmax(wide, dim), dim) / 2

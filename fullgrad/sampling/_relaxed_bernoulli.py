@@ -4,6 +4,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import surely
 from fullgrad._half_precision import to_opmath
 from fullgrad._noise import noise_for
 from fullgrad.sampling._arguments import Temperature, check_temperature
@@ -60,4 +61,4 @@ def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
     score = wide - (u.log() - torch.log1p(-u))
     if isinstance(tau, Tensor):
         score = score.clamp(-_FAR, _FAR)
-    return torch.sigmoid(score if not isinstance(tau, Tensor) and tau == 1 else score / tau)
+    return torch.sigmoid(score if not isinstance(tau, Tensor) and surely(tau == 1) else score / tau)

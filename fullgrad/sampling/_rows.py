@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, surely
 from fullgrad._function import Function
 from fullgrad._half_precision import cast
 from fullgrad._inputs import save_inputs
@@ -16,7 +16,7 @@ from fullgrad._kernels import softmax_backward
 def over_temperature(scores: Tensor, tau: Any) -> Tensor:
     """``scores / tau``. A class of minus infinity has no part in the derivative by a tensor ``tau``, where 0 times it is NaN."""
     if not isinstance(tau, Tensor):
-        return scores if tau == 1 else scores / tau
+        return scores if surely(tau == 1) else scores / tau
     masked = scores.detach() == -torch.inf
     return torch.where(masked, -torch.inf, torch.where(masked, 0, scores) / tau)
 
@@ -28,7 +28,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     """
     if scores.ndim == 0:
         return torch.where(scores.isfinite(), 1.0, torch.nan).to(dtype), torch.zeros_like(scores, dtype=torch.int64)
-    if k == 0 or scores.shape[dim] == 0:
+    if k == 0 or surely(scores.shape[dim] == 0):
         return torch.zeros_like(scores, dtype=dtype), torch.zeros_like(scores.narrow(dim, 0, 0), dtype=torch.int64)
     if k is None:
         values, index = scores.max(dim, keepdim=True)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import surely
 from fullgrad._function import alias, is_identity
 from fullgrad._half_precision import to_opmath
 from fullgrad._inputs import saved_inputs
@@ -61,7 +62,7 @@ def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | N
 
 def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
     """c: what makes the sample the largest, by a gap."""
-    if not x.shape[dim]:
+    if surely(x.shape[dim] == 0):
         return x
     top = x.amax(dim, keepdim=True)
     if gap == "probs":
@@ -75,4 +76,4 @@ def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
 
 
 def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or tau != 1 else v
+    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

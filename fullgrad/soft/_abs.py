@@ -45,7 +45,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Source: ``softtorch.abs``.
     """
-    x = check("abs", x, softness, mode)
+    x, softness = check("abs", x, softness, mode)
     return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, False)
 
 
@@ -82,7 +82,7 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
     """
     if only_value_needed(x, softness, mode):
         return torch.abs(x)
-    x = check("abs_st", x, softness, mode)
+    x, softness = check("abs_st", x, softness, mode)
     if mode == "hard":
         return torch.abs(x)
     return Abs.apply(x, softness, mode, True)

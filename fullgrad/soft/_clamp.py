@@ -51,7 +51,7 @@ def clamp(
 
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
-    x = _checked("clamp", x, min_value, max_value, softness, mode)
+    x, softness = _checked("clamp", x, min_value, max_value, softness, mode)
     return (
         HardClamp.forward(x, min_value, max_value)
         if mode == "hard"
@@ -98,7 +98,7 @@ def clamp_st(
     """
     if min_value.__class__ is float and max_value.__class__ is float and only_value_needed(x, softness, mode):
         return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    x = _checked("clamp_st", x, min_value, max_value, softness, mode)
+    x, softness = _checked("clamp_st", x, min_value, max_value, softness, mode)
     if mode == "hard":
         return HardClamp.forward(x, min_value, max_value)
     return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
@@ -155,8 +155,8 @@ def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
     return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
 
 
-def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> Tensor:
-    x = check(name, x, softness, mode)
+def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> tuple[Tensor, Softness]:
+    x, softness = check(name, x, softness, mode)
     _checks.real_number_or_tensor(name, "min_value", low)
     _checks.real_number_or_tensor(name, "max_value", high)
-    return x
+    return x, softness

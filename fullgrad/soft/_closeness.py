@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers, is_compiling
+from fullgrad._dispatch import can_reuse_buffers, is_compiling, surely
 from fullgrad._function import recomputed
 from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
@@ -105,15 +105,15 @@ def isclose(
     mode: Mode = "smooth",
     epsilon: float = 1e-10,
 ) -> Tensor:
-    r"""The soft truth value of ``|x - y| <= atol + rtol * |y|``.
+    r"""The soft truth value of ``|x - y| <= atol + rtol * |y|``, in [0, 1].
 
     .. math::
-        c = 2 S(-q), \quad q = A(x - y) - \mathrm{atol} - \mathrm{rtol}\, A(y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad
-        D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
+        c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \mathrm{atol} - \mathrm{rtol}\, A(y) - \epsilon, \qquad
+        D_x = -2 S'(q) A'(x - y), \qquad D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
 
-    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is 1 at the
-    tolerance and rises to :math:`2 S(\mathrm{atol} + \mathrm{rtol}\, A(y))` within it, as in the source. Saved: ``x`` and ``y``,
-    in smooth mode also the value.
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. Within the
+    tolerance it is 1, with the derivative 0, which jumps there: the maximum, which the source lacks, keeps the value in [0, 1].
+    Saved: ``x`` and ``y``, in smooth mode also the value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -134,7 +134,7 @@ def isclose(
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.soft.isclose(torch.tensor([0.0, 0.1, 2.0]), 0.0, rtol=0.0, atol=0.1)
-        tensor([1.4621e+00, 1.2626e+00, 1.1206e-08])
+        tensor([1.0000e+00, 1.0000e+00, 1.1206e-08])
 
     Source: ``softtorch.isclose``.
     """
@@ -279,7 +279,7 @@ class Closeness(Relaxation):
                 if name == "not_equal":
                     return curves.soft_sign(h, s / 2, mode)
                 return curves.apply_steps(curves.sigmoid(h, s / -2, mode), (torch.mul, 2.0))
-            tolerance = curves.absolute(_tensor(y, x), s, mode) if name == "isclose" else None
+            tolerance = curves.absolute(_finite(y, x), s, mode) if name == "isclose" else None
             q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
             if name == "not_equal":
                 return curves.soft_sign(q, s, mode)
@@ -301,29 +301,28 @@ class Closeness(Relaxation):
             else:
                 g = curves.slope_of(g, output / 2, s / -2)
             d = x - y
-            if not close:  # 0 within epsilon, where A' is
+            if close:  # 0 within the tolerance, where the value is 1
+                g = where_positive(g, 1 - output)
+            else:  # 0 within epsilon, where A' is
                 d = torch.nn.functional.hardshrink(d, _distance_of_epsilon(s, epsilon))
             return [*_through_distances(needed, g, d, y, s, rtol), None]
         factor = 2 if name == "not_equal" else -2
         if mode == "smooth" and not needed[2] and can_reuse_buffers():
             d = x - y
             h = _half_argument(d, y, s, name, rtol, atol, epsilon)
-            if close:
-                g = curves.slope_times(g, h, s / 2, mode, factor / 2)
-            else:  # S' is even, and q is not negative; 0 within epsilon
-                g = where_positive(curves.slope_of(g, curves.sigmoid(h, s / -2, mode), s / factor), h)
+            # S' is even, and q is not negative; 0 within epsilon, or the tolerance.
+            g = where_positive(curves.slope_of(g, curves.sigmoid(h, s / -2, mode), s / factor), h)
             return [*_through_distances(needed, g, d, y, s, rtol), None]
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
-        tolerance, slope_y = curves.absolute_and_slope(curves.clamp_to_finite(_tensor(y, x)), s, mode) if close else (None, None)
+        tolerance, slope_y = curves.absolute_and_slope(_finite(y, x), s, mode) if close else (None, None)
         q = _argument(distance, tolerance, rtol, atol, epsilon)
-        g = curves.slope_times(g, q, s, mode, factor)
-        if not close:
-            g = where_positive(g, q)  # 0 within epsilon
+        g = where_positive(curves.slope_times(g, q, s, mode, factor), q)  # 0 within epsilon, or the tolerance
         to_x = curves.mul_into(g, slope) if needed[0] or needed[1] else None
         to_y = -to_x if needed[1] and to_x is not None else None
         if to_y is not None and slope_y is not None:
-            to_y = torch.sub(to_y, curves.mul_into(g, slope_y), alpha=rtol, out=to_y if can_reuse_buffers() else None)
+            by_tolerance = curves.apply_steps(curves.mul_into(g, slope_y), (torch.mul, rtol))
+            to_y = torch.sub(to_y, by_tolerance, out=to_y if can_reuse_buffers() else None)
         to_s = None
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
@@ -337,8 +336,8 @@ def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: 
     """The gradients of x and y from that of q, in smooth mode."""
     to_x = curves.absolute_slope_times(g, d, s, "smooth")
     to_y = None
-    if needed[1] and rtol:
-        to_y = torch.sub(-to_x, curves.absolute_slope_times(g, y, s, "smooth"), alpha=rtol)
+    if needed[1] and not surely(rtol == 0):
+        to_y = -to_x - curves.apply_steps(curves.absolute_slope_times(g, y, s, "smooth"), (torch.mul, rtol))
     elif needed[1]:
         to_y = -to_x
     return [to_x if needed[0] else None, to_y]
@@ -354,21 +353,29 @@ def _distance_of_epsilon(s: float, epsilon: float) -> float:
 
 
 def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """q / 2 in smooth mode from d = x - y, where no step is recorded."""
+    """max(q, 0) / 2 in smooth mode from d = x - y, where no step is recorded."""
     h = curves.half_absolute(d, s).sub_(curves.number_for(d, (epsilon + atol) / 2))
-    if name != "isclose":
-        return h.clamp_(0)
-    return h.sub_(curves.half_absolute(_tensor(y, d), s), alpha=rtol)
+    if name == "isclose":
+        h.sub_(curves.half_absolute(_finite(y, d), s), alpha=rtol)
+    return h.clamp_(0)
 
 
 def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """q, the argument of the transition, from soft distances: that of x and y, and that of y and 0, the tolerance per rtol."""
+    """max(q, 0), the argument of the transition, from soft distances: of x and y, and of y and 0, the tolerance per rtol."""
     q = curves.apply_steps(distance, (torch.sub, epsilon + atol))
-    return curves.apply_steps(q, (torch.clamp, 0)) if tolerance is None else torch.sub(q, tolerance, alpha=rtol)
+    return curves.apply_steps(q if tolerance is None else q - rtol * tolerance, (torch.clamp, 0))
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:
     return y if isinstance(y, Tensor) else torch.full((), y, dtype=x.dtype, device=x.device)
+
+
+def _finite(y: Any, x: Tensor) -> Tensor:
+    """y of which there is a tolerance: that of infinity would be as large as the distance from it."""
+    largest = torch.finfo((y if isinstance(y, Tensor) else x).dtype).max
+    if y.__class__ is float and math.isfinite(y):
+        return _tensor(max(-largest, min(largest, y)), x)
+    return torch.clamp(_tensor(y, x), -largest, largest)
 
 
 def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bool = False) -> Tensor:
@@ -379,7 +386,7 @@ def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bo
 
 
 def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float) -> Tensor:
-    x = check(name, x, softness, mode)
+    x, softness = check(name, x, softness, mode)
     y = check_other(name, "y", y)
     _checks.non_negative_number(name, "epsilon", epsilon)
     _checks.non_negative_number(name, "rtol", rtol)

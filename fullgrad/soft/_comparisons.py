@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
 from fullgrad.soft._relaxation import (
@@ -352,13 +353,13 @@ _NEGLIGIBLE = {torch.float32: torch.finfo(torch.float32).eps / 16}
 
 def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor:
     d = x - y if sign == 1 else y - x
-    if s.__class__ is float and abs(shift) < s * _NEGLIGIBLE.get(d.dtype, 0.0):
+    if s.__class__ is float and surely(abs(shift) < s * _NEGLIGIBLE.get(d.dtype, 0.0)):
         return d
     return curves.apply_steps(d, (torch.add, shift))
 
 
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
-    x = check(name, x, softness, mode, ANY_STEP_MODES)
+    x, softness = check(name, x, softness, mode, ANY_STEP_MODES)
     y = check_other(name, "y", y)
     _checks.real_number(name, "epsilon", epsilon)
     hard = name.endswith("_st")

@@ -57,7 +57,7 @@ def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
         tail = torch.exp(-z.abs()) / 2
         return torch.where(z < 0, tail, 1 - tail)
     t = _ramp(x, s)
-    return t if mode == "c0" else _polynomial(t, _SIGMOID[mode])
+    return t if mode == "c0" else _in_range(_polynomial(t, _SIGMOID[mode]), mode)
 
 
 def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -125,7 +125,7 @@ def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode == "smooth":
         return _twice_minus_1(sigmoid(x, s, mode))
     u = clamp_to_transition(x, s, mode) / (5 * s)
-    return u if mode == "c0" else _polynomial(u * u, _SIGN[mode], u, _SIGN_SCALE[mode])
+    return u if mode == "c0" else _in_range(_polynomial(u * u, _SIGN[mode], u, _SIGN_SCALE[mode]), mode)
 
 
 def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -174,7 +174,8 @@ def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """Its derivative with respect to the softness."""
     near = clamp_to_transition(x, s, mode)
-    return near * near * slope(x, s, mode) * (-2 / s)  # the slope of x itself: that of c0 is not 0 on the joins
+    # Squares of x may overflow. The slope is that of x itself: that of c0 is not 0 on the joins.
+    return (near / s) * (near * slope(x, s, mode)) * -2
 
 
 def gated(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -271,6 +272,11 @@ def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) ->
     for factor in factors:
         p = torch.mul(p, factor, out=p if reuse else None)
     return p
+
+
+def _in_range(p: Tensor, mode: str) -> Tensor:
+    """A temporary, at most 1 in size: the terms of c2 are so large that rounding passes it."""
+    return apply_steps(p, (torch.clamp, -1, 1)) if mode == "c2" else p
 
 
 def _variance(t: Tensor) -> Tensor:

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import Rules, can_reuse_buffers, can_skip_autograd, in_legacy_vmap, innermost, is_compiling, is_tracing
+from fullgrad._dispatch import (
+    Rules,
+    at_least,
+    can_reuse_buffers,
+    can_skip_autograd,
+    in_legacy_vmap,
+    innermost,
+    is_compiling,
+    is_tracing,
+    same_shape,
+)
 from fullgrad._distributed import without_parts
 from fullgrad._elementwise import Elementwise
 from fullgrad._function import recomputed
@@ -107,9 +117,9 @@ def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
     """Whether the arguments need no further check, and torch's own operations may compute the soft value: their derivatives of
     every order are the true ones, and they cost less than an operator. Not in half precision, where each of them would round.
     """
-    return (
+    return (  # pyright: ignore[reportReturnType]
         mode == "smooth"
-        and isinstance(softness, float)
+        and softness.__class__ is float
         and SMALLEST < softness < LARGEST
         and isinstance(x, Tensor)
         and x.dtype in WIDE
@@ -132,23 +142,31 @@ def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -
     return cast(formula(*to_opmath(*args)), dtype)
 
 
-def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> Tensor:
-    """The arguments that all relaxations share; ``x`` as a floating tensor. What almost every call gives is checked first."""
+def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> tuple[Tensor, Softness]:
+    """The arguments that all relaxations share; ``x`` as a floating tensor, and the softness as it may be divided by. What almost
+    every call gives is checked first.
+    """
     if (
         isinstance(x, Tensor)
         and x.dtype in FLOATING
         and softness.__class__ is float
-        and 0.0 < softness < _INFINITY
+        and SMALLEST < softness < _INFINITY
         and mode in modes
     ):
-        return x
+        return x, softness
     _checks.real_tensor(name, "x", x)
     _checks.choice(name, "mode", mode, modes)
     if isinstance(softness, Tensor):
         _checks.real_tensor(name, "softness", softness)
     else:
         _checks.positive_number(name, "softness", softness)
-    return floating(x)
+    x = floating(x)
+    return x, softness if isinstance(softness, Tensor) else divisor(softness, x.dtype)
+
+
+def divisor(softness: float, dtype: torch.dtype) -> float:
+    """A softness that is subnormal in the dtype that is computed in, and has no reciprocal, as the smallest number which has."""
+    return at_least(softness, torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
 
 
 def check_other(name: str, argument: str, y: Any) -> Any:
@@ -189,9 +207,8 @@ def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
-    if (number or y.shape == x.shape or y.ndim == 0) and (
-        not (is_tracing() or in_legacy_vmap()) if value_only else can_reuse_buffers()
-    ):
+    plain = not (is_tracing() or in_legacy_vmap()) if value_only else can_reuse_buffers()
+    if plain and (number or y.shape == x.shape or y.ndim == 0):
         return compare(x, y, out=torch.empty_like(x, dtype=dtype))
     return as_number(recomputed(compare, x, y), dtype)
 
@@ -206,7 +223,7 @@ def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
     if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
     shape = _checks.broadcast_shape(value.shape, softness.shape)
-    return value if value.shape == shape else value.expand(shape).clone()
+    return value if same_shape(value.shape, shape) else value.expand(shape).clone()
 
 
 def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:

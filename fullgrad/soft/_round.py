@@ -59,7 +59,7 @@ def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_r
 
     Source: ``softtorch.round``; Semenov, https://arxiv.org/abs/2504.19026.
     """
-    x, neighbor_radius = _checked("round", x, softness, mode, neighbor_radius)
+    x, softness, neighbor_radius = _checked("round", x, softness, mode, neighbor_radius)
     return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, False)
 
 
@@ -98,7 +98,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
     """
     if neighbor_radius.__class__ is int and 0 < neighbor_radius <= _MAX_RADIUS and only_value_needed(x, softness, mode):
         return torch.round(x)
-    x, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
+    x, softness, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
     if mode == "hard":
         return torch.round(x)
     return Round.apply(x, softness, neighbor_radius, mode, True)
@@ -170,6 +170,6 @@ def _steps_within(reach: float, radius: int, include_join: bool) -> tuple[tuple[
     return tuple(steps), below
 
 
-def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, int]:
+def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, Softness, int]:
     radius = _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
-    return check(name, x, softness, mode), operator.index(radius)  # compiled code has one graph for each
+    return *check(name, x, softness, mode), operator.index(radius)  # compiled code has one graph for each

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._autocast import matmul
-from fullgrad._distributed import along_rows
+from fullgrad._dispatch import has_shape, holds, surely
+from fullgrad._distributed import along_rows, reshaped
 from fullgrad._half_precision import cast
 from fullgrad.soft._relaxation import checked_floating
 
@@ -80,7 +81,7 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
         raise ValueError(f"take_along_dim: `soft_index` must have {x.ndim + 1} dimensions, got shape {tuple(soft_index.shape)}.")
     _check_weights("take_along_dim", soft_index, x.shape[dim])
     weights, rows = soft_index.movedim(dim, -2), x.movedim(dim, -1)
-    if weights.ndim == 2 or rows.shape[-1] < _MIN_LENGTH_OF_SUMS:
+    if weights.ndim == 2 or surely(rows.shape[-1] < _MIN_LENGTH_OF_SUMS):
         return matmul(weights, rows.unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
     # A batch of products of a matrix and a vector, for which torch has no kernel of its own: this takes a third of matmul's time.
     return torch.sum(weights * rows.unsqueeze(-2), -1).movedim(-1, dim)
@@ -208,18 +209,18 @@ def _canonicalize_args(
     if dim is not None:
         _checks.one_dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
-        x, dim = x.flatten(), 0
+        x, dim = reshaped(x, (x.numel(),)), 0
     dtype = torch.promote_types(x.dtype, soft_index.dtype)
     return cast(x, dtype), cast(soft_index, dtype), dim % x.ndim
 
 
 def _check_weights(name: str, soft_index: Tensor, n: int) -> None:
-    if soft_index.shape[-1] != n:
+    if not holds(soft_index.shape[-1] == n):
         raise ValueError(
             f"{name}: `soft_index` must have {n} weights in its last dimension, got shape {tuple(soft_index.shape)}."
         )
 
 
 def _check_vector(name: str, argument: str, value: Tensor, n: int) -> None:
-    if tuple(value.shape) != (n,):
+    if not has_shape(value.shape, (n,)):
         raise ValueError(f"{name}: `{argument}` must have the shape ({n},), got shape {tuple(value.shape)}.")

@@ -58,7 +58,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
     """
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
-    x = check("sigmoidal", x, softness, mode, STEP_MODES)
+    x, softness = check("sigmoidal", x, softness, mode, STEP_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -91,7 +91,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
     """
     if is_native(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
-    x = check("heaviside", x, softness, mode, ANY_STEP_MODES)
+    x, softness = check("heaviside", x, softness, mode, ANY_STEP_MODES)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
@@ -128,7 +128,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smoot
     """
     if only_value_needed(x, softness, mode):
         return step(x, value_only=True)
-    x = check("heaviside_st", x, softness, mode, ANY_STEP_MODES)
+    x, softness = check("heaviside_st", x, softness, mode, ANY_STEP_MODES)
     if mode == "hard":
         return heaviside(x, softness, mode)
     return Sigmoidal.apply(x, softness, mode, True)

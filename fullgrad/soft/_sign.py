@@ -46,7 +46,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     """
     if is_native(x, softness, mode) and is_small(x):
         return torch.tanh(x / (2 * softness))  # 2 S - 1; of many elements it costs more than the steps that it saves
-    x = check("sign", x, softness, mode)
+    x, softness = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 
@@ -83,7 +83,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
     """
     if only_value_needed(x, softness, mode):
         return torch.sign(x)
-    x = check("sign_st", x, softness, mode)
+    x, softness = check("sign_st", x, softness, mode)
     if mode == "hard":
         return torch.sign(x)
     return Sign.apply(x, softness, mode, True)

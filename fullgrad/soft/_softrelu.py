@@ -55,7 +55,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
     """
     if is_native(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
-    x = check("softrelu", x, softness, mode, SOFT_MODES)
+    x, softness = check("softrelu", x, softness, mode, SOFT_MODES)
     return Softrelu.apply(x, softness, gated, mode, False)
 
 
@@ -89,7 +89,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
     """
     if is_native(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
-    x = check("relu", x, softness, mode)
+    x, softness = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
 
 
@@ -127,7 +127,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
     """
     if only_value_needed(x, softness, mode):
         return torch.relu(x)
-    x = check("relu_st", x, softness, mode)
+    x, softness = check("relu_st", x, softness, mode)
     if mode == "hard":
         return torch.relu(x)
     return Softrelu.apply(x, softness, gated, mode, True)

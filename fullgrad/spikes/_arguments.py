@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._half_precision import HALF
+from fullgrad._dispatch import holds
+from fullgrad._noise import uniform_like
 from fullgrad.soft._relaxation import FLOATING, floating
 
 # What may learn.
@@ -61,7 +61,7 @@ def check_window(name: str, low: Any, high: Any) -> None:
     """Two numbers in order, which may be infinite."""
     _checks.real_number(name, "low", low)
     _checks.real_number(name, "high", high)
-    if not low < high:
+    if not holds(low < high):
         raise ValueError(f"{name}: `low` must be less than `high`, got {low} and {high}.")
 
 
@@ -83,6 +83,6 @@ def uniform_noise(name: str, v: Tensor, noise: Any) -> Tensor:
     That of half precision is in float32: bfloat16 has 256 steps between 0 and 1, and would make rare spikes thrice as frequent.
     """
     if noise is None:
-        return torch.rand_like(v, dtype=torch.float32 if v.dtype in HALF else None)
+        return uniform_like(v)
     _checks.real_tensor(name, "noise", noise)
     return noise.detach()

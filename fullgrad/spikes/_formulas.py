@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers, is_compiling
+from fullgrad._dispatch import at_least, can_reuse_buffers, is_compiling
 from fullgrad._kernels import sigmoid_gate, where_between, where_positive
 from fullgrad._neighbors import neighbor
 
@@ -23,7 +23,7 @@ def scaled(temporary: Tensor, factor: Any) -> Tensor:
 
 def plus_scaled(temporary: Tensor, v: Tensor, factor: Any) -> Tensor:
     """``temporary + v * factor``, likewise in one pass."""
-    if isinstance(factor, Tensor) or temporary.shape != v.shape or temporary.dtype != v.dtype or not can_reuse_buffers():
+    if isinstance(factor, Tensor) or not can_reuse_buffers() or temporary.shape != v.shape or temporary.dtype != v.dtype:
         return temporary + v * factor
     return torch.add(temporary, v, alpha=factor, out=temporary)
 
@@ -48,9 +48,9 @@ def exponential(dtype: torch.dtype) -> tuple[float, Any]:
 def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
     """``where_right(right, u, tie) + where_left(left, u, tie)`` of finite numbers; NaN where both are."""
     if (
-        right.shape == left.shape == u.shape
+        can_reuse_buffers()
+        and right.shape == left.shape == u.shape
         and right.dtype == left.dtype == u.dtype
-        and can_reuse_buffers()
         and tie in (0.0, 1.0)
     ):
         mask = (torch.ge if tie else torch.gt)(u, 0, out=torch.empty_like(u))
@@ -64,7 +64,7 @@ def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
     Beyond the bound, half the largest number, every slope is that of infinity.
     """
     largest = torch.finfo(u.dtype).max / 2
-    return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else max(factor, 1.0)))
+    return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:

@@ -26,7 +26,9 @@ def multi_spike(
 
     The slope does not end at the largest count. With ``max_spikes=1`` the value is ``v >= threshold``. sinabs has -0.0 for
     negative numbers, NaN for minus infinity, no gradient for the threshold, and second derivatives without that of the slope.
-    Saved: the tensors among the arguments.
+    Half precision is
+    computed in float32 and rounded once, of a number as threshold that is rounded to the dtype of ``v``. Saved: the tensors among
+    the arguments.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).

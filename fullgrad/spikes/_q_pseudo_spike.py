@@ -1,5 +1,6 @@
 """`q_pseudo_spike`."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import apply_steps
+from fullgrad._dispatch import holds
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
 from fullgrad.spikes._surrogate import Step
@@ -47,8 +49,8 @@ def q_pseudo_spike(
     Source: ``spikingjelly.activation_based.surrogate.QPseudoSpike``; https://arxiv.org/abs/2202.00282.
     """
     _checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
-    if not isinstance(alpha, Tensor):
-        _checks.positive_number("q_pseudo_spike", "alpha - 1", alpha - 1)
+    if not isinstance(alpha, Tensor) and not (holds(alpha > 1) and holds(alpha < math.inf)):
+        raise ValueError(f"q_pseudo_spike: `alpha` must be greater than 1 and finite, got {alpha}.")
     v = checked_step("q_pseudo_spike", v, threshold, grad_scale, tie, {"alpha": alpha})
     return QPseudoSpike.apply(v, alpha, threshold, grad_scale, tie)
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad import _checks
+from fullgrad._dispatch import unscriptable
 
 
+@unscriptable
 class Spike(nn.Module):
     r"""A surrogate with its parameters, some of which may learn: a part of a network, and of the neurons of other packages.
 

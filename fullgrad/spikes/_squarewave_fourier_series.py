@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._dispatch import can_reuse_buffers, surely
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import scaled
 from fullgrad.spikes._surrogate import Step
@@ -97,7 +97,7 @@ class SquarewaveFourierSeries(Step):
 
     @staticmethod
     def _phase(u: Tensor, terms: int, period: Any) -> Tensor:
-        if not isinstance(period, Tensor) and (2 * terms - 1) * 2 * math.pi <= period:  # then no product overflows
+        if not isinstance(period, Tensor) and surely((2 * terms - 1) * 2 * math.pi <= period):  # then no product overflows
             return u * (2 * math.pi / period)
         x = u / period
         return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is one

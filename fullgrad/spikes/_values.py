@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._checks import broadcast_shape
-from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._half_precision import HALF, cast
+from fullgrad._dispatch import can_reuse_buffers, same_shape
+from fullgrad._half_precision import HALF, any_half, cast, rounded_once
 from fullgrad._neighbors import rounded
 from fullgrad.soft._relaxation import compared
 
@@ -36,6 +36,10 @@ def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
     threshold = threshold_for(v, threshold)
     if max_spikes == 1:
         return compared(torch.ge, v, threshold)
+    return rounded_once(_count, v, threshold, max_spikes) if any_half(v, threshold) else _count(v, threshold, max_spikes)
+
+
+def _count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
     # Zeros below the threshold are positive: that of a clamp may have either sign.
     return torch.clamp(torch.trunc(v / threshold), 0, max_spikes) + 0.0
 
@@ -45,7 +49,7 @@ def expanded(value: Tensor, *inputs: Any) -> Tensor:
     if all_numbers(inputs):
         return value
     shape = broadcast_shape(value.shape, *[a.shape for a in inputs if isinstance(a, Tensor)])
-    return value if value.shape == shape else value.expand(shape).clone()
+    return value if same_shape(value.shape, shape) else value.expand(shape).clone()
 
 
 def threshold_for(v: Tensor, threshold: Any) -> Any:

@@ -12,6 +12,8 @@ from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map
 
+_RANDOM = ("randomness",)
+
 
 def check_operator(
     operator: Callable[..., Any],
@@ -30,8 +32,8 @@ def check_operator(
 
     The operator may be anything that is called: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its
     derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the transforms
-    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found. For
-    ``fullgrad.adopt(SomeFunction)`` that reference is the class itself, and so is its value.
+    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found, and
+    the report says ``not checked``. For ``fullgrad.adopt(SomeFunction)`` that reference is the class itself, and so is its value.
 
     Args:
         operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.
@@ -87,13 +89,11 @@ def check_operator(
         draws=draws,
         backend=backend,
     )
-    report = Report(name, {check: run_check(check, subject) for check in choose(_RANDOM if draws and checks is None else checks)})
+    chosen = choose(_RANDOM if draws and checks is None else checks)
+    report = Report(name, {check: run_check(check, subject) for check in chosen}, not_checked(subject, chosen))
     if raise_exception and report.failures:
         raise OperatorError(report)
     return report
-
-
-_RANDOM = ("randomness",)
 
 
 def make_subject(
@@ -126,6 +126,35 @@ def make_subject(
     if isinstance(operator, torch.nn.Module):
         operator.double()
     return subject
+
+
+# The groups whose checks compare derivatives.
+_OF_DERIVATIVES = ("reverse", "forward", "second order", "third order", "gradcheck", "batching")
+
+
+def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
+    """What the chosen checks say nothing about for want of an argument of `check_operator`, by that argument."""
+    chosen = {*checks}
+
+    def any_of(*groups: str) -> bool:
+        return any(chosen & {*GROUPS[group]} for group in groups)
+
+    missing: dict[str, str] = {}
+    if not any(bool(t.isfinite().any()) for t in subject.tensors if not t.is_meta):
+        missing["inputs"] = "anything about numbers, as no input has a finite one"
+    has_oracle = subject.surrogate is not None or hasattr(subject.operator, "adopted_class")
+    has_numbers = subject.smooth_forwards is not None and "gradcheck" in chosen
+    if any_of(*_OF_DERIVATIVES) and not has_oracle and not has_numbers:
+        missing["surrogate"] = "whether the derivative is the declared one, as the transforms were compared with each other alone"
+    if any_of("value") and subject.value is None:
+        missing["value"] = "the value, to the last bit"
+    if any_of("gradcheck") and subject.smooth_forwards is None and subject.linear:
+        missing["smooth_forwards"] = "the rules by numerical differences"
+    if "saved_bytes" in chosen and subject.max_saved_bytes is None:
+        missing["max_saved_bytes"] = "how much is saved for the backward"
+    if subject.draws and not any_of(*(group for group in GROUPS if group not in _RANDOM)):
+        missing["draws"] = "anything but randomness, for which the operator is given its noise and `draws` is left out"
+    return missing
 
 
 def run_check(name: str, subject: Subject) -> Result:

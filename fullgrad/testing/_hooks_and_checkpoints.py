@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import allow_mutation_on_saved_tensors, save_on_cpu, saved_tensors_hooks
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from fullgrad._dispatch import TorchDispatchMode
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, like, scalar
 
 
 @check("machinery")
@@ -33,6 +33,23 @@ def saved_tensor_hooks(s: Subject) -> None:
         close(s.gradients(s.op), expected)
     with save_on_cpu():
         close(s.gradients(s.op), expected)
+
+
+@check("machinery")
+def double_backward_inside_hooks(s: Subject) -> None:
+    """A backward that is differentiated again, in ``save_on_cpu``, ``allow_mutation_on_saved_tensors`` and a checkpoint."""
+
+    def twice(f) -> tuple[Tensor, ...]:
+        leaves = s.leaves()
+        first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
+        parts = [(g.sin() * like(g, i)).sum() for i, g in enumerate(first)] + [0 * leaf.sum() for leaf in leaves]
+        return *first, *torch.autograd.grad(torch.stack(parts).sum(), leaves)
+
+    expected = twice(s.reference)
+    for hooks in (save_on_cpu, allow_mutation_on_saved_tensors):
+        with hooks():
+            close(twice(s.op), expected)
+    close(twice(lambda *x: checkpoint(s.op, *x, use_reentrant=False)), expected)
 
 
 @check("machinery")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.testing._check_operator import choose, make_subject, run_check
+from fullgrad.testing._check_operator import choose, make_subject, not_checked, run_check
 from fullgrad.testing._registry import CHECKS, GROUPS, UPSTREAM_ISSUES
-from fullgrad.testing._report import FAILED, PASSED
+from fullgrad.testing._report import FAILED, PASSED, gap
 
 # As long a smaller input is looked for that fails as well, in seconds.
 _SEARCH = 5.0
@@ -38,6 +38,7 @@ def operator(
     The tests are named after the checks and marked with their groups, such as ``-m second_order``. A check that has nothing to
     say about the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
     public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
+    What the checks said nothing about as an argument is missing, such as a ``surrogate``, is listed at the end of the run.
 
     Args:
         inputs: The inputs; a function that returns them, which is called when a test runs; or a strategy of hypothesis that draws
@@ -125,6 +126,9 @@ def operator(
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, attribute):
                 setattr(test, attribute, getattr(function, attribute))
+        unchecked = not_checked(make_subject(function, (torch.zeros(1),), **settings), names)
+        # What the plugin tells at the end of a run.
+        test.not_checked = [gap(what, argument) for argument, what in unchecked.items()]
         marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, group_of[check].replace(" ", "_"))) for check in names]
         return pytest.mark.parametrize("check", marks)(test)
 

@@ -1,7 +1,7 @@
 """Checks of operators that draw: one draw for the value and every derivative, and for ``vmap`` as many as it asks for."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullgrad._recompute import without_aux
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, close, equal, like, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 
 # Samples of a batch that only differ in their noise: enough that some differ.
 _COPIES = 24
@@ -39,12 +39,80 @@ def drawing(s: Subject) -> tuple[Subject, Callable[..., Any], Callable[..., Tens
     return s, bound, None if isinstance(s.draws, bool) else s.bind(s.draws)
 
 
+def generators() -> list[torch.Generator]:
+    """torch's own generators: of the CPU, and of each device of the accelerator."""
+    found = [torch.default_generator]
+    if torch.accelerator.is_available():
+        torch.empty(0, device=torch.accelerator.current_accelerator())  # before its first tensor a device may have no generator
+        found += getattr(torch.get_device_module(), "default_generators", ())
+    return found
+
+
+def _states(others: tuple[torch.Generator, ...] = ()) -> list[Tensor]:
+    return [g.get_state() for g in (*generators(), *others)]
+
+
+def _same(states: list[Tensor], others: list[Tensor]) -> bool:
+    return all(map(torch.equal, states, others))
+
+
+@contextlib.contextmanager
+def _from_a_seed() -> Iterator[None]:
+    """The same random numbers each time, on every device; those of the caller go on as if none had been drawn."""
+    found = generators()
+    before = [g.get_state() for g in found]
+    try:
+        for g in found:
+            g.manual_seed(12345)
+        yield
+    finally:
+        for g, state in zip(found, before, strict=True):
+            g.set_state(state)
+
+
 def seeded(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
     """What a function returns from the same random numbers at each call; those of the caller go on as if it had drawn none."""
-    devices = {t.device for t in arguments if isinstance(t, Tensor) and t.is_cuda}
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(12345)
+    with _from_a_seed():
         return function(*arguments, **kwargs)
+
+
+def _states_after(function: Callable[..., Any], *arguments: Any, generator: torch.Generator | None = None) -> list[Tensor]:
+    """Where a function that starts from the same random numbers leaves every generator, and one that it was given."""
+    with _from_a_seed():
+        given = () if generator is None else (generator.manual_seed(12345),)
+        function(*arguments)
+        return _states(given)
+
+
+def _derivatives(s: Subject, f: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Each kind of derivative of a function of the differentiable inputs, with what it is called."""
+    total = scalar(f)
+
+    def second(*x: Tensor) -> None:
+        leaves = [t.clone().requires_grad_() for t in x]
+        gradients = torch.autograd.grad(total(*leaves), leaves, create_graph=True)
+        of_gradients = [g.sin().sum() for g in gradients if g.requires_grad]
+        if of_gradients:
+            torch.autograd.grad(torch.stack(of_gradients).sum(), leaves, allow_unused=True)
+
+    def tangent(*x: Tensor) -> None:
+        jvp(f, x, s.tangents())
+
+    yield "reverse mode", grad(total, s.argnums)
+    for kind, derivative in (("a second derivative", second), ("forward mode", tangent)):
+        try:
+            seeded(derivative, *s.tensors)
+        except RuntimeError:  # of an operator that has none
+            continue
+        yield kind, derivative
+
+
+def _derivatives_draw_nothing(s: Subject, f: Callable[..., Any], generator: torch.Generator | None = None) -> None:
+    """Each derivative leaves the generators where the value alone leaves them."""
+    expected = _states_after(f, *s.tensors, generator=generator)
+    for kind, derivative in _derivatives(s, f):
+        if not _same(_states_after(derivative, *s.tensors, generator=generator), expected):
+            raise AssertionError(f"a derivative draws random numbers of its own: {kind}")
 
 
 def _copies(tensors: tuple[Tensor, ...], *sizes: int) -> tuple[Tensor, ...]:
@@ -107,13 +175,9 @@ def randomness_different_is_a_draw_each(s: Subject) -> None:
     assert noises.shape == (size, *one.shape), f"noise of shape {tuple(noises.shape)} for {size} samples of {tuple(one.shape)}"
     flat = noises.flatten(1)
     assert all(not torch.equal(flat[i], flat[j]) for i in range(size) for j in range(i)), "two samples have the same noise"
-    with torch.random.fork_rng(()):
-        torch.manual_seed(12345)
-        actual = vmap(f, randomness="different")(*batch)
-        after = torch.rand(1)
-        torch.manual_seed(12345)
-        vmap(noise, randomness="different")(*batch)
-        equal(after, torch.rand(1))
+    actual = seeded(vmap(f, randomness="different"), *batch)
+    after, expected = (_states_after(vmap(g, randomness="different"), *batch) for g in (f, noise))
+    assert _same(after, expected), "the operator draws more than its noise, or less"
     close(actual, torch.stack([f(*x, noise=n) for x, n in zip(_samples(batch), noises, strict=True)]))
 
 
@@ -152,6 +216,7 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     """Value and gradient, value and tangent are of one draw, and a derivative draws nothing; ``linearize`` with noise given."""
     s, f, noise = drawing(s)
     x, tangents = s.tensors, s.tangents()
+    _derivatives_draw_nothing(s, f)
     y = seeded(f, *x)
     reference = f if noise is None else lambda *x: f(*x, noise=given)
     given = None if noise is None else seeded(noise, *x)
@@ -160,7 +225,6 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     # Reverse mode, in eager code, by torch.func, and traced.
     leaves = s.leaves()
     total = seeded(scalar(f), *leaves)
-    state = torch.get_rng_state()
     gradients = torch.autograd.grad(total, leaves, create_graph=True)
     close(tuple(g.detach() for g in gradients), expected)
     value = scalar(lambda *_: y)(*x)
@@ -171,22 +235,20 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     first = back(cotangent)
     close(back(cotangent), first)
     close(first, seeded(lambda: without_aux(vjp(reference, *x))[1](cotangent)))
-    graph = make_fx(grad(scalar(f), s.argnums))(*x)
-    torch.set_rng_state(state)  # which the trace has used
+    graph = seeded(make_fx(grad(scalar(f), s.argnums)), *x)
     close(seeded(graph, *x), expected)
     # Forward mode.
     tangent = None
     with contextlib.suppress(NotImplementedError):  # of an operator without a tangent
         tangent = seeded(jvp, reference, x, tangents)
-    if tangent is not None:
-        close(seeded(jvp, f, x, tangents), tangent)
-        with forward_ad.dual_level():
-            dual = seeded(f, *[forward_ad.make_dual(a, t) for a, t in zip(x, tangents, strict=True)])
-            primal, of_dual = forward_ad.unpack_dual(dual)
-            close((primal, torch.zeros_like(primal) if of_dual is None else of_dual), tangent)
-    if not torch.equal(torch.get_rng_state(), state):
-        raise AssertionError("a derivative draws random numbers of its own")
-    if tangent is not None and noise is not None:  # torch's linearize draws again at each call of what it returns
+    if tangent is None:
+        return
+    close(seeded(jvp, f, x, tangents), tangent)
+    with forward_ad.dual_level():
+        dual = seeded(f, *[forward_ad.make_dual(a, t) for a, t in zip(x, tangents, strict=True)])
+        primal, of_dual = forward_ad.unpack_dual(dual)
+        close((primal, torch.zeros_like(primal) if of_dual is None else of_dual), tangent)
+    if noise is not None:  # torch's linearize draws again at each call of what it returns
         start, push = seeded(linearize, reference, *x)
         close((start, push(*tangents)), tangent)
         close(push(*tangents), tangent[1])
@@ -238,19 +300,29 @@ def compiled_draws_once(s: Subject) -> None:
 
 @check("randomness")
 def given_noise_draws_nothing(s: Subject) -> None:
-    """With ``noise``, or a ``generator``, torch's own generator stays where it is; a generator draws what torch's would."""
+    """With ``noise``, or a ``generator``, torch's own generators stay where they are, on every device, in derivatives too; a
+    generator that is given draws what torch's would, and nothing in a derivative.
+    """
     s, f, noise = drawing(s)
     if noise is None:
         raise NotApplicable("the operator takes no noise")
-    given, y = seeded(noise, *s.tensors), seeded(f, *s.tensors)
-    before = torch.get_rng_state()
-    close(f(*s.tensors, noise=given), y)
-    generator = torch.Generator(s.tensors[0].device).manual_seed(12345)
-    drawn = f(*s.tensors, generator=generator)
-    assert torch.equal(torch.get_rng_state(), before), "torch's own generator moves though noise or a generator is given"
-    if s.tensors[0].device.type == "cpu":
+    x = s.tensors
+    given, y = seeded(noise, *x), seeded(f, *x)
+    close(seeded(f, *x, noise=given), y)
+    generator = torch.Generator(x[0].device)
+
+    def by_generator(*x: Tensor) -> Tensor:
+        return f(*x, generator=generator)
+
+    moved = "torch's own generator moves though noise or a generator is given"
+    untouched = _states_after(lambda: None)
+    for function in (lambda *x: f(*x, noise=given), by_generator):
+        assert _same(_states_after(function, *x, generator=generator)[:-1], untouched), moved
+        _derivatives_draw_nothing(s, function, generator)
+    drawn = seeded(f, *x, generator=generator.manual_seed(12345))
+    if x[0].device.type == "cpu":
         close(drawn, y)
-    close(f(*s.tensors, generator=generator.manual_seed(12345)), drawn)
+    close(seeded(f, *x, generator=generator.manual_seed(12345)), drawn)
 
 
 @check("randomness")

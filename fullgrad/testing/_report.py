@@ -24,7 +24,8 @@ class Result:
 
 
 class Report(Mapping[str, Result]):
-    """The results by the name of the check; its text is a table with a line for each check that did not pass.
+    """The results by the name of the check; its text is a table with a line for each check that did not pass, and for each
+    thing that nothing was said about as an argument was missing: ``not_checked``, by that argument.
 
     Example:
         >>> from fullgrad.testing import Report, Result
@@ -35,8 +36,9 @@ class Report(Mapping[str, Result]):
         failed adjoint: expected 1, got 2
     """
 
-    def __init__(self, name: str, results: Mapping[str, Result]) -> None:
+    def __init__(self, name: str, results: Mapping[str, Result], not_checked: Mapping[str, str] | None = None) -> None:
         self.name = name
+        self.not_checked = dict(not_checked or {})
         self._results = dict(results)
 
     def __getitem__(self, check: str) -> Result:
@@ -66,12 +68,22 @@ class Report(Mapping[str, Result]):
             applicable = self.count(PASSED, group) + self.count(FAILED, group)
             lines.append(f"  {group:<{width}}  {self.count(PASSED, group)}/{applicable}")
         lines += [self.explain(name) for name in self.failures]
-        return "\n".join(lines)
+        return "\n".join(lines + self.gaps)
+
+    @property
+    def gaps(self) -> list[str]:
+        """One line about each thing that was not checked, with the argument that changes it."""
+        return [gap(what, argument) for argument, what in self.not_checked.items()]
 
     def explain(self, name: str) -> str:
         """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
         thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
         return f"failed {name}: {self[name].message}{thread}"
+
+
+def gap(what: str, argument: str) -> str:
+    """A line about what was not checked."""
+    return f"not checked: {what}" if argument in ("draws", "inputs") else f"not checked: {what} (no `{argument}` was given)"
 
 
 class OperatorError(AssertionError):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fullgrad._dispatch import is_forward_mode, preserved_keys, pytree, set_forward_mode
+from fullgrad._dispatch import is_forward_mode, pytree, release_guards, set_forward_mode
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -180,7 +179,7 @@ class Subject:
             try:
                 run(self.bind(self.surrogate or _plain))
             except Exception as limit:
-                _release_guards(limit)
+                release_guards(limit)
                 raise TorchLimit(f"torch {torch.__version__} cannot do this: {_first_line(limit)}") from limit
             raise AssertionError(f"torch can, the operator cannot: {type(error).__name__}: {error}") from error
 
@@ -191,21 +190,6 @@ class Subject:
             for operator, forward in (self.smooth_forwards or {}).items():
                 patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
             yield
-
-
-def _release_guards(error: BaseException) -> None:
-    """Clear the frames that an error keeps alive, without a change of the thread's dispatch keys.
-
-    torch names tensors in its errors. Where it cannot print one, inside a transform, the guard in `torch._tensor_str._str` lives
-    on in the error's frames. When they go, which garbage collection does in the middle of other work, it restores the keys of
-    that transform: autograd is off from then on.
-    """
-    chain: list[BaseException | None] = [error]
-    with preserved_keys():
-        for one in chain:
-            if one is not None:
-                traceback.clear_frames(one.__traceback__)
-                chain += [e for e in (one.__cause__, one.__context__) if e not in chain]
 
 
 def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

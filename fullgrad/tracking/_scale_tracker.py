@@ -1,5 +1,6 @@
 """`ScaleTracker`: passes a tensor through and records its scale, its gradient's and its tangent's."""
 
+import uuid
 from typing import Any
 
 import torch
@@ -75,13 +76,17 @@ class ScaleTracker:
 
 def track(t: Tensor, target: Target, stat: Statistic, copy: bool) -> Tensor:
     """The checked call. Its value is a copy where the caller may change it in place."""
+    return Tracker.apply(t, *_for_graph(target, stat), 0, copy)
+
+
+def _for_graph(target: Target, stat: Statistic) -> tuple[Target, Statistic]:
+    """What stands for a pair and a function in a graph, which takes neither as an argument."""
     if not torch.compiler.is_dynamo_compiling():
-        return Tracker.apply(t, target, stat, 0, copy)
-    # A graph takes neither a pair nor a function as an argument.
+        return target, stat
     key = target.key if isinstance(target, ScalePair) else target
     if key is None:
         raise RuntimeError("ScaleTracker: `pair` must be made outside of compiled code, which cannot record in one of its own.")
-    return Tracker.apply(t, key, _name_of(stat) if callable(stat) else stat, 0, copy)
+    return key, _name_of(stat) if callable(stat) else stat
 
 
 class Tracker(Function):
@@ -98,7 +103,8 @@ class Tracker(Function):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return Observer.apply(g, ctx.target, "backward", ctx.stat, ctx.batch), None, None, None, None
+        target, stat = _for_graph(ctx.target, ctx.stat)
+        return Observer.apply(g, target, "backward", stat, ctx.batch), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
@@ -155,10 +161,12 @@ def _put(value: Tensor, key: int, field: str) -> None:
 
 # Functions that compiled code uses as statistics, by the name that stands for them in its graph.
 _FUNCTIONS: dict[str, Any] = {}
+_PROCESS = uuid.uuid4().hex
 
 
 def _name_of(function: Any) -> str:
-    name = f"function {id(function)}"
+    # torch caches graphs on disk: another process, or another function at the same address, must not find this name in one.
+    name = f"function {id(function)} of {_PROCESS}"
     _FUNCTIONS[name] = function
     return name
 

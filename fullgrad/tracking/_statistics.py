@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import has_shape, perhaps, square_root, surely
 from fullgrad.gradients._magnitude import largest
 
 Statistic = str | Callable[[Tensor], Tensor]
@@ -16,8 +17,8 @@ Statistic = str | Callable[[Tensor], Tensor]
 # Functions of a tensor, of its dimensions that do not count samples, and of the number of elements in those.
 STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
     # torch warns about a single element, and returns the same NaN.
-    "std": lambda x, dims, n: torch.std(x, dims, correction=1) if n > 1 else x.sum(dims) * math.nan,
-    "rms": lambda x, dims, n: torch.linalg.vector_norm(x, 2, dims) / math.sqrt(n),
+    "std": lambda x, dims, n: torch.std(x, dims, correction=1) if perhaps(n > 1) else x.sum(dims) * math.nan,
+    "rms": lambda x, dims, n: torch.linalg.vector_norm(x, 2, dims) / square_root(n),
     "mean_abs": lambda x, dims, n: torch.linalg.vector_norm(x, 1, dims) / n,
     "max_abs": lambda x, dims, n: largest(x, dims).reshape(x.shape[: x.ndim - len(dims)]),
 }
@@ -38,7 +39,7 @@ def statistic(x: Tensor, stat: Statistic, batch: int) -> Tensor:
         for _ in range(batch):
             stat = torch.func.vmap(stat)
         value = stat(x)
-        if not isinstance(value, Tensor) or value.shape != x.shape[:batch]:
+        if not isinstance(value, Tensor) or not has_shape(value.shape, x.shape[:batch]):
             found = (
                 f"shape {tuple(value.shape[batch:])}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
             )
@@ -48,6 +49,6 @@ def statistic(x: Tensor, stat: Statistic, batch: int) -> Tensor:
     if x.ndim == batch:
         x = x.unsqueeze(-1)
     n = math.prod(x.shape[batch:])
-    if n == 0:
+    if surely(n == 0):
         return x.new_full(x.shape[:batch], math.nan)
     return STATISTICS[stat](x, tuple(range(batch, x.ndim)), n)

@@ -305,7 +305,7 @@ class LooksInBackward(Function):
     @staticmethod
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
-        return g * x * x if float(x.sum()) > 0 else g * x
+        return g * x * x if float(x.detach().sum()) > 0 else g * x
 
 
 class AddsBias(Function):

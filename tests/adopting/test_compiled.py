@@ -1,5 +1,8 @@
 """Compiled code: an adopted class is one node, and gives what eager code gives."""
 
+import functools
+import gc
+
 import pytest
 import torch
 from torch._dynamo.exc import Unsupported
@@ -10,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import fullgrad
+from fullgrad._dispatch import torch_private
 from tests.adopting import oracle
 from tests.adopting.functions import (
     Attributes,
@@ -243,3 +247,154 @@ def test_other_methods_of_a_class():
     with fullgrad.adopting():
         for transform in (lambda f: f, lambda f: vmap(grad(f))):
             assert_close(torch.compile(transform(f), backend="aot_eager", fullgraph=True)(X), transform(f)(X))
+
+
+# --- What a class reaches through its arguments -----------------------------------------------------------------------------
+
+TABLE = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=X.dtype)
+
+
+class State:
+    """An object with a tensor, a number and another object."""
+
+    def __init__(self, table, alpha=1.0, inner=None):
+        self.table, self.alpha, self.inner = table, alpha, inner
+
+    def __call__(self, x):
+        return x * self.table * self.alpha * (1 if self.inner is None else self.inner.table)
+
+    def slope(self, x):
+        return self(x)
+
+
+class WithSlope(Function):
+    """What its backward needs is in an argument, and in a tensor of the module."""
+
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.save_for_backward(x, TABLE)
+        ctx.slope = slope
+        return x.round() * TABLE
+
+    @staticmethod
+    def backward(ctx, g):
+        x, table = ctx.saved_tensors
+        return g * ctx.slope(x) * table * TABLE, None
+
+
+def closure(table):
+    return lambda x: x * table
+
+
+ARGUMENTS = {
+    "object": State(TABLE * 2, inner=State(TABLE * 3)),
+    "method": State(TABLE * 2).slope,
+    "closure": closure(TABLE * 5),
+    "partial": functools.partial(torch.mul, TABLE * 7),
+    "function": torch.cos,
+}
+
+
+@pytest.mark.long(but=2)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_tensors_that_a_class_reaches(name, backend):
+    """Those in an object, a closure or the module are constants of the graph, in every transform."""
+    for transform in (grad, lambda f: lambda x: jvp(f, (x,), (x,))[1], lambda f: lambda x: vmap(grad(f))(oracle.batch(x))):
+        f = transform(lambda x: WithSlope.apply(x, ARGUMENTS[name]).sum())
+        with fullgrad.adopting():
+            assert_close(torch.compile(f, backend=backend, fullgraph=True)(X), f(X))
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_tensors_that_a_class_reaches_and_that_change(backend):
+    """Another tensor, another number and a change in place, deep inside too, are noticed."""
+    state = State(TABLE.clone(), inner=State(torch.tensor(2.0, dtype=X.dtype)))
+    bound = state.slope
+    for argument in (state, bound):
+        f = grad(lambda x, argument=argument: WithSlope.apply(x, argument).sum())
+        with fullgrad.adopting():
+            torch.compiler.reset()  # the limit of recompilations is 8
+            compiled = torch.compile(f, backend=backend, fullgraph=True)
+            for change in (
+                lambda: None,
+                lambda: setattr(state, "table", TABLE * 5),
+                lambda: setattr(state, "alpha", state.alpha + 1),
+                lambda: state.inner.table.mul_(3),
+                lambda: setattr(state, "inner", State(torch.tensor(7.0, dtype=X.dtype))),
+            ):
+                change()
+                assert_close(compiled(X), f(X))
+
+
+def test_an_argument_that_compiled_code_makes_or_changes():
+    """It is not in the graph: the call breaks it and is right, or raises and says what to do."""
+    state = State(TABLE, inner=State(TABLE))
+
+    def makes(x):
+        return WithSlope.apply(x, State(TABLE)).sum()
+
+    def makes_a_function(x):
+        table = TABLE
+        return WithSlope.apply(x, lambda x: x * table).sum()
+
+    def changes(x):
+        state.alpha = 3.0
+        return WithSlope.apply(x, state).sum()
+
+    def changes_inside(x):
+        state.inner.table = TABLE
+        return WithSlope.apply(x, state).sum()
+
+    for f in (makes, makes_a_function, changes, changes_inside):
+        with fullgrad.adopting():
+            assert_close(torch.compile(grad(f), backend="aot_eager")(X), grad(f)(X))
+            torch.compiler.reset()
+            with pytest.raises(Unsupported, match="outside of what is compiled, or pass the tensors in it as arguments"):
+                torch.compile(grad(f), backend="aot_eager", fullgraph=True)(X)
+
+
+@pytest.mark.parametrize("transform", [grad, hessian, lambda f: lambda x: jvp(f, (x,), (x,))[1]])
+def test_after_a_graph_break(transform):
+    """What is not compiled is as it is in eager code."""
+
+    def f(x):
+        torch._dynamo.graph_break()
+        return (captured(x) ** 2).sum()
+
+    with fullgrad.adopting():
+        assert_close(torch.compile(transform(f), backend="aot_eager")(X), transform(f)(X))
+
+
+def test_sizes_that_depend_on_numbers_without_a_transform():
+    """They may stay inside there, too."""
+
+    class CountsPositive(Function):
+        @staticmethod
+        def forward(ctx, x):
+            at = (x > 0).nonzero().squeeze(-1)
+            ctx.save_for_backward(x)
+            return torch.zeros_like(x).index_copy(0, at, x[at])
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            at = (x > 0).nonzero().squeeze(-1)
+            return torch.zeros_like(x).index_copy(0, at, g[at])
+
+    x = X.clone().requires_grad_()
+    adopted = fullgrad.adopt(CountsPositive)
+    y = torch.compile(lambda x: adopted(x), backend="aot_eager", fullgraph=True)(x)
+    assert_close(y.detach(), X.clamp(min=0))
+    assert_close(torch.autograd.grad(y.sum(), x)[0], (X > 0).to(X.dtype))
+
+
+def test_a_failed_trace_leaves_autograd_on(monkeypatch):
+    """torch's error keeps a guard alive that switches autograd off when it is collected."""
+    monkeypatch.setattr(torch_private._Lifting, "_lifted", lambda self, tensor: tensor)
+    f = lambda x: jvp(lambda x: WithSlope.apply(x, ARGUMENTS["closure"]).sum(), (x,), (x,))[1]  # noqa: E731
+    with fullgrad.adopting(), pytest.raises(Exception, match=r"fake tensor|FakeTensor"):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(X)
+    gc.collect()
+    assert (X.clone().requires_grad_() * 2).requires_grad

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fullgrad
 from fullgrad._dispatch import DISPATCH
-from fullgrad.adoption import _tensors
 from fullgrad.adoption._tensors import separate
 from tests.adopting import oracle
 from tests.adopting.functions import SavesInput, SavesIntermediate, X
@@ -286,16 +285,6 @@ def test_forward_runs_once():
         assert torch.equal(noise[0], noise[1]) is same
     with pytest.raises(RuntimeError, match="randomness"):
         vmap(draws)(torch.ones(3, 2))
-
-
-def test_devices_with_a_random_state_of_their_own():
-    """Of the tensors that are there."""
-    on_device = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:1"))
-    assert _tensors._devices((None, on_device, torch.ones(1), None)) == {torch.device("cuda:1")}
-    with _tensors.same_draws((None, torch.ones(1))):
-        drawn = torch.rand(3)
-    assert torch.equal(drawn, torch.rand(3))
-    assert torch.equal(_tensors.random_state((None,)), torch.get_rng_state())
 
 
 def test_randomness_sample_by_sample():

@@ -3,17 +3,19 @@
 import copy
 import functools
 import importlib
+import itertools
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import fullgrad
 from fullgrad._suite.published import LEFT_OUT, PUBLISHED, found_in, results_of
 from fullgrad._suite.published._functions import LEFT_OUT_MODULES
+from tests.adopting import oracle
 
 pytestmark = [pytest.mark.adopting, pytest.mark.filterwarnings("ignore")]
 
@@ -289,6 +291,74 @@ def test_jacobian_descent():
     close(torch.cat([g.flatten(1) for g in per_sample.values()], 1), expected)
     jac_to_grad(parameters, AlignedMTL())
     close(torch.cat([p.grad.flatten() for p in parameters]), AlignedMTL()(expected))
+
+
+# --- Functions that ask for more than their inputs -------------------------------------------------------------------------
+
+
+def null_space():
+    """kornia's, whose backward leaves zeros of the gradient out."""
+    basis = package("kornia.geometry.epipolar.essential")._NullSpaceBasis
+    return (lambda x: basis.apply(x.reshape(1, 5, 9))[0]), torch.randn(45, dtype=torch.float64)
+
+
+def one_hot():
+    """pyro's, which sets the soft value on the hard one, and reads it in the log-probability."""
+    distributions = package("pyro.distributions")
+
+    def log_probability(x):
+        made = importlib.import_module("pyro.distributions.relaxed_straight_through")
+        hard = made.QuantizeCategorical.apply(x.softmax(-1))
+        return distributions.RelaxedOneHotCategoricalStraightThrough(torch.tensor(0.7).to(x), logits=x).log_prob(hard)
+
+    return log_probability, torch.randn(4, dtype=torch.float64)
+
+
+def covariance(name, *more):
+    """gpytorch's kernels, which refuse gradients of the points, and get a method of the module as an argument."""
+
+    def make():
+        kernels = package("gpytorch.kernels")
+        kernel, points = getattr(kernels, name)(*more).double(), torch.linspace(0, 1, 4, dtype=torch.float64)[:, None]
+
+        class Matrix(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.kernel = kernel
+
+            def forward(self, points):
+                return self.kernel.forward(points, points)
+
+        def matrix(x):
+            return functional_call(Matrix(), {"kernel.raw_lengthscale": x.reshape(1, 1)}, (points,))
+
+        return matrix, torch.randn(1, dtype=torch.float64)
+
+    return make
+
+
+SPECIAL = {
+    "null_space": null_space,
+    "one_hot": one_hot,
+    "rbf": covariance("RBFKernel"),
+    "matern": covariance("MaternKernel", 1.5),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_functions_that_ask_for_more(name):
+    """Values, gradients, tangents, Hessians in every order, and batches of these are those of eager double backward."""
+    torch.manual_seed(0)
+    function, x = SPECIAL[name]()
+    scalar = lambda x: oracle.scalar(function(x))  # noqa: E731
+    samples = torch.stack([x, 1.5 * x, x - 0.25])
+    slope, matrix = oracle.gradient(scalar, x), oracle.hessian(scalar, x)
+    with fullgrad.adopting():
+        assert_close(jvp(scalar, (x,), (x,)), (scalar(x), slope @ x))
+        for outer, inner in itertools.product((jacrev, jacfwd), repeat=2):
+            assert_close(outer(inner(scalar))(x), matrix)
+        assert_close(vmap(grad(scalar))(samples), torch.stack([oracle.gradient(scalar, s) for s in samples]))
+        assert_close(vmap(hessian(scalar))(samples), torch.stack([oracle.hessian(scalar, s) for s in samples]))
 
 
 # --- Functions ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
-from fullgrad._dispatch import can_skip_autograd
+from fullgrad._dispatch import can_skip_autograd, surely
 from fullgrad._function import Function, alias, pure
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
@@ -33,7 +33,7 @@ def _operators(base=Function):
 
 PURE = {operator.__name__: operator for operator in _operators() if hasattr(getattr(operator, "forward", None), "is_pure")}
 # What a pure forward may name: torch and what it does element by element, and types.
-GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "isinstance": isinstance, "float": float}
+GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "surely": surely, "isinstance": isinstance, "float": float}
 
 
 def _is_elementwise(name):

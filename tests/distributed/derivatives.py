@@ -15,7 +15,14 @@ def plain_inputs(case):
 def distributed_inputs(case, mesh, placements):
     """Tensors laid out, those without dimensions plain, as parameters of a step size are."""
     inputs = [laid_out(v.detach(), mesh, placements) if isinstance(v, Tensor) and v.ndim else v for v in case.inputs]
-    return [v.detach().clone().requires_grad_() if i in case.diff_argnums else v for i, v in enumerate(inputs)]
+    leaves = [_leaf(v) if i in case.diff_argnums else v for i, v in enumerate(inputs)]
+    assert [v.placements for v in leaves if isinstance(v, DTensor)] == [v.placements for v in inputs if isinstance(v, DTensor)]
+    return leaves
+
+
+def _leaf(t):
+    """Of a distributed tensor without a copy: a clone of a sum in parts is that sum on every rank."""
+    return (t if isinstance(t, DTensor) else t.detach().clone()).requires_grad_()
 
 
 def numbers(shape, seed, dtype):
@@ -27,18 +34,21 @@ def floating(y):
     return [v for v in (y if isinstance(y, tuple) else (y,)) if isinstance(v, Tensor) and v.is_floating_point()]
 
 
-def derive(case, inputs, wanted=("value", "gradient", "second")):
-    """The value; the gradient for a cotangent; the gradient of that, for inputs and cotangent; and vmap(grad) of two samples."""
+def derive(case, inputs, wanted=("value", "gradient", "second"), cotangents=None):
+    """The value; the gradient for a cotangent; the gradient of that, for inputs and cotangent; and vmap(grad) of two samples.
+
+    Cotangents are laid out as what they belong to, or by placements.
+    """
     found = {"value": floating(case.operator(*inputs))}
     xs = [inputs[i] for i in case.diff_argnums]
     ys = [y for y in found["value"] if y.requires_grad]
     if "gradient" in wanted and ys:
-        gs = [like(numbers(y.shape, 1 + i, y.dtype), y).requires_grad_() for i, y in enumerate(ys)]
+        gs = [like(numbers(y.shape, 1 + i, y.dtype), y, cotangents).requires_grad_() for i, y in enumerate(ys)]
         gradients = torch.autograd.grad(ys, xs, gs, create_graph="second" in wanted, allow_unused=True)
         found["gradient"] = _with_zeros(gradients, xs)
         again = [(i, g) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
         if "second" in wanted and again:
-            vs = [like(numbers(g.shape, 50 + i, g.dtype), g) for i, g in again]
+            vs = [like(numbers(g.shape, 50 + i, g.dtype), g, cotangents) for i, g in again]
             second = torch.autograd.grad([g for _, g in again], [*xs, *gs], vs, allow_unused=True)
             found["second"] = _with_zeros(second, [*xs, *gs])
     if "vmap(grad)" in wanted and ys:

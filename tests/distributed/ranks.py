@@ -117,11 +117,11 @@ def laid_out(t: torch.Tensor, mesh: Any, placements: Any) -> Any:
     return DTensor.from_local(local.contiguous(), mesh, placements, run_check=False, shape=t.shape, stride=stride)
 
 
-def like(t: torch.Tensor, y: Any) -> Any:
-    """A tensor laid out as another, a plain one if that is plain."""
+def like(t: torch.Tensor, y: Any, placements: Any = None) -> Any:
+    """A tensor laid out as another or, if that is distributed, by placements."""
     if not isinstance(y, DTensor):
         return t
-    return laid_out(t, y.device_mesh, [Replicate() if p.is_partial() else p for p in y.placements])
+    return laid_out(t, y.device_mesh, placements or [Replicate() if p.is_partial() else p for p in y.placements])
 
 
 def whole(t: Any) -> Any:

@@ -26,14 +26,14 @@ def derivatives_of(case):
     return ["value", "gradient"] + ["second"] * (case.name not in OF_STACKS)
 
 
-def check(case, placement, shape, wanted):
-    """On every rank the same as on plain tensors."""
+def check(case, placement, shape, wanted, cotangents=None):
+    """On every rank the same as on plain tensors. Placements are given by name, those of the cotangents too."""
 
     def of_ranks(mesh):
         closes_over = case.name.startswith(WITH_PLAIN_TENSORS)
         with implicit_replication() if closes_over else contextlib.nullcontext():
             inputs = distributed_inputs(case, mesh, [PLACEMENTS[p] for p in placement])
-            found = derive(case, inputs, wanted)
+            found = derive(case, inputs, wanted, cotangents and [PLACEMENTS[p] for p in cotangents])
             return {name: [whole(v).detach() for v in values] for name, values in found.items()}
 
     expected = derive(case, plain_inputs(case), wanted)
@@ -51,6 +51,15 @@ def check(case, placement, shape, wanted):
 def test_operator(case, placement):
     """One case of each class of operators, rows of odd lengths among them, so that shards are uneven."""
     check(case, (placement,), (2,), [*derivatives_of(case), "vmap(grad)"])
+
+
+@needs_threads
+@pytest.mark.parametrize("cotangent", ["Partial", "Shard(1)"])
+@pytest.mark.parametrize("placement", ["Shard(0)", "Partial"])
+@pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)
+def test_cotangents_of_another_layout(case, placement, cotangent):
+    """A gradient comes from an operation that lays it out by its own rules."""
+    check(case, (placement,), (2,), derivatives_of(case), (cotangent,))
 
 
 @needs_threads

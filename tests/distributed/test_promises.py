@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication, local_map
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -403,7 +404,6 @@ def test_an_operator_without_declaration_says_what_to_declare():
         assert all(text in str(error) for text in ("Undeclared", "whole_dims", "Shard(dim=0)"))
 
 
-@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # which draw on every rank's own CPU
 def test_noise_is_spread_as_what_it_is_for():
     """A distributed tensor, of as many numbers, of the dtype that noise has."""
 
@@ -561,3 +561,195 @@ def test_identity_of_a_sum_in_parts_next_to_another_tensor(x, other):
     of_two(lambda x, bound: fullgrad.clip_grad(x, bound.abs().detach()), X, surrogate, x, other)
     if not other.is_partial():
         of_two(fullgrad.mask_grad, X, X > 0, x, other)
+
+
+IDENTITIES = {
+    "clip_grad": lambda x: fullgrad.clip_grad(x, 0.5),
+    "nan_to_num_grad": fullgrad.nan_to_num_grad,
+    "float_quantize_bwd": lambda x: quantizers.float_quantize_bwd(x, "float8_e4m3fn"),
+    "scale_grad": fullgrad.scale_grad,
+    "clip_grad_norm": lambda x: fullgrad.clip_grad_norm(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("placements", [(Partial(), Replicate()), (Shard(0), Partial()), (Partial(), Partial())], ids=str)
+def test_an_identity_of_a_sum_in_parts_counts_derivatives_once(placements):
+    """The second derivative, through the cotangent, was counted by each rank; so was the third, which has it twice."""
+    for f in IDENTITIES.values():
+        equals_one_process(f, *placements, shape=(2, 2))
+        equals_one_process(lambda x: f(f(x) ** 3), *placements, shape=(2, 2))  # noqa: B023
+
+
+# --- Shards that are uneven, empty or elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_projections_onto_the_permutahedron(placement, mode):
+    """Plain tensors of places met distributed ones."""
+    w = X.flip(1)[0]
+
+    def project(x):
+        with implicit_replication():
+            return soft.proj_permutahedron(x, w, 0.3, mode)
+
+    equals_one_process(project, PLACEMENTS[placement])
+
+
+STATISTICS_OF_ALL = {
+    "soft.median": soft.median,
+    "median_st": fullgrad.median_st,
+    "soft.max": soft.max,
+    "soft.rank": lambda x: soft.rank(x, None),
+    "argmax_st": fullgrad.argmax_st,
+    "soft.quantile": lambda x: soft.quantile(x, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS_OF_ALL)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=str)
+def test_statistics_of_all_elements_in_uneven_shards(placement, name):
+    """torch joins no dimension whose shards are uneven."""
+
+    def statistic(x):
+        y = STATISTICS_OF_ALL[name](x * x)
+        return y if isinstance(y, torch.Tensor) else y.values
+
+    equals_one_process(statistic, placement, x=X[:3, :5].clone())
+
+
+SCALES = torch.tensor([[0.3, 0.5, 0.7]] * 4, dtype=torch.float64)
+BLOCKWISE = {
+    "fake_quantize": quantizers.fake_quantize,
+    "float_quantize": lambda x, s: quantizers.float_quantize(x, "float8_e4m3fn", s),
+    "ternarize": quantizers.ternarize,
+    "binarize": quantizers.binarize,
+    "stretched_elastic": lambda x, s: quantizers.stretched_elastic(x, s, 4),
+    "codebook_quantize": lambda x, s: quantizers.codebook_quantize(x, torch.tensor([-1.0, 0.1, 1.0], dtype=x.dtype), s),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+def test_blocks_of_uneven_shards(name):
+    """Three scales of a row that two ranks share, of numbers that are split; and where both or the scales alone are."""
+
+    def quantize(x, s):
+        with implicit_replication():
+            return x * BLOCKWISE[name](x, s)
+
+    for x_placement, s_placement in (
+        (Shard(1), Replicate()),
+        (Shard(1), Shard(1)),
+        (Replicate(), Shard(1)),
+        (Shard(0), Shard(1)),
+    ):
+        of_two(quantize, X, SCALES, x_placement, s_placement)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1,)], ids=str)
+def test_a_dimension_of_one_element_that_is_split(shape):
+    """One rank has it, the others nothing: torch has no rule for its extremes, and the error told to declare something."""
+    x = X.flatten()[: torch.Size(shape).numel()].reshape(shape)
+
+    def run(mesh, f):
+        spread = distribute_tensor(x, mesh, [Shard(shape.index(1))], src_data_rank=None)
+        return [whole(r).detach() for r in value_and_gradients(f, spread.requires_grad_())]
+
+    for f in (fullgrad.clamp_by_linear, fullgrad.scale_grad, lambda x: fullgrad.clip_grad_norm(x, 0.1), fullgrad.round, soft.abs):
+        expected = [r.detach() for r in value_and_gradients(f, x.clone().requires_grad_())]
+        for found in on_ranks((3,), lambda mesh: run(mesh, f)):  # noqa: B023
+            if isinstance(found, Exception):
+                raise found
+            assert_close(found, expected)
+
+
+OPERATORS = {
+    "round": fullgrad.round,
+    "sort_st": lambda x: fullgrad.sort_st(x, 1).values,
+    "sort_st, ot": lambda x: fullgrad.sort_st(x, 1, method="ot").values,
+    "clamp_by_linear": fullgrad.clamp_by_linear,
+    "scale_grad": fullgrad.scale_grad,
+    "soft.where": lambda x: soft.where(x.sigmoid(), x, x),
+    "lsq": lambda x: quantizers.lsq(x, torch.tensor(0.1, dtype=x.dtype), -4, 3),
+    "median": soft.median,
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ranks_outside_of_the_mesh(placement):
+    """They run the same program, with tensors of the same shape and layout that have no numbers, as torch's operations do."""
+
+    def run(mesh):
+        sub = DeviceMesh("cpu", [1, 2])
+        inside = sub.get_coordinate() is not None
+        found = {}
+        for name, f in OPERATORS.items():
+            if inside:
+                x = laid_out(X, sub, [PLACEMENTS[placement]])
+            else:
+                empty = torch.zeros(0, dtype=X.dtype)
+                x = DTensor.from_local(empty, sub, [PLACEMENTS[placement]], run_check=False, shape=X.shape, stride=X.stride())
+            x = x.requires_grad_()
+            y = f(x)
+            (g,) = torch.autograd.grad(y.square().sum(), x)
+            found[name] = y.placements, g.shape, y.shape if y.ndim else None, inside or not g.to_local().numel()
+        return found
+
+    first, *others = on_ranks((4,), run)
+    if isinstance(first, Exception):
+        raise first
+    assert all(empty for *_, empty in first.values())
+    for found in others:
+        assert found == first
+
+
+# --- Noise ------------------------------------------------------------------------------------------------------------------
+
+
+def drawn(f, placements, seeds, shape=(2, 2)):
+    """What each rank of a mesh draws with a generator of its own: the whole, and what lies on this rank."""
+
+    def run(mesh):
+        generator = torch.Generator().manual_seed(seeds[mesh.get_rank()])
+        x = laid_out(X[:3, :5].clone(), mesh, placements)
+        y = [f(x, generator) for _ in range(2)]
+        return [whole(v).detach() for v in y], mesh.get_coordinate(), y[0].to_local().detach(), generator.get_state()
+
+    found = on_ranks(shape, run)
+    for r in found:
+        if isinstance(r, Exception):
+            raise r
+    return found
+
+
+DRAWS = {
+    "uniform_like": lambda x, g: sampling.uniform_like(x, generator=g),
+    "several": lambda x, g: sampling.gumbel_like(x, (3,), generator=g),
+    "bernoulli_st": lambda x, g: sampling.bernoulli_st(x.sigmoid(), generator=g),
+    "gumbel_softmax": lambda x, g: sampling.gumbel_softmax(x, generator=g),
+    "stochastic_round": lambda x, g: fullgrad.stochastic_round(x, generator=g),
+    "grad": lambda x, g: torch.func.grad(lambda x: (sampling.relaxed_bernoulli(x, generator=g) ** 2).sum())(x),
+    "vmap": lambda x, g: torch.func.vmap(lambda x: x * sampling.uniform_like(x, generator=g), randomness="different")(x),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("placements", [(Shard(0), Replicate()), (Shard(1), Shard(0)), (Partial(), Replicate())], ids=str)
+def test_noise_is_that_of_one_process(placements, name):
+    """All shards had the same numbers where ranks have one seed, and replicas others where they have not."""
+    f, x = DRAWS[name], X[:3, :5].clone()
+    generator = torch.Generator().manual_seed(5)
+    expected = [f(x, generator) for _ in range(2)]
+    for seeds in ([5] * 4, [5, 6, 7, 8]):
+        for n, (y, *_, state) in enumerate(drawn(f, placements, seeds)):
+            assert_close(y, expected)
+            assert torch.equal(state, generator.get_state()) == (seeds[n] == 5)
+
+
+def test_replicas_have_the_same_noise():
+    """The local tensors, whatever the seeds of the ranks."""
+    found = drawn(DRAWS["uniform_like"], (Shard(0), Replicate()), [1, 2, 3, 4])
+    by_place = {tuple(place): local for _, place, local, _ in found}
+    assert torch.equal(by_place[0, 0], by_place[0, 1])
+    assert torch.equal(by_place[1, 0], by_place[1, 1])
+    assert not torch.equal(by_place[0, 0][:1], by_place[1, 0][:1])

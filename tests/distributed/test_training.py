@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import pipe_split, pipeline
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -196,3 +197,29 @@ def compare(rank, world):
 def test_the_parameters_of_four_processes_are_those_of_one():
     """To a rounding of float64; with mixed precision to one of float32 of a process that averages the parts' gradients."""
     in_processes(compare, 4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
+def test_a_traced_pipeline_drops_declared_derivatives():
+    """As the guide says, with a warning; modules that are stages by themselves keep them."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            x = fullgrad.round(self.first(x))
+            pipe_split()
+            return fullgrad.round(self.second(x))
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="drops the declared derivative"):
+        traced = pipeline(Model(), (x,))
+    y = traced.get_stage_module(1)(traced.get_stage_module(0)(x))
+    y.sum().backward()
+    assert all(not p.grad.any() for p in second.parameters() if p.grad is not None)
+    second.zero_grad()
+    fullgrad.round(second(fullgrad.round(first(x)))).sum().backward()
+    assert second.bias.grad.equal(torch.full((2,), 4.0))

@@ -26,7 +26,7 @@ OUTPUT = {
     "digits": "equal a loop over its samples",
     "distributed": r"^2 processes(.|\n)*tensor parallel +\d\.\de-1\d\nsum of clipped gradients",
     "forward_mode": "slopes equal the gradient",
-    "quantization": r"mixed bits: loss .* below uniform(.|\n)*torch\.export: equal outputs(.|\n)*ONNX: (equal|not installed)",
+    "quantization": r"mixed bits: loss .* uniform (.|\n)*torch\.export: equal outputs(.|\n)*ONNX: (equal|not installed)",
     "ranking": "straight-through",
     "scales": "equal a loop over 8 samples",
     "spiking": r"loop over 8 samples(.|\n)*snntorch: (the spikes|not installed)(.|\n)*sinabs: (the spikes|not installed)",

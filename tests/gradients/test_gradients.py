@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,73 @@ def test_norm_neither_overflows_nor_underflows(dtype, size, p):
     shape = torch.tensor([1.0, -0.5], dtype=torch.float64)
     actual = pulled(fullgrad.clip_grad_norm, g, bound, norm_type=p).double()
     torch.testing.assert_close(actual / bound, shape / torch.linalg.vector_norm(shape, p), rtol=2e-3, atol=0)
+
+
+def clipped_by_fractions(g, bound, p):
+    """The gradient that `clip_grad_norm` states: the norm in units of the largest element, which is at most 1."""
+    g, bound = [Fraction(v) for v in g], Fraction(bound)
+    unit = max(map(abs, g))
+    shape = [float(v / unit) for v in g]
+    norm = max(map(abs, shape)) if p == INF else sum(abs(v) ** p for v in shape) ** (1 / p)
+    factor = min(Fraction(1), bound / unit / Fraction(norm))
+    return [float(v * factor) for v in g]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_clipped_norms_of_the_smallest_to_the_largest_numbers(dtype, p):
+    """Of the largest, ordinary and subnormal numbers, by bounds of all sizes; bounds are numbers and tensors."""
+    limits = torch.finfo(dtype)
+    sizes = [limits.max, 1.0, limits.tiny, limits.tiny * limits.eps * 8]
+    for size in sizes:
+        g = (torch.tensor([1.0, -0.5, 0.25, 0.0] * 25, dtype=torch.float64) * size).to(dtype)
+        for bound in (*sizes, limits.max / 3, limits.tiny * limits.eps, 1e-3, 3e38):
+            bound = torch.tensor(bound, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32)).item()
+            if bound == 0:
+                continue
+            expected = torch.tensor(clipped_by_fractions(g.tolist(), bound, p), dtype=torch.float64)
+            for m in (bound, torch.tensor(bound, dtype=torch.float64)):
+                actual = pulled(fullgrad.clip_grad_norm, g, m, norm_type=p)
+                smallest = limits.tiny * limits.eps
+                torch.testing.assert_close(actual.double(), expected, rtol=4 * limits.eps, atol=2 * smallest)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_clipping_leaves_what_is_within_its_bound(dtype, p):
+    """To the last bit, for every bound: also a bound that is the norm, and one beyond the numbers of the dtype."""
+    limits = torch.finfo(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for size in torch.rand(60, generator=generator, dtype=torch.float64).to(dtype).tolist():
+        for g in (torch.tensor([size], dtype=dtype), torch.tensor([size, 0.0, -size / 2], dtype=dtype)):
+            bounds = [2 * size, 100.0, limits.max, 1e39, 1e300] + ([size] if g.numel() == 1 else [])
+            for bound in bounds:
+                assert torch.equal(pulled(fullgrad.clip_grad, g, bound), g)
+                assert torch.equal(pulled(fullgrad.clip_grad_norm, g, bound, norm_type=p), g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_elements_are_clipped_at_their_bound(dtype):
+    """From the smallest to the largest numbers; one beyond those of the dtype is rounded to it, as any number is."""
+    limits = torch.finfo(dtype)
+    smallest = limits.tiny * limits.eps
+    for bound in (smallest, limits.tiny, 0.1, 1.0, limits.max):
+        expected = torch.tensor(bound, dtype=dtype)
+        g = torch.tensor([INF, bound, -bound, -limits.max, bound / 2, NAN], dtype=dtype)
+        found = pulled(fullgrad.clip_grad, g, bound)
+        assert torch.equal(found[:4], torch.stack((expected, expected, -expected, -expected)))
+        assert found[4] == g[4]
+        assert found[5].isnan()
+    assert pulled(fullgrad.clip_grad, torch.tensor([INF, -limits.max], dtype=dtype), max(1.7e308, limits.max))[1] == -limits.max
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_largest_of_a_scaled_gradient_is_1(dtype):
+    """Of the smallest to the largest numbers."""
+    limits = torch.finfo(dtype)
+    for size in (limits.max, 1.0, 0.3, limits.tiny, limits.tiny * limits.eps * 2):
+        g = torch.tensor([size, -size, size / 2, 0.0], dtype=dtype)
+        assert pulled(fullgrad.scale_grad, g).tolist() == [1.0, -1.0, 0.5, 0.0]
 
 
 def test_norm_of_special_gradients():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.func import grad, jacfwd, jvp, vjp, vmap
 
 import fullgrad
+from fullgrad._suite.cases._case import in_compute_dtype
 from fullgrad.testing._subject import close, equal, like, scalar
 from tests.property.strategies import FLOATING, dtypes, shapes, tensors
 
@@ -43,12 +44,14 @@ ELEMENTWISE = {
 
 
 def _with_step(step):
-    return functools.partial(fullgrad.step_quantize, step=step), lambda x: torch.round(x / step) * step, torch.ones_like
+    plain = in_compute_dtype(lambda x: torch.round(x / step) * step)
+    return functools.partial(fullgrad.step_quantize, step=step), plain, torch.ones_like
 
 
 def _with_bits(k):
     levels = 2.0**k - 1
-    return functools.partial(fullgrad.k_bit_quantize, k=k), lambda x: torch.round(x * levels) / levels, torch.ones_like
+    plain = in_compute_dtype(lambda x: torch.round(x * levels) / levels)
+    return functools.partial(fullgrad.k_bit_quantize, k=k), plain, torch.ones_like
 
 
 def _with_bounds(low, high):

@@ -1,15 +1,17 @@
 """Values to the last bit: against torch's kernels, tables of integers and fractions, and the same compiled as not."""
 
+import itertools
 import math
 from fractions import Fraction
 
 import numpy
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullgrad
 from fullgrad import quantizers
-from fullgrad.quantizers import FloatFormat, _float_rounding
+from fullgrad.quantizers import FloatFormat, _float_rounding, _vector_quantize
 from fullgrad.quantizers._arithmetic import first_and_last
 from fullgrad.quantizers._float_rounding import exponent, has_fraction
 from fullgrad.quantizers._formats import NAMED
@@ -245,11 +247,56 @@ def test_the_first_and_the_last_number_without_bounds(dtype):
     assert first_and_last(dtype, lambda v: v, -1.0, 2.0) == (-1, 2)
 
 
-def test_without_subnormal_numbers():
-    """What is below the smallest normal number is zero, with its sign."""
-    f = FloatFormat(4, 3, 7, "fn", subnormals=False)
-    x = torch.tensor([0.015625, 0.0156, -0.0156, 0.001, 1.06])
-    equal(quantizers.float_quantize(x, f), torch.tensor([0.015625, 0.0, -0.0, 0.0, 1.0]))
+def rounded_fraction(q, rounding):
+    """A fraction as an integer."""
+    size, half = math.floor(abs(q)), abs(q) % 1 - Fraction(1, 2)
+    away = {
+        "half_even": half > 0 or (half == 0 and size % 2 == 1),
+        "floor": q < 0 and abs(q) != size,
+        "ceil": q > 0 and abs(q) != size,
+        "trunc": False,
+        "away": abs(q) != size,
+        "half_away": half >= 0,
+        "half_zero": half > 0,
+        "half_up": half > 0 or (half == 0 and q > 0),
+        "half_down": half > 0 or (half == 0 and q < 0),
+    }[rounding]
+    return math.copysign(size + away, q)
+
+
+def stepwise(v, f, rounding, saturate):
+    """A number of a format by its definition: in units of the step, and what is beyond the range as IEEE 754 says."""
+    if math.isnan(v):
+        return v
+    if math.isfinite(v):
+        smallest = Fraction(2) ** (1 - f.bias)
+        size = abs(Fraction(v))
+        step = Fraction(2) ** (log2_floor(size) - f.mantissa_bits) if size >= smallest else smallest
+        if size < smallest and f.subnormals:
+            step = smallest / 2**f.mantissa_bits
+        y = rounded_fraction(Fraction(v) / step, rounding) * float(step)
+        if abs(y) <= f.max:
+            return math.copysign(y, v) if y == 0 and f.kind != "fnuz" else y + 0.0
+    to_zero = math.isfinite(v) and rounding in ("trunc", "floor" if v > 0 else "ceil")
+    if saturate or f.kind == "finite" or to_zero:
+        return math.copysign(f.max, v)
+    return math.copysign(INF, v) if f.kind == "ieee" else NAN
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("rounding", [*ROUNDINGS])
+@pytest.mark.parametrize("kind", ["ieee", "fn", "fnuz", "finite"])
+@pytest.mark.parametrize("subnormals", [True, False])
+def test_every_rounding_to_every_kind_of_format(subnormals, kind, rounding, saturate):
+    """From below the smallest number to beyond the largest, on ties and next to them, infinities and NaN included."""
+    for bits in ((3, 2), (4, 0), (2, 3)):
+        f = FloatFormat(*bits, kind=kind, subnormals=subnormals)
+        positive = [n for n in f.numbers().tolist() if n > 0]
+        ends = [0.0, *positive, *[f.max * k for k in (1.1, 1.3, 1.9, 2.5, 1e3)]]
+        x = around(torch.tensor(ends + [(a + b) / 2 for a, b in itertools.pairwise(ends)], dtype=torch.float64))
+        x = torch.cat([x, -x, torch.tensor([INF, -INF, NAN, -0.0, f.min_normal / 4], dtype=torch.float64)])
+        expected = torch.tensor([stepwise(v, f, rounding, saturate) for v in x.tolist()], dtype=torch.float64)
+        equal(quantizers.float_quantize(x, f, rounding=rounding, saturate=saturate), expected)
 
 
 # --- Blocks --------------------------------------------------------------------------------------------------------------
@@ -415,15 +462,51 @@ def test_the_unit_may_be_any(name, dtype, unit):
         equal(scaled, expected)
 
 
-@pytest.mark.parametrize("far", [0.0, 1e2, 1e6])
-@pytest.mark.parametrize(("n", "size", "channels"), [(50, 16, 4), (1000, 200, 8)])
-def test_the_nearest_row_of_a_codebook_far_from_0(n, size, channels, far):
-    """It is that of all distances in float64: what vectors and rows have in common costs no digits."""
+def _codebooks(generator, n, channels):
+    """Codebooks by what they have in common or apart, with vectors near some of their rows."""
+    rows, x = [torch.randn(k, channels, generator=generator) for k in (n, 300)]
+    ends = torch.tensor([1.0, -1.0]).repeat(150)[:, None]
+    outlier = torch.where(torch.arange(n)[:, None] == 0, 400.0, rows)
+    yield "plain", x, rows
+    yield "equal", x, rows[:2].repeat(n // 2, 1)
+    for far in (1e2, 1e6):
+        yield f"offset {far:g}", x + far, rows + far
+    for size in (1e4, 1e6):
+        yield f"clusters {size:g}", x + size * ends, rows + size * ends[:n]
+    yield "outlier", x, outlier
+    yield "outlier", x, outlier.flip(0)
+    for unit in (1e-36, 1e-25, 1e18, 1e36):
+        yield f"unit {unit:g}", x * unit, rows * unit
+
+
+@pytest.mark.parametrize("way", ["eager", "traced", "with rounded products"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "channels"), [(16, 4), (200, 8)])
+def test_the_nearest_row_is_that_of_all_distances(n, channels, dtype, way, monkeypatch):
+    """In float64, for any offset, outlier, cluster and unit, in any order of rows: nothing that they share costs digits."""
+    if way == "with rounded products":  # as some devices do, if torch is told so
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        monkeypatch.setattr(
+            _vector_quantize, "matmul", lambda a, b: (a.bfloat16() @ b.bfloat16()).to(a) if a.dtype == torch.float32 else a @ b
+        )
+    for name, x, rows in _codebooks(torch.Generator().manual_seed(0), n, channels):
+        x, rows = x.to(dtype), rows.to(dtype)
+        operator = lambda x, rows: quantizers.vector_quantize(x, rows)[1]  # noqa: E731
+        found = (make_fx(operator)(x, rows) if way == "traced" else operator)(x, rows)
+        distances = (x.double().unsqueeze(1) - rows.double()).square().sum(-1).sqrt()
+        chosen, least = distances.gather(1, found.unsqueeze(1)).squeeze(1), distances.amin(1)
+        assert (chosen <= least * (1 + 2 * torch.finfo(torch.float32).eps)).all(), name
+        equals = (rows[found].unsqueeze(1) == rows).all(-1)
+        assert torch.equal(found, equals.byte().argmax(1)), name
+
+
+def test_the_nearest_row_in_batches_of_codebooks():
+    """Each of a batch has its own vectors that rounded distances do not tell apart."""
     generator = torch.Generator().manual_seed(0)
-    x, codebook = [torch.randn(k, channels, generator=generator) + far for k in (n, size)]
-    distances = (x.double().unsqueeze(1) - codebook.double()).square().sum(-1)
-    found = distances.gather(1, quantizers.vector_quantize(x, codebook)[1].unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(found, distances.amin(1), rtol=1e-5, atol=1e-5)
+    x, rows = zip(*[(x, rows) for _, x, rows in _codebooks(generator, 16, 4)], strict=True)
+    expected = [quantizers.vector_quantize(*pair)[1] for pair in zip(x, rows, strict=True)]
+    found = torch.func.vmap(quantizers.vector_quantize)(torch.stack(x), torch.stack(rows))[1]
+    assert torch.equal(found, torch.stack(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -447,3 +530,22 @@ def test_ties_of_stretched_elastic_are_rounded_to_even(levels):
     inside = x[x.abs() < 0.99]
     expected = torch.tensor([float((round(Fraction(v) * n - h) + h) / n) for v in inside.tolist()], dtype=torch.float64)
     torch.testing.assert_close(quantizers.stretched_elastic(inside, 1.0, levels), expected, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e20, 1e30])
+def test_rotations_in_any_unit(unit):
+    """The gradient through a rotation and a scaling is the same for vectors and rows in any unit."""
+    x, c = torch.tensor([[1.0, 1.0], [-0.5, 2.0]]), torch.tensor([[1.0, 2.0], [-1.0, 1.0]])
+    f = lambda x, unit: quantizers.vector_quantize(x * unit, c * unit, gradient="rotation")[0] / unit  # noqa: E731
+    pull = lambda unit: torch.func.vjp(lambda x: f(x, unit), x)[1](torch.ones(2, 2))[0]  # noqa: E731
+    torch.testing.assert_close(pull(unit), pull(1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_levels_next_to_the_largest_number(dtype):
+    """The sum of two levels overflows, and what lies between them does not."""
+    largest = torch.finfo(dtype).max
+    levels = torch.tensor([-0.9, -0.3, 0.3, 0.85], dtype=dtype) * largest
+    x = torch.tensor([0.9, -0.7, 0.5, 0.6, -0.1], dtype=dtype) * largest
+    expected = torch.tensor([0.85, -0.9, 0.3, 0.85, -0.3], dtype=dtype) * largest
+    torch.testing.assert_close(quantizers.codebook_quantize(x, levels), expected)

@@ -428,6 +428,19 @@ def test_weights_of_nothing(name, bits):
         getattr(quantizers, name)(torch.zeros(0), *bits)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_of_any_size_are_quantized_alike(dtype):
+    """Up to the largest numbers, of which twice the largest absolute value is none."""
+    limits = torch.finfo(dtype)
+    shape = torch.tensor([1.0, -0.5, 0.25, -1.0], dtype=dtype)
+    x = torch.zeros(4, dtype=dtype, requires_grad=True)
+    y = quantizers.dorefa_gradient(x, 3, noise=torch.full((4,), 0.5))
+    (expected,) = torch.autograd.grad(y, x, shape, retain_graph=True)
+    for size in (math.ldexp(0.5, math.frexp(limits.max)[1]), 1.0, limits.tiny * 64):
+        (found,) = torch.autograd.grad(y, x, shape * size, retain_graph=True)
+        torch.testing.assert_close(found / size, expected, rtol=limits.eps, atol=0)
+
+
 def test_codebooks_of_a_batch():
     """Along any dimension of both arguments."""
     x, codebooks = torch.randn(3, 5, 2), torch.randn(3, 4, 2)

@@ -10,6 +10,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from fullgrad import sampling, soft
 from fullgrad._suite.cases.sampling import _topk_weights
+from fullgrad.sampling import _poisson_st
 from tests.operators import subset_probabilities
 
 pytestmark = pytest.mark.short
@@ -107,6 +108,27 @@ def test_a_count_is_the_smallest_whose_distribution_function_is_above():
     assert large[:2].tolist() == [1e6, 1e12]
     assert abs(large[2] / 1e30 - 1) < 1e-6
     assert large[3] == INF
+
+
+def test_counts_of_large_rates():
+    """In both tails, by the distribution function of mpmath with 40 digits."""
+    u = [1e-300, 1e-30, 1e-12, 1e-4, 0.3, 0.7, 1 - 1e-4, 1 - 1e-8, 1 - 1e-12, 1 - 2**-53]
+    counts = {
+        2.0**20: [1010869, 1036859, 1041381, 1044770, 1048039, 1049113, 1052386, 1054328, 1055787, 1056994],
+        1e7 + 0.5: [9883076, 9963770, 9977764, 9988242, 9998342, 10001659, 10011763, 10017752, 10022254, 10025972],
+        1e9: [998828697, 999637497, 999777558, 999882397, 999983417, 1000016583, 1000117608, 1000177472, 1000222458, 1000259619],
+    }
+    noise = torch.tensor(u, dtype=torch.float64)
+    for rate, expected in counts.items():
+        assert sampling.poisson_st(torch.full_like(noise, rate), noise=noise).tolist() == expected
+
+
+def test_counts_by_bisection_and_by_expansion_are_the_same():
+    """Next to the rate from which the expansion is taken."""
+    generator = torch.Generator().manual_seed(0)
+    rate = _poisson_st._LARGE * (1 - 0.01 * torch.rand(2000, generator=generator, dtype=torch.float64))
+    noise = torch.rand(2000, generator=generator, dtype=torch.float64)
+    assert torch.equal(sampling.poisson_st(rate, noise=noise), _poisson_st._quantile_of_large(rate, noise))
 
 
 def test_open_gates():
@@ -334,8 +356,9 @@ def test_any_dimension(name):
     for dim in (0, -2):
         torch.testing.assert_close(call(name, x, dim=dim, noise=noise), call(name, x.mT, noise=noise.mT).mT)
     batch = vmap(lambda x, noise: call(name, x, dim=0, noise=noise), (0, noise.ndim - 2))(x, noise)
-    assert torch.equal(batch, call(name, x, noise=noise))
-    assert torch.equal(call(name, x[0], dim=0, noise=noise[..., 0, :]), batch[0])
+    # Of a softmax over other strides a CPU may have another last bit.
+    torch.testing.assert_close(batch, call(name, x, noise=noise))
+    torch.testing.assert_close(call(name, x[0], dim=0, noise=noise[..., 0, :]), batch[0])
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     noise = draw(x, size)
     for dim in (-3, -2):
@@ -430,3 +453,11 @@ def test_what_all_logits_have_in_common_changes_nothing(name, far):
         return y.detach(), torch.autograd.grad(y, x, torch.sin(torch.arange(y.numel()).view(y.shape).double()))[0]
 
     torch.testing.assert_close(found(far), found(0.0), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("offset", [-(2.0**23), 2.0**20, 2.0**24])
+def test_subsets_of_logits_far_from_0(offset):
+    """An offset that all logits have in common changes no draw."""
+    logits = torch.tensor([2.0, -2.0, 4.0, 0.0, -6.0]).expand(500, 5)
+    noise = torch.rand(500, 5)
+    assert torch.equal(sampling.k_subset_st(logits + offset, 2, noise=noise), sampling.k_subset_st(logits, 2, noise=noise))

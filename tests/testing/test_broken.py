@@ -113,6 +113,14 @@ class NotSaved(Cube):
         return 3 * ctx.x * ctx.x * g
 
 
+class TransformsInTheBackward(Cube):
+    """A transform in the rule, which torch refuses inside of hooks."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return torch.func.vjp(lambda x: x * x * x, *ctx.saved_tensors)[1](g)[0]
+
+
 class RestoredFromTheFirstCall(Cube):
     """A saved tensor that is read on the first backward and kept, whatever the hooks put in its place."""
 
@@ -279,6 +287,7 @@ CAUGHT_BY = {
     IgnoresInDims: {"vmap_equals_loop", "nested_vmap"},
     NotSaved: {"in_place_change_is_detected"},
     RestoredFromTheFirstCall: {"saved_bytes"},
+    TransformsInTheBackward: {"double_backward_inside_hooks"},
     DependsOnData: {"value_on_meta_and_fake_tensors", "compile_the_operator_itself", "compile_vmap", "export_value"},
     BakedIn: {"make_fx_of_transforms", "compile_grad"},
     OverwritesTemporary: {"func_linearize"},

@@ -10,7 +10,7 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
-from fullgrad.testing._check_operator import make_subject, run_check
+from fullgrad.testing._check_operator import make_subject, not_checked, run_check
 from fullgrad.testing._report import NOT_APPLICABLE, PASSED
 from fullgrad.testing._tracing import same
 from tests.operators import Cube, TorchCube
@@ -173,6 +173,69 @@ def test_a_report_counts_what_it_has():
     assert [line.split(":")[0] for line in rest[2:]] == ["failed func_grad", "failed adjoint"]
 
 
+class Negated(fullgrad.Round):
+    """The derivative is -1 under every transform."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return -g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return -t
+
+
+DERIVATIVES = ["reverse", "forward", "second order", "third order", "batching", "gradient_by_differences"]
+
+
+def test_a_derivative_that_nothing_was_compared_with_is_told():
+    """A slope that is wrong under all transforms passes without a surrogate; the report says so, and with one it fails."""
+    report = check_operator(Negated.apply, X, checks=DERIVATIVES)
+    assert not report.failures
+    assert [*report.not_checked] == ["surrogate", "smooth_forwards"]
+    assert "not checked: whether the derivative is the declared one" in str(report)
+    assert "(no `surrogate` was given)" in str(report)
+    surrogate = lambda x: x + (x.round() - x).detach()  # noqa: E731
+    report = check_operator(Negated.apply, X, surrogate=surrogate, checks=DERIVATIVES, raise_exception=False)
+    assert "func_grad" in report.failures
+    assert "surrogate" not in report.not_checked
+
+
+@pytest.mark.parametrize("x", [torch.zeros(0, 3), torch.full((4, 3), torch.nan)], ids=["empty", "NaN"])
+def test_inputs_without_a_number_are_told(x):
+    """Everything passes there, right or wrong."""
+    report = check_operator(Negated.apply, x, surrogate=cube, value=cube, smooth_forwards={}, checks=("func_grad",))
+    assert [*report.not_checked] == ["inputs"]
+    assert "not checked: anything about numbers" in str(report)
+
+
+ORACLES = {"surrogate": cube, "value": cube, "smooth_forwards": {}, "max_saved_bytes": 0}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ORACLES)
+def test_what_each_argument_would_check_is_told(name):
+    """Nothing where all are given or no chosen check asks; smooth forwards are an oracle of the derivative, too."""
+    without = {name: None} if name != "surrogate" else {"surrogate": None, "smooth_forwards": None}
+    assert [*not_checked(make_subject(Cube.apply, [X], **{**ORACLES, **without}), CHECKS)] == [*without]
+    assert not_checked(make_subject(Cube.apply, [X], **ORACLES), CHECKS) == {}
+    assert not_checked(make_subject(Cube.apply, [X], **{**ORACLES, "surrogate": None}), CHECKS) == {}
+    assert not_checked(make_subject(Cube.apply, [X]), GROUPS["tracing"]) == {}
+
+
+def test_a_random_operator_is_checked_for_its_draws_alone():
+    """The report says it."""
+    report = check_operator(torch.nn.functional.dropout, X, draws=True, checks=["randomness_error_raises"])
+    assert "not checked: anything but randomness" in str(report)
+
+
+def test_what_is_adopted_is_compared_with_its_class():
+    """In eager autograd, which is its oracle."""
+    subject = make_subject(fullgrad.adopt(TorchRound), [X])
+    assert "surrogate" not in not_checked(subject, CHECKS)
+    assert "value" not in not_checked(subject, CHECKS)
+
+
 def test_public_threads_are_of_checks_that_torch_fails():
     """The others have none."""
     assert UPSTREAM_ISSUES["compile_jvp"] == "https://github.com/pytorch/pytorch/issues/192985"
@@ -237,6 +300,9 @@ def test_check_command_on_ones_own(capsys):
     """module:callable with a surrogate; a failure is told, and the exit status is 1."""
     own = lambda name, checks: ["check", f"{__name__}:{name}", "--surrogate", f"{__name__}:cube", "--checks", checks]  # noqa: E731
     assert main(own("TorchCube", "reverse")) == 0
+    assert "not checked: whether" not in capsys.readouterr().out
+    assert main(["check", f"{__name__}:Negated", "--checks", "reverse"]) == 0
+    assert f"{__name__}:Negated: not checked: whether the derivative is the declared one" in capsys.readouterr().out
     assert main(own("own_wrong", "func_grad")) == 1
     assert "failed func_grad: expected" in capsys.readouterr().out.replace("\n", " ")
 

@@ -32,21 +32,29 @@ def test_round(x):
     return fullgrad.round(x)
 
 
+def through(x):
+    """The surrogate of a rounding."""
+    return x + (x.round() - x).detach()
+
+
 class TestInAClass:
     """Methods, static and not, whose inputs are given or drawn."""
 
     factor = 2
+    doubled = {"surrogate": lambda x: 2 * through(x), "value": lambda x: 2 * x.round()}
 
-    @operator(inputs=torch.tensor([0.3, -1.7]), checks=["func_jvp", "value_is_exact"])
+    @operator(inputs=torch.tensor([0.3, -1.7]), checks=["func_jvp", "value_is_exact"], **doubled)
     def test_method(self, x):
         return self.factor * fullgrad.round(x)
 
-    @operator(inputs=[torch.tensor([0.3, -1.7])], checks=["func_jvp"])
+    @operator(inputs=[torch.tensor([0.3, -1.7])], checks=["func_jvp"], surrogate=through)
     @staticmethod
     def test_static(x):
         return fullgrad.round(x)
 
-    @operator(inputs=strategies.builds(lambda n: [torch.linspace(-1, 1, n)], strategies.integers(1, 5)), checks=["func_jvp"])
+    @operator(
+        inputs=strategies.builds(lambda n: [torch.linspace(-1, 1, n)], strategies.integers(1, 5)), checks=["func_jvp"], **doubled
+    )
     def test_drawn(self, x):
         return self.factor * fullgrad.round(x)
 
@@ -158,6 +166,45 @@ def test_marks_choose_groups(pytester):
     pytester.makepyfile(test_operators=OPERATORS)
     result = run(pytester, "-m", "second_order", "-k", "right", "-n", "2")
     result.assert_outcomes(passed=len(GROUPS["second order"]))
+
+
+GAPS = """
+import torch
+import fullgrad
+
+surrogate = lambda x: x + (x.round() - x).detach()
+inputs = [torch.tensor([0.31, -1.72])]
+
+
+@fullgrad.testing.operator(inputs=inputs, checks=["func_grad", "func_vjp"])
+def test_alone(x):
+    return -fullgrad.round(x)
+
+
+@fullgrad.testing.operator(inputs=inputs, surrogate=surrogate, checks=["func_grad", "value_is_exact"])
+def test_with_a_surrogate(x):
+    return fullgrad.round(x)
+
+
+class TestMethods:
+    @fullgrad.testing.operator(inputs=inputs, checks=["func_grad"])
+    def test_method(self, x):
+        return fullgrad.round(x)
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.long(but=1)
+def test_what_was_not_checked_is_listed_at_the_end(pytester, workers):
+    """A line for each operator and argument that is missing, from workers too."""
+    pytester.makepyfile(test_gaps=GAPS)
+    lines = [line for line in run(pytester, *workers).outlines if "not checked" in line]
+    told = "not checked: whether the derivative is the declared one, as the transforms were compared with each other alone"
+    assert sorted(lines) == [
+        f"test_gaps.py::TestMethods::test_method: {told} (no `surrogate` was given)",
+        f"test_gaps.py::test_alone: {told} (no `surrogate` was given)",
+        "test_gaps.py::test_with_a_surrogate: not checked: the value, to the last bit (no `value` was given)",
+    ]
 
 
 def test_every_mark_is_registered(pytester):

@@ -1,6 +1,7 @@
 """The checks of operators that draw: a right one passes, and each kind of check catches one that is broken on purpose."""
 
 import random
+import types
 
 import pytest
 import torch
@@ -10,9 +11,18 @@ from fullgrad import Elementwise, Function
 from fullgrad._dispatch import alias, is_identity
 from fullgrad._noise import uniform_like
 from fullgrad._suite.cases._case import numbers
-from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, check_operator
+from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, _randomness, check_operator
 
 pytestmark = pytest.mark.short
+
+# Stands in for the generator of another device.
+OTHER = torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _another_device(monkeypatch):
+    """Beside that of the CPU, torch has a generator of its own on another device."""
+    monkeypatch.setattr(_randomness, "generators", lambda: [torch.default_generator, OTHER])
 
 
 class RandomStep(Elementwise):
@@ -97,6 +107,84 @@ def draws_in_the_backward(x, *, noise=None, generator=None):
     return DrawsInTheBackward.apply(x, uniform_like(x, generator=generator) if noise is None else noise)
 
 
+class DrawsAside(Function):
+    """As `RandomStep`; the rules that `aside` names draw numbers from a source, which they do not use."""
+
+    @staticmethod
+    def forward(x, u, aside, source):
+        return (u < torch.sigmoid(x)).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, _, ctx.aside, ctx.source = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def vjp(ctx, g):
+        if "vjp" in ctx.aside:
+            torch.rand(1, generator=ctx.source)
+        return g * SigmoidSlope.apply(*ctx.saved_tensors, ctx.aside, ctx.source), None, None, None
+
+    @staticmethod
+    def jvp(ctx, t, *_):
+        if "jvp" in ctx.aside:
+            torch.rand(1, generator=ctx.source)
+        return t * SigmoidSlope.apply(*ctx.saved_tensors, ctx.aside, ctx.source)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):
+        raise NotImplementedError("two checks are asked, which batch nothing")
+
+
+class SigmoidSlope(Function):
+    """The derivative of the sigmoid, whose own derivative may draw."""
+
+    @staticmethod
+    def forward(x, aside, source):
+        return torch.sigmoid(x) * torch.sigmoid(-x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.aside, ctx.source = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def _slope(ctx, v):
+        (x,) = ctx.saved_tensors
+        if "second" in ctx.aside:
+            torch.rand(1, generator=ctx.source)
+        return v * torch.sigmoid(x) * torch.sigmoid(-x) * (1 - 2 * torch.sigmoid(x))
+
+    @staticmethod
+    def vjp(ctx, g):
+        return SigmoidSlope._slope(ctx, g), None, None
+
+    @staticmethod
+    def jvp(ctx, t, *_):
+        return SigmoidSlope._slope(ctx, t)
+
+    vmap = DrawsAside.vmap
+
+
+def drawing_aside(name, *aside, source=None):
+    """An operator some of whose derivatives draw, from torch's generator, another one, or that which the call was given."""
+
+    def operator(x, *, noise=None, generator=None):
+        u = uniform_like(x, generator=generator) if noise is None else noise
+        return DrawsAside.apply(x, u, aside, generator if source == "given" else source)
+
+    operator.__name__ = name
+    return operator
+
+
+def draws_anyway_elsewhere(x, *, noise=None, generator=None):
+    """Noise that was given is not needed, and more is drawn all the same, on another device."""
+    torch.rand(1, generator=OTHER)
+    return right(x, noise=noise, generator=generator)
+
+
 class ReadsItsOutput(Function):
     """A sample with the derivative mean(p, y)(1 - mean(p, y)), where y is the saved output: autograd differentiates it."""
 
@@ -152,6 +240,16 @@ CAUGHT_BY = {
     | {"checkpoint_draws_again_the_same", "one_draw_in_value_and_derivatives", "compiled_draws_once"},
     draws_twice: {"one_draw_in_value_and_derivatives"},
     draws_in_the_backward: {"one_draw_in_value_and_derivatives"},
+    draws_anyway_elsewhere: {"given_noise_draws_nothing", "randomness_different_is_a_draw_each"},
+    **{
+        drawing_aside(f"draws_aside_in_{rule}_{where}", rule, source=source): checks
+        for rule in ("vjp", "jvp", "second")
+        for where, source, checks in (
+            ("from_torch", None, {"one_draw_in_value_and_derivatives", "given_noise_draws_nothing"}),
+            ("elsewhere", OTHER, {"one_draw_in_value_and_derivatives", "given_noise_draws_nothing"}),
+            ("from_what_is_given", "given", {"given_noise_draws_nothing"}),
+        )
+    },
 }
 X = numbers(2, 3, seed=4)
 RARE = (torch.full((1,), -6.9068, dtype=torch.float64),), torch.sigmoid
@@ -165,6 +263,22 @@ def subject(operator) -> Subject:
 def test_right_operator_passes(name):
     """Noise that is drawn outside passes every check."""
     CHECKS[name](subject(right))
+
+
+def test_right_rules_pass():
+    """Those that draw nothing aside: what the broken ones below are broken from."""
+    for name in ("one_draw_in_value_and_derivatives", "given_noise_draws_nothing"):
+        CHECKS[name](subject(drawing_aside("right")))
+
+
+def test_generators_of_every_device(monkeypatch):
+    """That of the CPU, and each that the accelerator's module has."""
+    monkeypatch.undo()
+    assert torch.default_generator in _randomness.generators()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_device_module", lambda: types.SimpleNamespace(default_generators=(OTHER,)))
+    assert _randomness.generators() == [torch.default_generator, OTHER]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +319,11 @@ def test_operators_that_take_no_noise():
         check_operator(lambda x: samples_by_torch(x), X, draws=True)
 
 
-def test_the_kit_draws_nothing_from_its_callers_generator():
-    """Seeded runs are forked."""
+def test_the_kit_draws_nothing_from_its_callers_generators():
+    """Seeded runs are forked, on every device."""
     torch.manual_seed(5)
-    before = torch.get_rng_state()
-    for name in ("randomness_same_is_one_draw", "checkpoint_draws_again_the_same", "strides_do_not_change_the_draw"):
+    before = torch.get_rng_state(), OTHER.get_state()
+    for name in GROUPS["randomness"]:
         CHECKS[name](subject(right))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(OTHER.get_state(), before[1])

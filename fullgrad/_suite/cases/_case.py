@@ -1,6 +1,7 @@
 """`Case`: a `Subject` with the names that it covers."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,19 @@ class Case(Subject):
 def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:
     """Normal float64 numbers; none lies on a boundary of an operator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+def in_compute_dtype(value: Any) -> Any:
+    """A value whose arithmetic is that of float32 for half precision, rounded once, with parameters converted to it."""
+
+    def plain(x: Tensor, *rest: Any) -> Tensor:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if x.is_floating_point():
+            rest = tuple(t.to(wide.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest)
+        y = value(wide, *rest)
+        return y.to(x.dtype) if x.is_floating_point() else y
+
+    return plain
 
 
 def straight_through(value: Tensor, x: Tensor) -> Tensor:

@@ -460,8 +460,8 @@ def _by_blocks(u: Tensor, h: Tensor) -> Tensor:
 
 
 KERNELS = [
-    _kernel("averages by scans", _exponential.averages, lambda u: _near(u, "smooth")),
-    _kernel("averages by prefix sums", lambda u, h: _window.averages(u, h, 2), lambda u: _near(u, "c1")),
+    _kernel("averages by scans", lambda u, h: _exponential.averages(u, h, _numbers.tie_bounds(u)), lambda u: _near(u, "smooth")),
+    _kernel("averages by prefix sums", lambda u, h: _window.averages(u, h, _numbers.tie_bounds(u), 2), lambda u: _near(u, "c1")),
     _kernel("averages by blocks of rows", _by_blocks, _placed),
 ]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import quantizers
-from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad._suite.cases._case import Case, in_compute_dtype, numbers, straight_through
 from fullgrad.gradients._scale import Scale
 from fullgrad.quantizers import FloatFormat, _fake_quantize, _float_quantize, _mx_quantize, _nvfp4_quantize
 from fullgrad.quantizers import _binarize as _binarize_file
@@ -24,18 +24,6 @@ from fullgrad.testing._subject import by_cotangent_map
 X = numbers(4, 3)
 SCALE = torch.tensor([[0.5], [0.31], [0.83], [0.62]], dtype=torch.float64)
 ZERO_POINT = torch.tensor([1.0, 0.3, -0.7], dtype=torch.float64)
-
-
-def in_compute_dtype(value):
-    """A value whose arithmetic is that of float32 for half precision, rounded once, with parameters converted to it."""
-
-    def plain(x: Tensor, *rest: Any) -> Tensor:
-        wide = x.float() if x.dtype.itemsize == 2 else x
-        return value(wide, *[t.to(wide.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]).to(
-            x.dtype
-        )
-
-    return plain
 
 
 def constant(value: Any) -> Any:
@@ -75,7 +63,7 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
     @in_compute_dtype
     def value(x: Tensor, s: Any, z: Any) -> Tensor:
         s, z = aligned(s, x), aligned(z, x)
-        step = s if isinstance(s, Tensor) else torch.full((), s, dtype=x.dtype)
+        step = s if isinstance(s, Tensor) else torch.full((), s, dtype=x.dtype, device=x.device)
         v = x * (1 / step) if reciprocal else x / step
         if round_z and isinstance(z, Tensor):
             z = torch.clamp(torch.round(z), LOW, HIGH)

@@ -3,7 +3,7 @@
 import torch
 
 import fullgrad
-from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad._suite.cases._case import Case, in_compute_dtype, numbers, straight_through
 from fullgrad.rounding import _soft_round
 
 X = numbers(4, 3)
@@ -13,6 +13,7 @@ SCALE, OFFSET = numbers(3, seed=3), numbers(4, 1, seed=4)
 LEARNED = numbers(4, 3, scale=1.0, seed=5)
 
 
+@in_compute_dtype
 def _plain_k_bit(x, k):
     levels = float(2**k - 1)
     return torch.round(x * levels) / levels
@@ -162,7 +163,7 @@ CASES = [
         operator=fullgrad.step_quantize,
         inputs=(X, 0.3),
         surrogate=lambda x, step: straight_through(torch.round(x / step) * step, x),
-        value=lambda x, step: torch.round(x / step) * step,
+        value=in_compute_dtype(lambda x, step: torch.round(x / step) * step),
         smooth_forwards={fullgrad.StepQuantize: lambda x, step: x.clone()},
     ),
     Case(
@@ -172,7 +173,7 @@ CASES = [
         operator=fullgrad.step_quantize,
         inputs=(X, STEP),
         surrogate=lambda x, step: straight_through(torch.round(x / step), x / step) * step,
-        value=lambda x, step: torch.round(x / step) * step,
+        value=in_compute_dtype(lambda x, step: torch.round(x / step) * step),
         smooth_forwards={fullgrad.StepQuantize: lambda x, step: x + 0 * step, fullgrad.Round: lambda x: x.clone()},
     ),
     Case(
@@ -182,7 +183,7 @@ CASES = [
         operator=fullgrad.step_quantize_forward,
         inputs=(X, 0.3),
         surrogate=lambda x, step: torch.round(x / step) * step,
-        value=lambda x, step: torch.round(x / step) * step,
+        value=in_compute_dtype(lambda x, step: torch.round(x / step) * step),
     ),
     Case(
         name="k_bit_quantize",
@@ -208,7 +209,7 @@ CASES = [
         operator=fullgrad.affine_k_bit_quantize,
         inputs=(UNIT, 2, SCALE, OFFSET),
         surrogate=lambda x, k, w, b: w * straight_through(_plain_k_bit(x, k), x) + b,
-        value=lambda x, k, w, b: w * _plain_k_bit(x, k) + b,
+        value=in_compute_dtype(lambda x, k, w, b: w * _plain_k_bit(x, k) + b),
         smooth_forwards={
             fullgrad.AffineKBitQuantize: lambda x, k, w, b: w * x + b,
             fullgrad.KBitQuantize: lambda x, k: x.clone(),

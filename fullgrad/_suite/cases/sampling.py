@@ -116,7 +116,7 @@ def _rao(x: Tensor, tau: Any, samples: int) -> Tensor:
 def _subsets(x: Tensor) -> Tensor:
     """The marginals of two elements, from all pairs."""
     w = torch.exp(x)
-    pairs = w.unsqueeze(-1) * w.unsqueeze(-2) * (1 - torch.eye(x.shape[-1], dtype=x.dtype))
+    pairs = w.unsqueeze(-1) * w.unsqueeze(-2) * (1 - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
     return pairs.sum(-1) / (pairs.sum((-2, -1)) / 2).unsqueeze(-1)
 
 

@@ -105,7 +105,7 @@ def _loss(weights: Callable[..., Tensor], omega: Callable[..., Tensor]) -> Calla
 def _lapsum(x: Tensor, softness: Any) -> Tensor:
     u = x / softness
     solution = soft.sort(x.detach(), softness=softness, mode="laplace", method="lapsum", standardize=False).values / softness
-    heights = torch.arange(x.shape[-1], dtype=x.dtype) + 0.5
+    heights = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device) + 0.5
 
     def step(y: Tensor) -> Tensor:
         d = y.unsqueeze(-1) - u.unsqueeze(-2)

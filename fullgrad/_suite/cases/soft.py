@@ -78,7 +78,7 @@ def _eq_of(x, y, s, mode, epsilon=1e-10):
 
 def _isclose_of(x, y, s, rtol, atol, mode, epsilon=1e-10):
     q = _abs_of(x - y, s, mode) - atol - rtol * _abs_of(y, s, mode) - epsilon
-    return 2 - 2 * _step(q, s, mode)
+    return 2 - 2 * _step(torch.clamp(q, min=0), s, mode)
 
 
 def _constant(v):

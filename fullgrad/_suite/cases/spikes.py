@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import spikes
-from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad._suite.cases._case import Case, in_compute_dtype, numbers, straight_through
 
 V = numbers(4, 3)
 THRESHOLD, GRAD_SCALE = numbers(4, 1, scale=0.3, seed=1), torch.tensor(0.7, dtype=torch.float64)
@@ -132,6 +132,7 @@ def _ternary(x: Tensor, threshold: Any, clip_value: Any, tie: float) -> Tensor:
     return _spread((x >= threshold).to(x.dtype) - (x <= -threshold).to(x.dtype), clip_value)
 
 
+@in_compute_dtype
 def _count(v: Tensor, threshold: Any, max_spikes: Any, *inputs: Any) -> Tensor:
     return _spread(torch.clamp(torch.trunc(v / threshold), 0, max_spikes) + 0.0, *inputs)
 

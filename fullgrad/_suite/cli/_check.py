@@ -20,7 +20,7 @@ from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli._errors import UsageError, extra
 from fullgrad.testing import CHECKS, GROUPS, Report, Subject
-from fullgrad.testing._check_operator import choose, run_check
+from fullgrad.testing._check_operator import choose, not_checked, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED
 from fullgrad.testing._subject import float64_devices
 
@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
                 progress.update(task, description=f"{name}: {check}")
                 results[check] = run_check(check, subject)
                 progress.advance(task)
-            reports.append(Report(name, results))
+            # The cases of the package say by themselves what they leave out.
+            reports.append(Report(name, results, not_checked(subject, checks) if ":" in name else None))
     _print(reports, checks, time.perf_counter() - start)
     if options.json:
         options.json.write_text(json.dumps(_as_dict(reports, options), indent=1))
@@ -145,6 +146,12 @@ def _print(reports: list[Report], checks: list[str], seconds: float) -> None:
     for report in reports:
         for name in report.failures:
             console.print(f"{report.name}: {report.explain(name)}", markup=False, highlight=False)
+    for report in reports:
+        for line in report.gaps:
+            console.print(f"{report.name}: {line}", markup=False, highlight=False)
+    if any(report.not_checked for report in reports):
+        told = "--surrogate MODULE:CALLABLE is a `surrogate`; fullgrad.testing.check_operator takes the others."
+        console.print(told, markup=False, highlight=False)
     counts = ", ".join(f"{sum(r.count(status) for r in reports)} {status}" for status in (PASSED, FAILED, NOT_APPLICABLE))
     where = f"torch {torch.__version__}, python {platform.python_version()}, dispatch {DISPATCH!r}"
     summary = f"{len(reports)} cases, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}"
@@ -165,5 +172,6 @@ def _as_dict(reports: list[Report], options: argparse.Namespace) -> dict[str, An
         "python": platform.python_version(),
         "dispatch": DISPATCH,
         "backend": options.backend,
+        "not_checked": {r.name: r.not_checked for r in reports if r.not_checked},
         "results": {r.name: {name: dataclasses.asdict(result) for name, result in r.items()} for r in reports},
     }

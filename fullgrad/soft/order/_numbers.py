@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullgrad._autocast import matmul
 from fullgrad._batching import aligned
+from fullgrad._dispatch import surely
 from fullgrad._function import Function
 
 # In these modes the weights are powers of how far a number lies above a threshold.
@@ -30,6 +31,28 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 def weighted(weights: Tensor, x: Tensor) -> Tensor:
     """The sums (…, k) of rows (…, n) with weights (…, k, n): a matrix times a vector."""
     return matmul(weights, x.unsqueeze(-1)).squeeze(-1)
+
+
+def row_origin(x: Tensor) -> Tensor:
+    """The element nearest to 0 of each row whose elements lie within a factor of 2, infinities aside; 0 of other rows.
+
+    The difference of two such numbers is exact (Sterbenz): no digit and no order is lost when a row far from 0 is taken less its
+    origin, and none when the origin is added again.
+    """
+    x = x.detach()
+    if surely(x.shape[-1] == 0):
+        return x.sum(-1, keepdim=True)
+    infinite = x.abs() == torch.inf
+    low = torch.where(infinite, torch.inf, x).amin(-1, keepdim=True)
+    high = torch.where(infinite, -torch.inf, x).amax(-1, keepdim=True)
+    nearest = low.clamp(min=0) + high.clamp(max=0)
+    return torch.where(torch.maximum(high, -low) / 2 <= nearest.abs(), nearest, 0)
+
+
+def middle(h: Tensor) -> Tensor:
+    """Between the ends of ascending rows, constant: no element is further from it than the largest number."""
+    h = h.detach()
+    return h[..., :1] / 2 + h[..., -1:] / 2
 
 
 def power(t: Tensor, exponent: int) -> Tensor:

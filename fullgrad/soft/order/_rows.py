@@ -6,7 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad.soft._relaxation import Softness, to_opmath
+from fullgrad._dispatch import at_least
+from fullgrad.soft._curves import SMALLEST
+from fullgrad.soft._relaxation import Softness, divisor, to_opmath
+from fullgrad.soft.order._numbers import row_origin, weighted
 
 # Variance that a constant row is taken to have.
 EPSILON = 1e-6
@@ -15,17 +18,23 @@ EPSILON = 1e-6
 class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least.
 
-    ``x`` are the values. ``z`` are the numbers that are compared, standardized or not, and ``u`` the same over the softness.
-    ``mean`` and ``deviation`` are those of rows that are standardized.
+    ``x`` are the values less ``origin``, a constant of the row, if there is one. ``z`` are the numbers that are compared: x, or
+    the same standardized, with ``mean`` and ``deviation`` in units of ``unit``.
     """
 
     x: Tensor
     z: Tensor
-    u: Tensor
     softness: Softness
     mode: str
+    origin: Tensor | None = None
     mean: Tensor | None = None
     deviation: Tensor | None = None
+    unit: Tensor | None = None
+
+    @property
+    def u(self) -> Tensor:
+        """The numbers that are compared, over the softness. Distinct numbers may become equal: ties are those of z."""
+        return self.z / self.softness
 
     @property
     def n(self) -> int:
@@ -33,12 +42,24 @@ class Rows(NamedTuple):
         return self.x.shape[-1]
 
     def restore(self, y: Tensor) -> Tensor:
-        """The inverse of standardizing, of numbers that are kept away from 0 and 1."""
-        if self.mean is None or self.deviation is None:
-            return y
+        """The inverse of standardizing, of numbers that are kept away from 0 and 1, at the place of the row."""
+        if self.mean is None or self.deviation is None or self.unit is None:
+            return self.moved_back(y)
         least = max(1e-10, 10 * torch.finfo(y.dtype).eps)
         y = y.clamp(least, 1 - least)
-        return torch.log(y / (1 - y)) * self.deviation + self.mean
+        return self.moved_back((torch.log(y / (1 - y)) * self.deviation + self.mean) * self.unit)
+
+    def moved_back(self, y: Tensor) -> Tensor:
+        """Values (…, k), with the origin."""
+        return y if self.origin is None else y + self.origin
+
+    def averages(self, weights: Tensor) -> Tensor:
+        """The sums (…, k) of the values with weights (…, k, n) that sum to 1."""
+        return self.moved_back(weighted(weights, self.x))
+
+    def average(self, weights: Tensor) -> Tensor:
+        """The sum (…) of the values with weights (…, n) that sum to 1."""
+        return self.moved_back((weights * self.x).sum(-1, keepdim=True)).squeeze(-1)
 
     def tensor(self, values: Sequence[float]) -> Tensor:
         """Constants in the dtype and on the device of the rows."""
@@ -50,23 +71,28 @@ class Rows(NamedTuple):
 
     def anchors(self) -> Tensor:
         """n even places from 0 to 1."""
-        return torch.arange(self.n, dtype=self.x.dtype, device=self.x.device) / max(self.n - 1, 1)
+        return torch.arange(self.n, dtype=self.x.dtype, device=self.x.device) / at_least(self.n - 1, 1)
 
 
 def make_rows(x: Tensor, softness: Softness, dim: int, mode: str, standardize: bool) -> Rows:
     """The rows of a tensor along a dimension."""
     x, softness = to_opmath(x, softness)
+    if not isinstance(softness, Tensor):
+        # Standardized numbers that differ are further apart than any softness below SMALLEST is wide.
+        softness = at_least(softness, SMALLEST) if standardize else divisor(softness, x.dtype)
     x = x.movedim(dim, -1)
     if not standardize:
-        return Rows(x, x, x / softness, softness, mode)
-    z, mean, deviation, *_ = standardized(x)
-    return Rows(x, z, z / softness, softness, mode, mean, deviation)
+        origin = row_origin(x)
+        x = x - origin
+        return Rows(x, x, softness, mode, origin)
+    z, mean, deviation, _, _, _, origin, unit = standardized(x)
+    return Rows(x - origin, z, softness, mode, origin, mean, deviation, unit)
 
 
 def with_constant_weights(rows: Rows) -> Rows:
     """The rows with weights that are constants to every derivative."""
     softness = rows.softness.detach() if isinstance(rows.softness, Tensor) else rows.softness
-    return rows._replace(z=rows.z.detach(), u=rows.u.detach(), softness=softness)
+    return rows._replace(z=rows.z.detach(), softness=softness)
 
 
 def with_finite_values(rows: Rows) -> Rows:
@@ -78,7 +104,10 @@ def with_finite_values(rows: Rows) -> Rows:
 
 
 class Standardized(NamedTuple):
-    """Rows in (0, 1), and what they were computed from; ``h`` is 0 and ``count`` counts no element where one is infinite."""
+    """Rows in (0, 1), and what they were computed from; ``h`` is 0 and ``count`` counts no element where one is infinite.
+
+    ``mean`` and ``deviation`` are those of (x - origin) / unit.
+    """
 
     z: Tensor
     mean: Tensor
@@ -86,6 +115,8 @@ class Standardized(NamedTuple):
     h: Tensor
     infinite: Tensor
     count: Tensor
+    origin: Tensor
+    unit: Tensor
 
 
 def standardized(x: Tensor) -> Standardized:
@@ -94,14 +125,15 @@ def standardized(x: Tensor) -> Standardized:
     Infinities are where the row ends: they become 0 and 1 and have no part in the statistics.
     """
     infinite = x.detach().abs() == torch.inf  # compiled code takes torch.isinf, and sums of int64, one element after another
-    finite = torch.where(infinite, 0, x)
-    count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(x.dtype)
-    mean = finite.sum(-1, keepdim=True) / count
-    r = torch.where(infinite, 0, finite - mean)
-    # Squares of large numbers would overflow, and the row silently become a constant.
+    origin = row_origin(x)
+    r = torch.where(infinite, 0, x - origin)
+    # Sums and squares of large numbers would overflow, and the row silently become a constant.
     unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     r = r / unit
-    deviation = ((r * r).sum(-1, keepdim=True) / count + EPSILON / (unit * unit)).sqrt()
+    count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(x.dtype)
+    mean = r.sum(-1, keepdim=True) / count
+    r = torch.where(infinite, 0, r - mean)
+    deviation = ((r * r).sum(-1, keepdim=True) / count + EPSILON / unit / unit).sqrt()
     h = r / deviation
     z = torch.where(infinite, (x > 0).to(x.dtype), torch.sigmoid(h))
-    return Standardized(z, mean, deviation * unit, h, infinite, count)
+    return Standardized(z, mean, deviation, h, infinite, count, origin, unit)

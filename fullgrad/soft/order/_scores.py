@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._autocast import matmul
 from fullgrad._buffers import apply_steps, operand
-from fullgrad._dispatch import is_tracing, out_buffer
+from fullgrad._dispatch import is_tracing, out_buffer, surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order._small_rows import SmallRows
 
@@ -51,7 +51,7 @@ class NeuralScores:
         u = rows.z - operand(rows.z, 0.5)
         self.u = apply_steps(u, (torch.mul, rows.scale))
         self.c, self.single = c, single
-        self.few = rows.n * rows.x.numel() < MANY
+        self.few = surely(rows.n * rows.x.numel() < MANY)
         self.by_ratio = self.mode == "smooth" and rows.scale < _FAR
 
     def scores(self) -> Tensor:

@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer
+from fullgrad._dispatch import at_least, can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer, surely
 from fullgrad._half_precision import cast
+from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
 # Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
 LARGEST = 2**20
+# Rows whose mean is so many deviations from 0 are taken less their origin.
+FAR = 8.0
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
@@ -20,13 +23,16 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 class SmallRows:
     """Rows along the last dimension, whose elements and their squares are finite or NaN.
 
-    ``x`` are the numbers that are compared, ``z`` the same standardized, ``values`` those that are summed, ``scale`` is 1 / s.
+    ``x`` are the numbers that are compared, ``z`` the same standardized, ``values`` those that are summed, less a constant
+    ``origin`` of the row, if there is one; ``scale`` is 1 / s.
     """
+
+    origin: Tensor | None = None
 
     def __init__(self, x: Tensor, z: Tensor, mean: Any, rstd: Any, softness: float, options: Any, dtype: torch.dtype) -> None:
         self.x = self.values = x
         self.z, self.mean, self.rstd, self.options, self.dtype = z, mean, rstd, options, dtype
-        self.scale = 1 / softness
+        self.scale = 1 / at_least(softness, SMALLEST)
 
     @property
     def n(self) -> int:
@@ -70,7 +76,8 @@ class SmallRows:
 
 
 class MaskedRows(SmallRows):
-    """Any rows: infinities have no part in the statistics, and squares of large numbers do not overflow.
+    """Any rows: infinities have no part in the statistics, squares of large numbers do not overflow, and rows far from 0 are
+    taken less their origin.
 
     Nothing is looked at, so an accelerator is not waited for, and a graph holds it all.
     """
@@ -78,26 +85,27 @@ class MaskedRows(SmallRows):
     def __init__(self, x: Tensor, softness: float, options: Any, dtype: torch.dtype) -> None:
         rows = standardized(x)
         super().__init__(x, rows.z, rows.mean, None, softness, options, dtype)
-        self.statistics = rows
+        self.statistics, self.origin, self.values = rows, rows.origin, x - rows.origin
         # What a hard value has infinities replaced by are constants.
         self.replaced = options[5] and options[4] not in ("weights", "ranks")
         if self.replaced:
-            self.values = with_finite_values(Rows(x, x, x, softness, options[0])).x
+            self.values = with_finite_values(Rows(self.values, x, softness, options[0], rows.origin)).x
 
     def direct(self, v: Tensor) -> Tensor:
         return torch.where(self.statistics.infinite, 0, v) if self.replaced else v
 
     def _standardized(self, v: Tensor) -> Tensor:
         r""":math:`(v - \operatorname{mean}(v) - h \operatorname{mean}(h v)) / \sigma` of the finite elements."""
-        infinite, h, count = self.statistics.infinite, self.statistics.h, self.statistics.count
+        _, _, deviation, h, infinite, count, _, unit = self.statistics
         v = torch.where(infinite, 0, v)
         v = v - v.sum(-1, keepdim=True) / count - h * ((h * v).sum(-1, keepdim=True) / count)
-        return torch.where(infinite, 0, v / self.statistics.deviation)
+        return torch.where(infinite, 0, v / deviation / unit)
 
 
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
     """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
-    if not options[2] or softness.__class__ is not float or not 0 < x.numel() * places <= LARGEST:
+    count = x.numel() * places
+    if not options[2] or softness.__class__ is not float or not (surely(count > 0) and surely(count <= LARGEST)):
         return None
     dtype = x.dtype
     if not can_reuse_buffers():
@@ -113,7 +121,9 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
     if looks:
         h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
         # Infinities, and numbers whose squares overflow, have no 1 / sigma. A NaN makes its row NaN, here too.
-        if torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all():
+        plain = torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all()
+        # So many deviations from 0 is how many times the error of a deviation the rounding of the mean is.
+        if plain and not (mean * rstd).abs_().max().item() > FAR:
             return SmallRows(x, h.sigmoid_(), mean, rstd, softness, options, dtype)
     return MaskedRows(x, softness, options, dtype)
 

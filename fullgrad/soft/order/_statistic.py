@@ -1,12 +1,14 @@
 """`OrderStatistic`: the rules of every order statistic and its straight-through version, written once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import VmapInfo, can_reuse_buffers, clone_if_view, in_legacy_vmap
+from fullgrad._dispatch import VmapInfo, can_look, can_reuse_buffers, clone_if_view, holds, in_legacy_vmap, surely
+from fullgrad._distributed import reshaped
 from fullgrad._function import Function
 from fullgrad._inputs import save_inputs, saved_inputs
 from fullgrad._recompute import pulled_back, pushed_forward
@@ -43,6 +45,8 @@ class OrderStatistic(Function):
     whole_dims = "dim"
     # Those with closed forms.
     closed_methods: ClassVar[tuple[str, ...]] = ("neuralsort",)
+    # Which input is the dimension.
+    dim_at: ClassVar[int] = 2
     # Whether a closed form takes the weights that were returned as its last argument.
     reads_returned_weights: ClassVar[bool] = False
 
@@ -92,7 +96,7 @@ class OrderStatistic(Function):
         """Whether the output is saved, too: weights in smooth mode, of which the closed form of the derivative is made."""
         mode, method, standardize, _, outputs, hard = options
         soft = outputs == "weights" and mode == "smooth" and standardize and not hard and cls.reads_returned_weights
-        return soft and method in cls.closed_methods and output.dtype.itemsize > 2 and output.numel() <= LARGEST
+        return soft and method in cls.closed_methods and output.dtype.itemsize > 2 and surely(output.numel() <= LARGEST)
 
     @staticmethod
     def _saved(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
@@ -107,21 +111,59 @@ class OrderStatistic(Function):
         inputs, returned = cls._saved(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         given: Any = cotangents[: len(ctx.like)]
+        unit = _unit(inputs, cls.dim_at)
+        if unit is None or where[0] != 0:
+            found = cls._pulled(inputs, where, given, returned)
+        else:
+            small = tuple([g / n for g, n in zip(given, cls._of_rows(unit, inputs), strict=True)])
+            found = [cls._pulled(inputs, (0,), small, returned)[0] * unit, *cls._pulled(inputs, where[1:], given, returned)]
+        parts = iter(found)
+        return tuple([next(parts) if i in where else None for i in range(len(inputs))])
+
+    @classmethod
+    def _pulled(cls, inputs: list[Any], where: tuple[int, ...], given: Any, returned: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        if not where:
+            return ()
         first = cls._first_derivative(True, inputs, where, given, returned)
-        if first is not None:
-            return first, *[None] * (len(inputs) - 1)
-        found = iter(pulled_back(cls.relaxed, inputs, where, _one_or_all(given)))
-        return tuple([next(found) if i in where else None for i in range(len(inputs))])
+        return pulled_back(cls.relaxed, inputs, where, _one_or_all(given)) if first is None else (first,)
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         inputs, returned = cls._saved(ctx)
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         given = [tangents[i] for i in where]
+        unit = _unit(inputs, cls.dim_at)
+        if unit is None or where[0] != 0:
+            pushed = cls._pushed(inputs, where, given, returned, ctx.like)
+        else:
+            own = _unit_of_tangent(given[0], inputs[cls.dim_at], unit)
+            large = cls._pushed(inputs, (0,), [given[0] / own * unit], returned, ctx.like)
+            units = zip(large, cls._of_rows(unit, inputs), cls._of_rows(own, inputs), strict=True)
+            pushed = [y / n * m for y, n, m in units]
+            if where[1:]:
+                pushed = [y + t for y, t in zip(pushed, cls._pushed(inputs, where[1:], given[1:], (), ctx.like), strict=True)]
+        return (pushed[0], None) if ctx.several and len(pushed) == 1 else _one_or_all(tuple(pushed))
+
+    @classmethod
+    def _pushed(
+        cls, inputs: list[Any], where: tuple[int, ...], given: list[Tensor], returned: tuple[Tensor, ...], like: Any
+    ) -> Sequence[Tensor]:
         pushed = cls._first_derivative(False, inputs, where, given, returned)
         if pushed is None:
-            pushed = pushed_forward(cls.relaxed, inputs, where, given, ctx.like)
-        return (pushed, None) if ctx.several and isinstance(pushed, Tensor) else pushed
+            pushed = pushed_forward(cls.relaxed, inputs, where, given, like)
+        return (pushed,) if isinstance(pushed, Tensor) else pushed
+
+    @classmethod
+    def _of_rows(cls, unit: Tensor, inputs: list[Any]) -> list[Tensor]:
+        """A number for each row of x, for each output."""
+        outputs = inputs[-1][4]
+        kinds = {"weights": (True,), "values_and_weights": (False, True)}.get(outputs, (False,))
+        return [cls.of_rows(unit, inputs[cls.dim_at], weights) for weights in kinds]
+
+    @staticmethod
+    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
+        """A number for each row of x, of size 1 along it, in a shape that broadcasts with the values, or the weights."""
+        raise NotImplementedError
 
     @classmethod
     def _first_derivative(
@@ -232,6 +274,35 @@ def _general(operator: type[OrderStatistic], transposed: bool, constants: Any) -
     return derivative
 
 
+def _unit(inputs: Sequence[Any], dim_at: int) -> Tensor | None:
+    """A power of two for each row whose values are so large that products with them overflow, 1 for others; None where no row has
+    one. The derivative of values is linear: it is taken of a cotangent over this number, and a tangent times it.
+    """
+    x, outputs = inputs[0].detach(), inputs[-1][4]
+    root = _ROOTS.get(x.dtype)
+    if root is None or outputs in ("weights", "ranks") or surely(x.numel() == 0):
+        return None
+    if can_look(x):
+        low, high = torch.aminmax(x)
+        if -root <= low.item() and high.item() <= root:
+            return None
+    size = x.abs()
+    size = torch.where(size == torch.inf, 0, size).amax(inputs[dim_at], keepdim=True)
+    return torch.where(size > root, torch.full_like(size, root), 1)
+
+
+def _unit_of_tangent(t: Tensor, dim: int, unit: Tensor) -> Tensor:
+    """A power of two for each row of a tangent, 1 where that is small; 1 in torch's legacy vmap, which detaches nothing."""
+    if in_legacy_vmap():
+        return torch.ones_like(unit)
+    size = t.detach().abs().amax(dim, keepdim=True)
+    return torch.where(size > 1, torch.exp2(torch.log2(size).floor()), 1)
+
+
+# The square roots of the largest numbers. Products of float16 numbers are those of float32, and do not overflow.
+_ROOTS = {torch.bfloat16: 2.0**64, torch.float32: 2.0**64, torch.float64: 2.0**512}
+
+
 def relax(x: Tensor, softness: Softness, dim: int, options: Options) -> tuple[Method, Rows]:
     """The method, and the rows that it works on; for the derivative of a hard value without infinities among their values."""
     mode, method, standardize, gated_grad, outputs, hard = options
@@ -268,7 +339,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
             )
         x = floating(x)
     if dim is None:
-        x, dim = x if x.ndim == 1 else x.reshape(-1), -1
+        x, dim = x if x.ndim == 1 else reshaped(x, (x.numel(),)), -1
     elif dim.__class__ is int and -x.ndim <= dim < x.ndim:
         dim = dim - x.ndim if dim >= 0 else dim
     else:
@@ -276,7 +347,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         if isinstance(dim, (tuple, list)):
             raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
         x, dim = (x, dim - x.ndim if dim >= 0 else dim) if x.ndim else (x.reshape(1), -1)
-    if nonempty and x.shape[dim] == 0:
+    if nonempty and not holds(x.shape[dim] != 0):
         raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
     if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         raise ValueError(

@@ -73,10 +73,14 @@ class Weights:
 
     def outputs(self) -> Any:
         """What the operator returns."""
-        return self._returned(self.p, None if self.rows.options[4] == "weights" else self._sums(self.p, self.rows.values))
+        return self._returned(self.p, None if self.rows.options[4] == "weights" else self._averages())
 
     def _sums(self, weights: Tensor, values: Tensor) -> Tensor:
         return (weights * (values if self.at is None else values.unsqueeze(-2))).sum(-1)
+
+    def _averages(self) -> Tensor:
+        y, origin = self._sums(self.p, self.rows.values), self.rows.origin
+        return y if origin is None else y + (origin.squeeze(-1) if self.at is None else origin)
 
     def _returned(self, weights: Tensor, values: Tensor | None) -> Any:
         """Those of both that the operator returns, with the places where they belong."""

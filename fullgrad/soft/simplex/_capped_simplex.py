@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import opaque
+from fullgrad._dispatch import holds, opaque
 from fullgrad._half_precision import to_opmath
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
-from fullgrad.soft._relaxation import Softness, check, floating
+from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.projections.simplex import MOST_STEPS
+from fullgrad.soft.order.projections.simplex import MOST_STEPS, may_be_far
 from fullgrad.soft.simplex._entmax import per_row
 
 _PATIENCE = 8
@@ -70,31 +70,63 @@ def proj_capped_simplex(
 
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
     """The arguments, of which x is a floating tensor."""
-    check(name, x, softness, mode, STEP_MODES)
+    x, softness = check(name, x, softness, mode, STEP_MODES)
     _checks.one_dim(name, dim, x.ndim)
     _checks.real_number_or_tensor(name, "k", k)
     n = x.shape[dim] if x.ndim else 1
-    if not isinstance(k, Tensor) and not 0 <= k <= n:
+    if not isinstance(k, Tensor) and not (holds(k >= 0) and holds(k <= n)):
         raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
-    return floating(x), k, softness
+    return x, k, softness
 
 
 def rows_and_sum(name: str, x: Tensor, k: Any, dim: int, softness: Any) -> tuple[Tensor, Any]:
-    """x over the softness, in float32 at least, with the rows last; and k, one number per row."""
+    """x over the softness, in float32 at least, with the rows last; and k, one number per row. Where x may be far from 0, it is x
+    less a number about the k-th largest, which changes no weight, and is exact near the threshold.
+    """
     wide, k, softness = to_opmath(x, k, softness)
+    wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
+    far = may_be_far(wide, softness)
+    if far:
+        wide = wide - Between.apply(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
     if isinstance(softness, Tensor):
-        per_row(name, softness, x, dim, "softness")
+        softness = per_row(name, softness, x, dim, "softness") if softness.ndim else softness
         # Minus infinity has no part in the derivative by the softness.
         masked = wide.detach().isinf()
         v = torch.where(masked, wide, torch.where(masked, 0, wide) / softness)
     else:
         v = wide / softness
-    return v.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
+    # What overflows is as far as can be, and is no infinity, whose row has no answer.
+    largest = torch.finfo(v.dtype).max / 4
+    return (torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v), k
 
 
 def capped_rows(v: Tensor, k: Any, mode: str) -> Tensor:
     """The projection of rows of softness 1."""
     return Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
+
+
+class Between(RowFunction):
+    """A number between the k-th largest element of each row and the next: a constant, whose derivatives are 0."""
+
+    @staticmethod
+    def forward(x: Tensor, k: Tensor | float) -> Tensor:
+        return _pivot(x, _per_row(k, x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Tensor:
+        return torch.zeros_like(ctx.saved_tensors[0])
+
+
+def _per_row(k: Tensor | float, x: Tensor) -> Tensor:
+    return k.to(x.dtype) if isinstance(k, Tensor) else x.new_full((1,), k)
 
 
 class Centered(RowFunction):
@@ -109,7 +141,7 @@ class Centered(RowFunction):
 
     @staticmethod
     def forward(v: Tensor, k: Tensor | float, mode: str) -> Tensor:
-        return centered(v, k.to(v.dtype) if isinstance(k, Tensor) else v.new_full((1,), k), mode)
+        return centered(v, _per_row(k, v), mode)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Any, str], output: Tensor) -> None:
@@ -217,6 +249,17 @@ def _bracket(theta: Tensor, error: Tensor, top: Tensor, v: Tensor, mode: str) ->
     return torch.where(error > 0, theta, bottom - reach), torch.where(error > 0, top + reach, theta)
 
 
+def _like_row(x: Tensor, k: Tensor) -> Tensor:
+    return x.new_empty(torch.broadcast_shapes((*x.shape[:-1], 1), (*k.shape[:-1], 1)))
+
+
+@opaque("capped_simplex_pivot", fake=_like_row, reads_values=True)
+def _pivot(x: Tensor, k: Tensor) -> Tensor:
+    """The value of `Between`."""
+    x = x.expand(torch.broadcast_shapes(x.shape, (*k.shape[:-1], 1)))
+    return _between(x, k)[0] if x.shape[-1] else x.sum(-1, keepdim=True)
+
+
 def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part; and the
     largest element.
@@ -244,4 +287,4 @@ _FEW = 16
 
 def _middle(first: Tensor, second: Tensor, k: Tensor) -> Tensor:
     second = torch.where(second == -torch.inf, first, second)
-    return torch.where(k == k.floor(), (first + second) / 2, second)
+    return torch.where(k == k.floor(), first / 2 + second / 2, second)

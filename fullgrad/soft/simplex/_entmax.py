@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad._half_precision import to_opmath
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.projections.simplex import project
+from fullgrad.soft.order.projections.simplex import less_largest, project
 from fullgrad.soft.simplex._threshold import entmax_weights, entmax_weights_by_number, log_of_weights, power_of_weights
 
 # Exponents for which a row is projected by products alone, and the mode that has them.
@@ -69,14 +70,20 @@ def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
         return torch.softmax(x, -1)
     wide, alpha = to_opmath(x, alpha)
     rows = wide.movedim(dim, -1)
+    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
     if isinstance(alpha, Tensor):
         p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
-    elif float(alpha) in MODES:
-        mode, factor = MODES[float(alpha)]
-        p = project(rows if factor == 1 else rows * factor, mode)
+    elif alpha in MODES:
+        mode, factor = MODES[alpha]
+        p = project(scaled(rows, factor), mode)
     else:
-        p = Entmax.apply(rows, float(alpha))
+        p = Entmax.apply(rows, alpha)
     return p.movedim(-1, dim).to(x.dtype)
+
+
+def scaled(rows: Tensor, factor: float) -> Tensor:
+    """Rows times a factor. Where that rounds, less the largest element, which changes no weight."""
+    return rows if factor == 1 else less_largest(rows, -1, 1 / factor) * factor
 
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
@@ -89,7 +96,7 @@ def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
 def exponent_in_range(name: str, alpha: Any, least: float, words: str) -> None:
     """A number in a range, or a tensor."""
     _checks.real_number_or_tensor(name, "alpha", alpha)
-    if not isinstance(alpha, Tensor) and not (alpha >= least and alpha < torch.inf):
+    if not isinstance(alpha, Tensor) and not (holds(alpha >= least) and holds(alpha < torch.inf)):
         raise ValueError(f"{name}: `alpha` must be {words} and finite, got {alpha}.")
 
 
@@ -99,7 +106,7 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
     if value.ndim == 0:
         return value.reshape(1)
     value = value.reshape(*(1,) * (x.ndim - value.ndim), *value.shape).movedim(dim, -1)
-    if value.shape[-1] != 1:
+    if not holds(value.shape[-1] == 1):
         raise ValueError(f"{name}: `{argument}` must have the size 1 along `dim`, got {value.shape[-1]}.")
     return value
 

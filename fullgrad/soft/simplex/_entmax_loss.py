@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.soft.order.projections.simplex import project
-from fullgrad.soft.simplex._entmax import MODES, Entmax, exponent_in_range, floating_rows
+from fullgrad.soft.simplex._entmax import MODES, Entmax, exponent_in_range, floating_rows, scaled
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
 from fullgrad.soft.simplex._threshold import log_of_weights
 
@@ -68,7 +68,7 @@ def _weights(rows: Tensor, alpha: Tensor | float) -> Tensor:
     if isinstance(alpha, Tensor) or alpha not in MODES:
         return Entmax.apply(rows, alpha)
     mode, factor = MODES[alpha]
-    return project(rows * factor, mode)
+    return project(scaled(rows, factor), mode)
 
 
 class EntmaxLoss(FenchelYoung):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
+from fullgrad._dispatch import has_shape, number_or_tensor
 from fullgrad._half_precision import to_opmath
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.simplex._entmax import per_row
@@ -68,7 +69,8 @@ class FenchelYoung(RowFunction):
         total: Any = None
         for t, d in zip(tangents, slopes, strict=True):
             if t is not None and d is not None:
-                part = (t * d).sum(-1, keepdim=True)
+                # A target of 0 has an infinite slope, which one that is constant does not see.
+                part = (t * torch.where((t == 0) & d.isinf(), 0, d)).sum(-1, keepdim=True)
                 total = part if total is None else total + part
         return total
 
@@ -91,14 +93,15 @@ def fenchel_young(
     shape = x.movedim(dim, -1).shape
     wide, alpha = to_opmath(x, alpha)
     rows = wide.movedim(dim, -1)
-    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else float(alpha)
+    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
+    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
     counted: Tensor | None = None
     if target.is_floating_point():
-        if target.shape != x.shape:
+        if not has_shape(target.shape, x.shape):
             raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
         y = to_opmath(target)[0].movedim(dim, -1)
     else:
-        if target.shape != shape[:-1]:
+        if not has_shape(target.shape, shape[:-1]):
             raise ValueError(
                 f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
             )

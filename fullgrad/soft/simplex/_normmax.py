@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import number_or_tensor
 from fullgrad._half_precision import to_opmath
 from fullgrad.soft.simplex._entmax import OfExponent, exponent_in_range, floating_rows, per_row
 from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
@@ -51,7 +52,8 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     if x.ndim == 0:
         return torch.softmax(x, -1)
     wide, alpha = to_opmath(x, alpha)
-    alpha = per_row("normmax", alpha, x, dim) if isinstance(alpha, Tensor) else float(alpha)
+    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
+    alpha = per_row("normmax", alpha, x, dim) if isinstance(alpha, Tensor) else alpha
     return Normmax.apply(wide.movedim(dim, -1), alpha).movedim(-1, dim).to(x.dtype)
 
 

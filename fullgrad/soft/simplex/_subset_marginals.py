@@ -26,7 +26,8 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
 
     with :math:`E_k` the elementary symmetric polynomial of :math:`e^\theta`. They sum to k; with k = 1 they are a softmax. The
     derivative is symmetric, and the true one at every order. A balanced tree of products of polynomials, in logarithms: nothing
-    overflows or cancels. Saved: ``logits``.
+    overflows. A logit far above all others, by a million in float32, takes digits from what these contribute; float64 has more.
+    Saved: ``logits``.
 
     Args:
         logits: The logits θ, any shape; floating, or integer (which gives the default dtype).

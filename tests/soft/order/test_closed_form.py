@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -131,7 +132,9 @@ def test_rows_that_are_not_plain(name, row, general):
         values = len(tensors(f(x, dim=-1)))
         # A sum is as exact as its largest term.
         assert_close(found[:values], expected[:values], rtol=1e-7, atol=max(1e-7, rounding), equal_nan=True)
-        assert_close(found[values:], expected[values:], equal_nan=True)
+        # What infinity is multiplied by may be a sum that is 0 up to rounding: its sign, and whether it is 0, depend on the CPU.
+        found, expected = ([v.where(v.isfinite(), math.nan) for v in y[values:]] for y in (found, expected))
+        assert_close(found, expected, equal_nan=True)
 
 
 @pytest.mark.short

@@ -42,15 +42,15 @@ def dense_pairwise(u, mode):
 
 
 def soft_values(u, x, mode):
-    return METHODS["neuralsort"].values(Rows(x, u, u, 1.0, mode))
+    return METHODS["neuralsort"].values(Rows(x, u, 1.0, mode))
 
 
 def soft_ranks(u, mode, method="neuralsort"):
-    return METHODS[method].ranks(Rows(u, u, u, 1.0, mode))
+    return METHODS[method].ranks(Rows(u, u, 1.0, mode))
 
 
 def soft_weights(u, mode, places):
-    return METHODS["neuralsort"].weights(Rows(u, u, u, 1.0, mode), torch.tensor(places, device=u.device))
+    return METHODS["neuralsort"].weights(Rows(u, u, 1.0, mode), torch.tensor(places, device=u.device))
 
 
 # What is computed by blocks, and whole: functions of u, x and the mode.

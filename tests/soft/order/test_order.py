@@ -550,7 +550,7 @@ def test_nan_stays_in_its_row(method):
     broken = torch.stack((x[0], torch.full((4,), NAN, dtype=torch.float64), x[2]))
     for name in ("sort", "rank"):
         actual, expected = (call(name, method, v, **({"dim": -1})) for v in (broken, x))
-        equal(actual[[0, 2]], expected[[0, 2]])
+        close(actual[[0, 2]], expected[[0, 2]])  # fewer rows may be summed in another order
         assert actual[1].isnan().all()
 
 
@@ -713,7 +713,7 @@ def test_standardizing_is_taken_back_everywhere(dtype):
     least = max(1e-10, 10 * torch.finfo(dtype).eps)
     x = torch.tensor([0.0, least / 2, least, 0.25, 1.0], dtype=dtype)
     mean, deviation = torch.tensor(3.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
-    rows = Rows(x, x, x, 0.1, "smooth", mean, deviation)
+    rows = Rows(x, x, 0.1, "smooth", None, mean, deviation, torch.ones_like(mean))
     far = 2 * math.log((1 - least) / least)
     expected = torch.tensor([3 - far, 3 - far, 3 - far, 3 - 2 * math.log(3), 3 + far], dtype=dtype)
     torch.testing.assert_close(rows.restore(x), expected, rtol=torch.finfo(dtype).eps * 1e3 + 1e-7, atol=0)

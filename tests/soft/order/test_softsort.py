@@ -27,11 +27,11 @@ def linear(monkeypatch):
 
 
 def soft_values(u, x, mode):
-    return softsort.SoftSort().values(Rows(x, u, u, 1.0, mode))
+    return softsort.SoftSort().values(Rows(x, u, 1.0, mode))
 
 
 def soft_ranks(u, mode):
-    return softsort.SoftSort().ranks(Rows(u, u, u, 1.0, mode))
+    return softsort.SoftSort().ranks(Rows(u, u, 1.0, mode))
 
 
 def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
@@ -253,7 +253,7 @@ from fullgrad.soft.order.methods.softsort import SoftSort
 def run(n):
     for mode in ("smooth", "c0", "c1", "c2"):
         u = torch.linspace(-5, 5, n).requires_grad_()
-        rows = Rows(u, u, u, 1.0, mode)
+        rows = Rows(u, u, 1.0, mode)
         SoftSort().values(rows).sum().backward()
         SoftSort().ranks(rows).sum().backward()
 run(600)

@@ -59,8 +59,12 @@ class Extremum(OrderStatistic):
         weights = method.largest_weights(rows)
         if outputs == "weights":
             return weights.to(x.dtype)
-        values = (weights * rows.x).sum(-1)
+        values = rows.average(weights)
         return (values if largest else -values).to(x.dtype), weights.to(x.dtype)
+
+    @staticmethod
+    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
+        return unit.movedim(dim, -1) if weights else unit.squeeze(dim)
 
     @staticmethod
     def closed_form(

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd, clone_if_view, is_tracing
+from fullgrad._dispatch import can_skip_autograd, clone_if_view, holds, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
-from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._scores import neural_scores
 from fullgrad.soft.order._small_rows import small_rows
@@ -76,7 +75,7 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)
     for number in numbers:
         _checks.real_number(name, "q", number)
-        if not 0 <= number <= 1:
+        if not (holds(number >= 0) and holds(number <= 1)):
             raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
     return tuple(map(float, numbers)), several
 
@@ -85,6 +84,8 @@ class Quantile(OrderStatistic):
     """The operator of ``quantile``, ``median``, ``argquantile``, ``argmedian`` and their straight-through versions. Quantiles
     come in a last dimension, before that of weights.
     """
+
+    dim_at = 3
 
     @classmethod
     def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -119,8 +120,13 @@ class Quantile(OrderStatistic):
             weights = method.weights(rows, low)
         if outputs == "weights":
             return weights.to(x.dtype)
-        values = weighted(weights, rows.x).to(x.dtype)
+        values = rows.averages(weights).to(x.dtype)
         return (values, weights.to(x.dtype)) if outputs == "values_and_weights" else values
+
+    @staticmethod
+    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
+        unit = unit.movedim(dim, -1)
+        return unit.unsqueeze(-1) if weights else unit
 
     @staticmethod
     def closed_form(
@@ -197,7 +203,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     if outputs == "values_and_weights":
         return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     q = _tensor(q, x)
-    if outputs == "values" and q.ndim == 1 and 0 < x.numel() <= _LARGEST and not is_tracing():
+    if outputs == "values" and q.ndim == 1 and not is_tracing() and 0 < x.numel() <= _LARGEST:
         return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
     # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
     # place. These are the same.
@@ -213,7 +219,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     if interpolation in ("linear", "midpoint"):
         above = wide.gather(-1, torch.where(a > 0, high, low))
         y = torch.lerp(y, above, a if interpolation == "linear" else torch.full_like(a, 0.5))
-    return torch.where(values[..., -1:].isnan(), torch.nan, y).to(x.dtype)
+    return torch.where(values[..., -1].isnan().unsqueeze(-1), torch.nan, y).to(x.dtype)
 
 
 def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:

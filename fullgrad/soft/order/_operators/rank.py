@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd, transforms_active
+from fullgrad._dispatch import can_skip_autograd, is_tracing, surely, transforms_active
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
 from fullgrad.soft.order._scores import neural_scores
 from fullgrad.soft.order._small_rows import small_rows
@@ -18,7 +18,7 @@ def rank_operator(name: str, x: Any, dim: int | None, softness: Softness, descen
     """The ranks in the shape of ``x``."""
     rows, d = canonicalize_args(name, x, dim, softness, options)
     mode, *_, hard = options
-    if mode == "hard" or not rows.shape[d]:
+    if mode == "hard" or surely(rows.shape[d] == 0):
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     if hard and softness.__class__ is float and can_skip_autograd(rows):
         return hard_rank(rows, d, descending).reshape(x.shape)
@@ -58,5 +58,6 @@ def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
     ranks = torch.empty_like(order, dtype=x.dtype)
-    # In place, which keeps the strides of the input; inside a transform torch has no rule for a batch of that.
-    return ranks.scatter(dim, order, numbers) if transforms_active() else ranks.scatter_(dim, order, numbers)
+    # In place, which keeps the strides of the input; but a batch has no rule for that, and a mode may keep the tensor before it.
+    aside = transforms_active() or is_tracing()
+    return ranks.scatter(dim, order, numbers) if aside else ranks.scatter_(dim, order, numbers)

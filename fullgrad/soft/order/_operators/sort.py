@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd
+from fullgrad._dispatch import can_skip_autograd, surely
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.order._numbers import weighted
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
 from fullgrad.soft.order._scores import neural_scores
 from fullgrad.soft.order._small_rows import small_rows
@@ -26,7 +25,7 @@ def sort_operator(
     count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
-    if not rows.shape[d]:
+    if surely(rows.shape[d] == 0):
         y = _sort_of_nothing(rows, d, outputs)
     elif mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_sort(rows, d, descending, count, outputs)
@@ -55,17 +54,21 @@ class Sort(OrderStatistic):
     @staticmethod
     def relaxed(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
         method, rows = relax(x, softness, dim, options)
-        outputs, whole = options[4], k in (0, rows.n)
+        outputs, whole = options[4], k == 0 or surely(k == rows.n)
         flip = descending and whole
         if outputs in ("values", "values_and_indices"):
             values = method.values(rows) if whole else method.topk(rows, k)
             return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype)
         weights = method.weights(rows) if whole else method.topk_weights(rows, k)
-        values = weighted(weights, rows.x) if outputs == "values_and_weights" else None
+        values = rows.averages(weights) if outputs == "values_and_weights" else None
         weights = (weights.flip(-2) if flip else weights).movedim(-2, dim - 1).to(x.dtype)
         if values is None:
             return weights
         return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype), weights
+
+    @staticmethod
+    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
+        return unit.unsqueeze(-1) if weights else unit
 
     @staticmethod
     def closed_form(

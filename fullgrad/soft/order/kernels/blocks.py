@@ -1,6 +1,6 @@
 """`blocked`: functions of n x n matrices that are never whole, computed, pulled back and differentiated by blocks of rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from math import prod
@@ -12,7 +12,7 @@ from torch import Tensor
 from fullgrad._batching import aligned
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
 from fullgrad._function import Function
-from fullgrad._recompute import gradients, pullback, replaced
+from fullgrad._recompute import pullback
 
 Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]
@@ -172,7 +172,7 @@ def _steps(spec: Spec, args: Sequence[Tensor], most: int | None = None) -> Tenso
     inputs, outputs = _axes(spec)
     found: list[list[Tensor]] = [[] for _ in outputs]
     for block in _whole_rows(_size(args[0]), shape, most):
-        for parts, axis, y in zip(found, outputs, _part(spec, block, pullback, _cut(block, inputs, args)), strict=True):
+        for parts, axis, y in zip(found, outputs, _part(spec, block, _cut(block, inputs, args)), strict=True):
             if axis == "column" and parts:
                 parts[0] = parts[0] + y
             else:
@@ -180,29 +180,13 @@ def _steps(spec: Spec, args: Sequence[Tensor], most: int | None = None) -> Tenso
     return tuple([torch.cat(parts, -1) if axis == "row" else parts[0] for parts, axis in zip(found, outputs, strict=True)])
 
 
-# A function, its inputs, and the places of some of them, to the map of cotangents to the gradients of those.
-Pullback = Callable[[Callable[..., Any], Sequence[Tensor], tuple[int, ...]], Callable[[Any], Sequence[Tensor]]]
-
-
-def _part(spec: Spec, block: Block, pullback: Pullback, args: Sequence[Tensor]) -> Sequence[Tensor]:
+def _part(spec: Spec, block: Block, args: Sequence[Tensor]) -> Sequence[Tensor]:
     """What a block gives."""
     if not spec.pullbacks:
         return _FORMULAS[spec.formula].value(spec.mode, block, *args)
     wanted = spec.pullbacks[-1]
     n, where = len(wanted), tuple(compress(range(len(wanted)), wanted))
-    return pullback(lambda *inputs: _part(spec.inner, block, pullback, inputs), args[:n], where)(tuple(args[n:]))
-
-
-def _eager_pullback(function: Any, inputs: Sequence[Tensor], where: tuple[int, ...]) -> Callable[[Any], Sequence[Tensor]]:
-    """`pullback` for plain tensors; in contrast to transforms it works under saved-tensor hooks."""
-
-    def pull(cotangents: Tensors) -> Sequence[Tensor]:
-        nested = torch.is_grad_enabled()
-        with torch.enable_grad():
-            some = [a.view_as(a) if a.requires_grad else a.detach().requires_grad_() for a in [inputs[i] for i in where]]
-            return gradients(function(*replaced(inputs, where, some)), some, cotangents, create_graph=nested)
-
-    return pull
+    return pullback(lambda *inputs: _part(spec.inner, block, inputs), args[:n], where)(tuple(args[n:]))
 
 
 @torch.no_grad()
@@ -217,7 +201,7 @@ def _numbers(spec: Spec, args: Sequence[Tensor]) -> list[Tensor]:
     for block in formula.blocks(mode, size, *args) if order < 2 else _whole_rows(size, shape):
         some = _cut(block, inputs, args)
         if order > 1:
-            parts = _part(spec, block, _eager_pullback, some)
+            parts = _part(spec, block, some)
         elif order:
             parts = compress(formula.pull(mode, block, *some), spec.pullbacks[0])
         else:

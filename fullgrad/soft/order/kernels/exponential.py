@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fullgrad._batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
-from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds, wide
+from fullgrad.soft._curves import Softness
+from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds, wide
 
 # A row this short is added up element by element: halving it further takes more operations.
 _SHORT = 12
@@ -51,29 +52,32 @@ class TwoSided(RowFunction):
         return moved_left - da * left, moved_right + da * right
 
 
-def averages(a: Tensor, h: Tensor) -> Tensor:
-    r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_i = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row."""
-    first, last = tie_bounds(a)
+def averages(a: Tensor, h: Tensor, ties: tuple[Tensor, Tensor]) -> Tensor:
+    r"""The averages :math:`\sum_j P_{ij} h_j`, :math:`P_i = \operatorname{softmax}_j(-|a_i - a_j|)`, of an ascending row with the
+    `tie_bounds` of its equal elements.
+    """
+    first, last = ties
     # P has rows that sum to 1. Without the offset, h does not lose digits in the derivative's differences.
-    offset = h.detach().mean(-1, keepdim=True)
+    offset = middle(h)
     f = torch.stack(torch.broadcast_tensors(torch.ones_like(a), h - offset))
     left, right = TwoSided.apply(a, first, last, f, f)
     mass, total = (left + right + group_sums(f, first)).unbind(0)
     return total / mass + offset
 
 
-def laplace_sums(u: Tensor) -> Tensor:
-    r"""The sums :math:`\sum_k S(u_j - u_k)` of the step S of a Laplace distribution, in O(n log n):
+def laplace_sums(z: Tensor, softness: Softness) -> Tensor:
+    r"""The sums :math:`\sum_k S((z_j - z_k) / s)` of the step S of a Laplace distribution, in O(n log n):
     :math:`1 - \frac12 e^{-d}` for smaller elements, :math:`\frac12` for equal ones, :math:`\frac12 e^{-d}` for larger ones.
     """
-    a, order = torch.sort(wide(u), dim=-1)
+    a, order = torch.sort(z, dim=-1)
     first, last = tie_bounds(a)
+    a = wide(a) / softness
     ones = torch.ones_like(a)
     left, right = TwoSided.apply(a, first, last, ones, ones)
     # Between equal elements S has the value 1/2 and the slope 1/2.
     count, d = (last - first + 1).to(a.dtype), a - a.detach()
     sums = first + (count + count * d - group_sums(d, first) + right - left) / 2
-    return sums.gather(-1, torch.argsort(order, dim=-1)).to(u.dtype)
+    return sums.gather(-1, torch.argsort(order, dim=-1)).to(z.dtype)
 
 
 def cross_sums(points: Tensor, knots: Tensor, values: Tensor) -> Tensor:

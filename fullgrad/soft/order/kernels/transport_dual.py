@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._autocast import matmul
+from fullgrad._dispatch import surely
 from fullgrad.soft.order._numbers import POWERS, power
 
 
@@ -39,7 +40,7 @@ def solve(system: Tensor, right: Tensor) -> Tensor:
     """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
     size = system.shape[-1]
     # `Size.numel` would fix symbolic sizes.
-    if math.prod(system.shape[:-2]) == 1 and right.ndim > 1:
+    if surely(math.prod(system.shape[:-2]) == 1) and right.ndim > 1:
         columns = right.reshape(-1, size).mT
         return torch.linalg.solve_ex(system.reshape(size, size), columns)[0].mT.reshape(right.shape)
     return torch.linalg.solve_ex(system, right.unsqueeze(-1))[0].squeeze(-1)

@@ -5,15 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order._numbers import RowFunction, group_sums, tie_bounds
+from fullgrad.soft.order._numbers import RowFunction, group_sums, middle
 from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
 
 
-def averages(a: Tensor, h: Tensor, alpha: int) -> Tensor:
-    r"""The averages :math:`\sum_j [c_i - |a_i - a_j|]_+^\alpha h_j` of an ascending row, whose weights sum to 1."""
-    first, last = tie_bounds(a)
+def averages(a: Tensor, h: Tensor, ties: tuple[Tensor, Tensor], alpha: int) -> Tensor:
+    r"""The averages :math:`\sum_j [c_i - |a_i - a_j|]_+^\alpha h_j` of an ascending row, whose weights sum to 1; ``ties`` are
+    the `tie_bounds` of its equal elements.
+    """
+    first, last = ties
     c, start, stop, column_start, column_stop = Radius.apply(a, first, last, alpha)
-    offset = h.detach().mean(-1, keepdim=True)
+    offset = middle(h)
     h = h - offset
     ends = torch.stack((a - c, a + c))
     left, right = PowerSums.apply(ends, a, h, start, stop, column_start, column_stop, alpha).unbind(0)

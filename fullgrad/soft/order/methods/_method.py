@@ -35,21 +35,21 @@ class Method:
 
     def largest_weights(self, rows: Rows) -> Tensor:
         """The weights (…, n) in the last place."""
-        return self.weights(rows, torch.tensor([rows.n - 1], device=rows.x.device)).squeeze(-2)
+        return self.weights(rows, torch.full((1,), rows.n - 1, device=rows.x.device)).squeeze(-2)
 
     def values(self, rows: Rows) -> Tensor:
         """The values (…, n) in all places."""
-        return weighted(self.weights(rows), rows.x)
+        return rows.averages(self.weights(rows))
 
     def topk(self, rows: Rows, k: int) -> Tensor:
         """The values (…, k) in the k last places, the last one first."""
         if self.values_are_weighted_sums:
-            return weighted(self.topk_weights(rows, k), rows.x)
+            return rows.averages(self.topk_weights(rows, k))
         return self.values(rows)[..., -k:].flip(-1)
 
     def largest(self, rows: Rows) -> Tensor:
         """The value (…) in the last place."""
-        return (self.largest_weights(rows) * rows.x).sum(-1) if self.values_are_weighted_sums else self.values(rows)[..., -1]
+        return rows.average(self.largest_weights(rows)) if self.values_are_weighted_sums else self.values(rows)[..., -1]
 
     def ranks(self, rows: Rows) -> Tensor:
         """The ranks (…, n) of the elements, 1 for the smallest: the mean place of each, by its weights."""

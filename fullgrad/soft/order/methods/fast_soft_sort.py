@@ -6,6 +6,7 @@ Source: Blondel et al., https://arxiv.org/abs/2002.08871.
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import at_least
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.permutahedron import project, project_sorted
@@ -17,9 +18,12 @@ class FastSoftSort(Method):
     values_are_weighted_sums = False
 
     def values(self, rows: Rows) -> Tensor:
+        if rows.mean is None and rows.mode in ("c1", "c2"):
+            # In these modes alone the projection of levels that are shifted is another one.
+            rows = rows._replace(z=rows.moved_back(rows.z), origin=None)
         anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True).values
         return rows.restore(project_sorted(anchors / rows.softness, falling, rows.mode).flip(-1))
 
     def ranks(self, rows: Rows) -> Tensor:
-        scale = max(rows.n - 1, 1)
+        scale = at_least(rows.n - 1, 1)
         return scale * project(rows.u, (rows.numbers(rows.x) / scale).expand(rows.u.shape), rows.mode)

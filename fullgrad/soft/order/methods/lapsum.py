@@ -23,11 +23,11 @@ class LapSum(Method):
     values_are_weighted_sums = False
 
     def values(self, rows: Rows) -> Tensor:
-        u = wide(rows.u)
-        return rows.restore(Quantiles.apply(u).to(rows.u.dtype) * rows.softness)
+        y = Quantiles.apply(wide(rows.z) / rows.softness) * rows.softness
+        return rows.restore(y.to(rows.z.dtype))
 
     def ranks(self, rows: Rows) -> Tensor:
-        return laplace_sums(rows.u) + 0.5
+        return laplace_sums(rows.z, rows.softness) + 0.5
 
 
 class Quantiles(RowFunction):

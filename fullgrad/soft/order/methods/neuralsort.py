@@ -38,13 +38,13 @@ class NeuralSort(Method):
         if not one_block(u, x):
             u, order = u.sort(-1)
             x = x.gather(-1, order)
-        return blocked(Values, rows.mode, u, distances(u, rows.mode), x)[0]
+        return rows.moved_back(blocked(Values, rows.mode, u, distances(u, rows.mode), x)[0])
 
     def ranks(self, rows: Rows) -> Tensor:
         r""":math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has rank 0."""
         u, order = _centered(rows.u).sort(-1)
         # Places are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
-        rank = rows.numbers(rows.u)
+        rank = rows.numbers(u)
         moment, mass = blocked(Moments, rows.mode, u, distances(u, rows.mode), rank)
         positive = mass.clamp(min=1e-10)
         return (moment / positive + rank * (mass / positive)).gather(-1, order.argsort(-1))
@@ -114,7 +114,9 @@ class Values(OfWeights):
         p, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
         mean = weighted(slopes, x) / total
         from_x = matmul(g.unsqueeze(-2), p).squeeze(-2)
-        return [*_pulled(block, g.unsqueeze(-1) * slopes * (x.unsqueeze(-2) - mean.unsqueeze(-1))), from_x]
+        # The products with g come first: differences of the largest numbers overflow.
+        moved = g.unsqueeze(-1) * x.unsqueeze(-2) - (g * mean).unsqueeze(-1)
+        return [*_pulled(block, slopes * moved), from_x]
 
 
 class Moments(OfWeights):

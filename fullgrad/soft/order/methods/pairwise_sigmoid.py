@@ -29,8 +29,9 @@ class PairwiseSigmoid(Method):
 
     def ranks(self, rows: Rows) -> Tensor:
         if rows.mode == "laplace":
-            return laplace_sums(rows.u) + 0.5
-        return blocked(Steps, rows.mode, rows.u, rows.u)[0] + 0.5
+            return laplace_sums(rows.z, rows.softness) + 0.5
+        u = rows.u
+        return blocked(Steps, rows.mode, u, u)[0] + 0.5
 
 
 def distances(u: Tensor, mode: str) -> Tensor:

@@ -6,8 +6,8 @@ Source: Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038.
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import transforms_active
-from fullgrad.soft.order._numbers import POWERS, weighted, wide
+from fullgrad._dispatch import surely, transforms_active
+from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted, wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
 from fullgrad.soft.order.methods._method import Method
@@ -25,36 +25,41 @@ class SoftSort(Method):
     r""":math:`P_i = \Pi(-|a_i - u|)`, with ``a`` the sorted row ``u`` and the projection onto the simplex of the mode."""
 
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
-        a = torch.sort(rows.u, stable=True).values
+        a = torch.sort(rows.z, stable=True).values
         if places is not None:
             a = a.gather(-1, places.expand(*a.shape[:-1], places.shape[-1]))
-        return _distance_weights(a, rows.u, rows.mode)
+        return _distance_weights(a, rows.z, rows)
 
     def largest_weights(self, rows: Rows) -> Tensor:
-        return project(rows.u, rows.mode)
+        return project((rows.z - rows.z.detach().amax(-1, keepdim=True)) / rows.softness, rows.mode)
 
     def values(self, rows: Rows) -> Tensor:
-        a, order = torch.sort(rows.u, dim=-1)
-        return _smoothed(a, rows.x.gather(-1, order), rows.mode)
+        a, order = torch.sort(rows.z, dim=-1)
+        return rows.moved_back(_smoothed(a, rows.x.gather(-1, order), rows))
 
     def ranks(self, rows: Rows) -> Tensor:
         r""":math:`\sum_i i\,\Pi_i(-|u_j - a_i|)`, with the weights of an element among the places."""
-        a, order = torch.sort(rows.u, dim=-1)
-        return _smoothed(a, rows.numbers(rows.u).expand(a.shape), rows.mode).gather(-1, torch.argsort(order, dim=-1))
+        a, order = torch.sort(rows.z, dim=-1)
+        return _smoothed(a, rows.numbers(rows.z).expand(a.shape), rows).gather(-1, torch.argsort(order, dim=-1))
 
 
-def _distance_weights(a: Tensor, u: Tensor, mode: str) -> Tensor:
-    """The slope of the absolute value at 0 is 0 in torch, and so are all derivatives of its sign."""
-    return project(-(a.unsqueeze(-1) - u.unsqueeze(-2)).abs(), mode)
+def _distance_weights(a: Tensor, z: Tensor, rows: Rows) -> Tensor:
+    """The slope of the absolute value at 0 is 0 in torch, and so are all derivatives of its sign.
+
+    The difference comes before the softness: over a softness, numbers may become equal, or infinite.
+    """
+    softness = rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
+    return project((a.unsqueeze(-1) - z.unsqueeze(-2)).abs() / -softness, rows.mode)
 
 
-def _smoothed(a: Tensor, h: Tensor, mode: str) -> Tensor:
-    r"""Local averages of a row over an ascending row ``a``: :math:`\sum_j \Pi_j(-|a_i - a_j|)\,h_j`.
+def _smoothed(a: Tensor, h: Tensor, rows: Rows) -> Tensor:
+    r"""Local averages of a row over an ascending row ``a``: :math:`\sum_j \Pi_j(-|a_i - a_j| / s)\,h_j`.
 
     The derivative of :math:`|a_i - a_j|` is 0 between equal elements, and those of every order are the true ones elsewhere.
     """
-    if a.shape[-1] * a.numel() <= SMALL[mode] and (a.shape[-1] <= SHORT[mode] or not transforms_active()):
-        return weighted(_distance_weights(a, a, mode), h)
-    a, x = wide(a), wide(h)
-    soft = exponential.averages(a, x) if mode == "smooth" else window.averages(a, x, POWERS[mode])
+    mode = rows.mode
+    if surely(a.shape[-1] * a.numel() <= SMALL[mode]) and (surely(a.shape[-1] <= SHORT[mode]) or not transforms_active()):
+        return weighted(_distance_weights(a, a, rows), h)
+    ties, a, x = tie_bounds(a), wide(a) / rows.softness, wide(h)
+    soft = exponential.averages(a, x, ties) if mode == "smooth" else window.averages(a, x, ties, POWERS[mode])
     return soft.to(h.dtype)

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import uses_last_dims
-from fullgrad.soft._curves import Softness
+from fullgrad._dispatch import holds, same_shape, uses_last_dims
+from fullgrad._distributed import rows_code
+from fullgrad.soft._curves import SMALLEST, Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
-from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power
+from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power, row_origin
+from fullgrad.soft.order._numbers import wide as in_float64
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
@@ -51,15 +53,22 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``softjax.proj_permutahedron``.
     """
     _checks.real_tensor("proj_permutahedron", "z", z)
-    check("proj_permutahedron", z, softness, mode, SOFT_MODES)
+    z, softness = check("proj_permutahedron", z, softness, mode, SOFT_MODES)
     _checks.real_tensor("proj_permutahedron", "w", w)
-    if not z.ndim or not w.ndim or z.shape[-1] != w.shape[-1]:
+    if not z.ndim or not w.ndim or not holds(z.shape[-1] == w.shape[-1]):
         raise ValueError(
             f"proj_permutahedron: `z` and `w` must have rows of one length, got shapes {tuple(z.shape)} and {tuple(w.shape)}."
         )
-    z, w = floating(z), floating(w)
+    w = floating(w)
     u, wide = to_opmath(z, w)
-    return project(u / softness, wide, mode).to(torch.promote_types(z.dtype, w.dtype))
+
+    def of_rows(u: Tensor, w: Tensor, s: Softness) -> Tensor:
+        u = u - row_origin(u)
+        # In float64 it does not overflow.
+        return project((in_float64(u) if s.__class__ is float and s < SMALLEST else u) / s, w, mode)
+
+    y = rows_code("proj_permutahedron", of_rows, u, wide, softness)
+    return y.to(torch.promote_types(z.dtype, w.dtype))
 
 
 def project(u: Tensor, w: Tensor, mode: str) -> Tensor:
@@ -113,7 +122,7 @@ class Isotonic(RowFunction):
 
     @staticmethod
     def forward(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        if u.shape != w.shape:
+        if not same_shape(u.shape, w.shape):
             u, w = torch.broadcast_tensors(u, w)
         return isotonic(u, w, mode)
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import opaque
+from fullgrad._dispatch import can_look, opaque, surely
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import Softness, check, floating, to_opmath
+from fullgrad.soft._relaxation import Softness, check, to_opmath
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
 
 
@@ -50,11 +50,32 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     Source: Martins, Astudillo, https://arxiv.org/abs/1602.02068; Peters, Niculae, Martins, https://arxiv.org/abs/1905.05702;
     ``softjax.proj_simplex``.
     """
-    check("proj_simplex", x, softness, mode, SOFT_MODES)
+    x, softness = check("proj_simplex", x, softness, mode, SOFT_MODES)
     _checks.one_dim("proj_simplex", dim, x.ndim)
-    x = floating(x)
+    if not x.ndim:
+        return torch.ones_like(x)
     (wide,) = to_opmath(x)
-    return project((wide / softness).movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype) if x.ndim else torch.ones_like(x)
+    v = less_largest(wide, dim, softness) / softness
+    return project(v.movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype)
+
+
+# So many softnesses from 0 the rounding of x over the softness is still that of weights.
+_NEAR = 64.0
+
+
+def may_be_far(x: Tensor, softness: Softness) -> bool:
+    """Whether numbers over a softness may lose digits that their differences have: not where they are seen to be near 0."""
+    x = x.detach()
+    if softness.__class__ is not float or not can_look(x) or not x.numel():
+        return True
+    low, high = torch.aminmax(x)
+    near = _NEAR * softness
+    return not (-near <= low.item() and high.item() <= near)
+
+
+def less_largest(x: Tensor, dim: int, softness: Softness) -> Tensor:
+    """Rows less their largest element, which changes no weight, where they may be far from 0."""
+    return x - x.detach().amax(dim, keepdim=True) if may_be_far(x, softness) and not surely(x.shape[dim] == 0) else x
 
 
 def project(v: Tensor, mode: str) -> Tensor:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fullgrad import _checks
-from fullgrad._dispatch import uses_last_dims
+from fullgrad._dispatch import has_shape, surely, uses_last_dims
+from fullgrad._distributed import reshaped
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._numbers import RowFunction, weighted, wide_dtype
+from fullgrad.soft.order._numbers import RowFunction, row_origin, weighted, wide_dtype
 from fullgrad.soft.order.kernels.transport_dual import laplacian, link, slack, slope, solve, sums, without_zeros
 from fullgrad.soft.order.kernels.transport_solver import potentials
 
@@ -73,14 +74,16 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     name = "proj_transport_polytope"
     for argument, value in (("cost", cost), ("mu", mu), ("nu", nu)):
         _checks.real_tensor(name, argument, value)
-    check(name, cost, softness, mode, SOFT_MODES)
-    if cost.ndim < 2 or mu.ndim < 1 or nu.ndim < 1 or cost.shape[-2:] != (mu.shape[-1], nu.shape[-1]):
+    cost, softness = check(name, cost, softness, mode, SOFT_MODES)
+    if cost.ndim < 2 or mu.ndim < 1 or nu.ndim < 1 or not has_shape(cost.shape[-2:], (mu.shape[-1], nu.shape[-1])):
         raise ValueError(
             f"{name}: `cost` must have the shape (…, n, m) for shares of shapes (…, n) and (…, m), "
             f"got shapes {tuple(cost.shape)}, {tuple(mu.shape)} and {tuple(nu.shape)}."
         )
-    cost = floating(cost)
-    scaled = cost.to(wide_dtype(cost)) / softness
+    wide = cost.to(wide_dtype(cost))
+    # Rows of rows: the origin of the whole matrix.
+    rows = reshaped(wide.detach(), (*wide.shape[:-2], wide.shape[-2] * wide.shape[-1]))
+    scaled = (wide - row_origin(rows).unsqueeze(-1)) / softness
     return (plan(scaled, floating(mu), floating(nu), mode) * cost.shape[-2]).to(cost.dtype)
 
 
@@ -177,7 +180,7 @@ class Balance(RowFunction):
 
     @staticmethod
     def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        if omega.shape[-1] > omega.shape[-2]:
+        if surely(omega.shape[-1] > omega.shape[-2]):
             b, a = Balance.forward(omega.mT, q, p)
             return a, b
         rows, size = without_zeros(omega.sum(-1)), omega.shape[-1]

@@ -1,0 +1,87 @@
+"""What an operator keeps alive: nothing once it is gone, however it was made and used."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.func import grad, hessian, vmap
+
+import fullgrad
+from fullgrad import spikes
+
+
+class Held:
+    """What a user's function closes over: a model, a batch of images."""
+
+
+def by_straight_through(held):
+    return fullgrad.straight_through(lambda x: (held, x.sign())[1], lambda x: (held, x.tanh())[1])
+
+
+def by_from_slope(held):
+    return spikes.from_slope(lambda u: (held, u.cos())[1])
+
+
+def by_a_class(held):
+    class Sign(fullgrad.Elementwise):
+        reads = {0: (0,)}
+
+        @staticmethod
+        def forward(x):
+            return (held, x.sign())[1]
+
+        @staticmethod
+        def vjp_term(i, v, x):
+            return (held, v * x.cos())[1]
+
+    return Sign.apply
+
+
+def by_adoption(held):
+    class Sign(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return (held, x.sign())[1]
+
+        @staticmethod
+        def backward(ctx, g):
+            return (held, g * ctx.saved_tensors[0].cos())[1]
+
+    return fullgrad.adopt(Sign)
+
+
+def reference_to_what_is_held(maker, compiled):
+    """Of an operator that is made, used and dropped."""
+    held = Held()
+    operator, reference = maker(held), weakref.ref(held)
+    f, x = lambda x: operator(x).sum(), torch.randn(3)
+    for use in (f, grad(f), vmap(grad(f)), hessian(f), vmap(operator)):
+        use(x[:, None] if use is not f else x.clone().requires_grad_())
+    if compiled:
+        torch.compile(f, backend="aot_eager")(x)
+        torch.compiler.reset()
+    return reference
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("maker", [by_straight_through, by_from_slope, by_a_class, by_adoption])
+def test_nothing_is_kept(maker, compiled):
+    """Neither by the next operator of the same name, nor by any table."""
+    references = [reference_to_what_is_held(maker, compiled) for _ in range(4)]
+    gc.collect()
+    assert [r() for r in references] == [None] * 4
+
+
+def test_an_operator_keeps_no_globals_of_its_module():
+    """What the module of its forward drops is gone, though the operator stays."""
+    held = Held()
+    reference = weakref.ref(held)
+    globals()["dropped"] = held
+    operator = by_a_class(None)
+    del held, globals()["dropped"]
+    gc.collect()
+    assert operator is not None
+    assert reference() is None

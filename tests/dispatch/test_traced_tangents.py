@@ -1,0 +1,51 @@
+"""Forward mode while something traces, one input at a time.
+
+There ``add`` and ``sub`` of torch 2.13 with ``alpha=`` end the process by a segmentation fault where the second of two tensors
+has no tangent, so each list of cases has a process of its own.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from fullgrad._suite.cases import CASES
+
+TRACES = """
+import sys
+import torch
+from torch.func import grad, jvp
+from torch.fx.experimental.proxy_tensor import make_fx
+from fullgrad._suite.cases import CASES
+from fullgrad.testing._subject import close, like, scalar
+
+for case in [c for c in CASES if c.name in sys.argv[1:]]:
+    tensors = case.tensors
+    for i, x in enumerate(tensors):
+        print(case.name, i, flush=True)
+        f = lambda v: case.op(*tensors[:i], v, *tensors[i + 1 :])
+        tangent = lambda v, t: jvp(grad(scalar(f)), (v,), (t,))[1]
+        t = like(x, 1)
+        close(make_fx(tangent)(x, t)(x, t), tangent(x, t))
+print("done")
+"""
+SEVERAL = [c for c in CASES if len(c.diff_argnums) > 1 and c.has_tangent]
+
+
+def names(exhaustive, long):
+    return [c.name for c in SEVERAL if c.exhaustive == exhaustive and c.long == long]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(names(False, False), id="one of each class"),
+        pytest.param(names(False, True), id="every operator", marks=pytest.mark.long),
+        pytest.param(names(True, False) + names(True, True), id="every mode", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_tangents_of_each_input_alone_are_traced(names):
+    """The tangent of the gradient along one input of several, traced, is the one that is not traced."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", TRACES, *names], capture_output=True, text=True)
+    printed = run.stdout.splitlines() or [""]
+    assert printed[-1] == "done", f"ended with {run.returncode} after {printed[-1]}: {run.stderr[-1500:]}"

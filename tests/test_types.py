@@ -1,0 +1,77 @@
+"""What mypy and pyright say of a user's program: nothing of a right one, and of a wrong one each line that is wrong."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullgrad
+from fullgrad import nn, quantizers, soft, spikes
+
+
+class Spike(fullgrad.Elementwise):
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
+        return v * torch.sigmoid(x)
+
+
+class Heaviside(fullgrad.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> Tensor:
+        return torch.where(ctx.saved_tensors[0].abs() < 1, g, 0)
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return torch.where(ctx.saved_tensors[0].abs() < 1, t, 0)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return Heaviside.apply(x), in_dims[0]
+
+
+x = torch.randn(3)
+y: Tensor = fullgrad.round(x) + fullgrad.clamp(x, min_value=-1.0) + soft.relu(x) + spikes.atan(x)
+z: Tensor = Spike.apply(x) + Heaviside.apply(x) + quantizers.lsq(x, torch.tensor(0.1))
+step: Tensor = fullgrad.straight_through(torch.sign, torch.tanh)(x)
+layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0))
+"""
+WRONG = ["fullgrad.rund(x)", "soft.srot(x)", "quantizers.lqs(x, 0.1)", "fullgrad.clamp(x, minimum=0.0)", "Spike.aply(x)"]
+CHECKERS = {
+    "mypy": (["mypy", "--strict"], r":(\d+): error"),
+    "pyright": (["basedpyright", "--pythonpath", sys.executable, "--level", "error"], r":(\d+):\d+ - error"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_type_checker_finds_what_is_wrong_and_no_more(checker, tmp_path):
+    """Classes of one's own pass, documented overrides among them; names and arguments that there are not are found."""
+    command, pattern = CHECKERS[checker]
+    pytest.importorskip(command[0])
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + "".join(f"{line}\n" for line in WRONG))
+    run = subprocess.run([sys.executable, "-m", *command, program], capture_output=True, text=True)
+    first = PROGRAM.count("\n") + 1
+    assert {int(n) for n in re.findall(pattern, run.stdout)} == {*range(first, first + len(WRONG))}, run.stdout + run.stderr

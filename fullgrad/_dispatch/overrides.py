@@ -27,6 +27,7 @@ from fullgrad._dispatch.torch_private import (
     has_function_mode,
     is_compiling,
     no_torch_function,
+    outside_dynamo,
     subclasses_override,
 )
 
@@ -185,6 +186,11 @@ def _plain_numbers(*values: Any) -> list[Any]:
 def _plain_number(value: Any) -> Any:
     if type(value) in _USUAL or isinstance(value, Tensor) or not _is_number(value):
         return value
+    return outside_dynamo(_of_python)(value) if is_compiling() else _of_python(value)
+
+
+def _of_python(value: Any) -> Any:
+    """Python's number of the same value. Dynamo's tensor of an integer that counts cannot be read inside a graph."""
     try:
         return operator.index(value)
     except TypeError:

@@ -343,8 +343,8 @@ _disabled = functools.cache(torch.compiler.disable)
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a module, whose frames Dynamo does not compile after a graph break: it takes the ``ctx`` of an adopted class
-    for torch's, and fails.
+    """A function of a module at which the graph breaks, and whose frames Dynamo does not compile afterwards: it takes the ``ctx``
+    of an adopted class for torch's, and cannot read an integer of numpy's.
     """
     return _disabled(function) if _DYNAMO in sys.modules else function
 

@@ -146,9 +146,6 @@ def test_numbers_of_numpy(function, tensors):
                 assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name, k=kind: f"{n} {k}: {m}")
 
 
-COUNTS_IN_GRAPHS = {"subset_marginals", "spike_count", "dorefa_activation", "dorefa_weight", "mx_quantize"}
-
-
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # Dynamo's, after a graph break
@@ -164,10 +161,8 @@ def test_numbers_of_numpy_compiled(function, tensors):
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     for factor in (1.0, 1.25):
         plain = {name: v * factor if type(v) is float and 0 < v < 1 else v for name, v in named.items()}
-        # torch 2.13 cannot read a number of numpy that these count by: BackendCompilerFailed (docs/limits.md).
-        integer = int if function.__name__ in COUNTS_IN_GRAPHS else np.int64
-        given = {name: np.float32(v) if type(v) is float else integer(v) for name, v in plain.items()}
-        expected = outcome(call, x, {name: v if type(v) is int else v.item() for name, v in given.items()})
+        given = {name: np.float32(v) if type(v) is float else np.int64(v) for name, v in plain.items()}
+        expected = outcome(call, x, {name: v.item() for name, v in given.items()})
         assert not isinstance(expected, tuple), expected
         assert_close(outcome(compiled, x, given), expected, rtol=2e-4, atol=2e-5)
 

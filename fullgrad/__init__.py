@@ -3,8 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import Function
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import Function
 
 __version__ = "0.1.0"
 

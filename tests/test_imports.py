@@ -13,25 +13,11 @@ FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "estima
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (
     ("fullgrad._dispatch",),
-    *[(f"fullgrad.{name}",) for name in ("_neighbors", "_buffers", "_kernels", "_function", "_elementwise")],
+    ("fullgrad._core",),
     tuple(f"fullgrad.{family}" for family in FAMILIES),
+    ("fullgrad._fast",),
     ("fullgrad",),
     ("fullgrad._suite", "fullgrad.__main__"),
-)
-HELPERS = tuple(
-    f"fullgrad.{name}"
-    for name in (
-        "_public",
-        "_checks",
-        "_inputs",
-        "_batching",
-        "_autocast",
-        "_recompute",
-        "_recomputed",
-        "_half_precision",
-        "_noise",
-        "_distributed",
-    )
 )
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (
@@ -96,8 +82,8 @@ def test_no_circle():
 
 
 def test_no_arrow_upward():
-    """Dispatch, bases, families, the package, the suite."""
-    assert upward(tuple((*layer, *HELPERS) if "fullgrad._function" in layer else layer for layer in LAYERS), "fullgrad") == []
+    """Dispatch, bases, families, their faster versions, the package, the suite."""
+    assert upward(LAYERS, "fullgrad") == []
 
 
 def test_order_statistics_by_layer():

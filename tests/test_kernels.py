@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from fullgrad._buffers import divide_into, mul_into, number_for
-from fullgrad._kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
-from fullgrad._neighbors import DTYPES, neighbor
+from fullgrad._core.buffers import divide_into, mul_into, number_for
+from fullgrad._core.kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
+from fullgrad._core.neighbors import DTYPES, neighbor
 from tests.operators import flushed_denormals
 
 INF, NAN = math.inf, math.nan

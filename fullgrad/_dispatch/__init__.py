@@ -39,6 +39,7 @@ from fullgrad._dispatch.state import (
     is_differentiating,
     is_distributed,
     is_tracing,
+    is_unrecorded,
     out_buffer,
     unwrap_legacy_batched,
 )

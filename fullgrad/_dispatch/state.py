@@ -147,6 +147,18 @@ def can_reuse_buffers() -> bool:
     )
 
 
+def is_unrecorded(args: Iterable[Any]) -> bool:
+    """Whether eager code computes with some arguments that nothing differentiates, batches or traces."""
+    return not (
+        _is_compiling()
+        or transforms_active()
+        or dispatch_modes()
+        or (forward_ad._current_level >= 0 and torch_private.is_forward_mode())
+        or torch_private.in_legacy_vmap()
+        or (_is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]))  # noqa: C419
+    )
+
+
 def can_record_in_place(temporary: Tensor) -> bool:
     """Whether eager code that autograd records may overwrite a fresh temporary, and gains by it: new memory of that size costs
     more than the arithmetic.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _dispatch
-from fullgrad._function import Function
+from fullgrad._core.function import Function
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import extremes
-from fullgrad._function import Function, out_buffer
+from fullgrad._core import checks
+from fullgrad._core.function import Function, out_buffer
+from fullgrad._core.shards import extremes
 
 
 def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -43,9 +43,9 @@ def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.clamp_by_linear``.
     """
-    _checks.real_tensor("clamp_by_linear", "x", x)
-    _checks.not_empty("clamp_by_linear", "x", x)
-    _checks.positive_number("clamp_by_linear", "eps", eps)
+    checks.real_tensor("clamp_by_linear", "x", x)
+    checks.not_empty("clamp_by_linear", "x", x)
+    checks.positive_number("clamp_by_linear", "eps", eps)
     return ClampByLinear.apply(x, eps)
 
 

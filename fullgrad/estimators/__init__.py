@@ -4,7 +4,7 @@ The straight-through versions of relaxations are defined beside them in `fullgra
 your own.
 """
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.estimators._replace_grad import ReplaceGrad, replace_grad
 from fullgrad.estimators._st import grad_replace, st
 from fullgrad.estimators._straight_through import straight_through

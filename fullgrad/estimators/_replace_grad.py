@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import elementwise
+from fullgrad._core import checks
+from fullgrad._core.batching import elementwise
+from fullgrad._core.function import Function, alias, is_identity, saves_nothing
 from fullgrad._dispatch import has_shape
-from fullgrad._function import Function, alias, is_identity, saves_nothing
 
 
 def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
 
     Source: the detach trick; ``softtorch.grad_replace``.
     """
-    _checks.floating_tensor("replace_grad", "value", value)
-    _checks.floating_tensor("replace_grad", "surrogate", surrogate)
+    checks.floating_tensor("replace_grad", "value", value)
+    checks.floating_tensor("replace_grad", "surrogate", surrogate)
     if value.dtype != surrogate.dtype:
         raise TypeError(
             f"replace_grad: `value` and `surrogate` must have one dtype, got dtypes {value.dtype} and {surrogate.dtype}."

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgrad._core.function import Function
+from fullgrad._core.recomputed import gradients, pullback, pushed_forward, recorded, save_inputs, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
-from fullgrad._function import Function
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._recompute import gradients, pullback, pushed_forward, recorded
 from fullgrad.estimators._made import made
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._buffers import apply_steps
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.buffers import apply_steps
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.recomputed import save_inputs, saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._neighbors import rounded
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
 
@@ -54,15 +54,15 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
 
     Source: :func:`torch.nn.utils.clip_grad_norm_`, anywhere in a network, without its 1e-6 in the denominator.
     """
-    _checks.real_tensor("clip_grad_norm", "x", x)
-    _checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
+    checks.real_tensor("clip_grad_norm", "x", x)
+    checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
     if dim is not None:
-        _checks.dim("clip_grad_norm", dim, x.ndim)
-    _checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
+        checks.dim("clip_grad_norm", dim, x.ndim)
+    checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
     if max_norm.__class__ is not float and isinstance(max_norm, Tensor):
         named = dims_of(dim, x.ndim)
         shape = [1 if d in named else n for d, n in enumerate(x.shape)]
-        _checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
+        checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
     return ClipGradNorm.apply(x, max_norm, dim, norm_type)
 
 

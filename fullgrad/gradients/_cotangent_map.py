@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._batching import elementwise
-from fullgrad._function import Function
+from fullgrad._core.batching import elementwise
+from fullgrad._core.function import Function
 
 
 class CotangentMap(Function):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fullgrad._core.shards import extremes
 from fullgrad._dispatch import can_reuse_buffers, is_distributed, surely
-from fullgrad._distributed import extremes
 
 Dim = int | Sequence[int] | None
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import alias, is_identity
-from fullgrad._kernels import where_positive
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.windows import where_positive
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -38,9 +38,9 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
 
     Source: ``torch.where(mask, x, x.detach())``, without its copy.
     """
-    _checks.real_tensor("mask_grad", "x", x)
-    _checks.bool_tensor("mask_grad", "mask", mask)
-    _checks.broadcasts_to("mask_grad", "mask", mask, "x", x.shape)
+    checks.real_tensor("mask_grad", "x", x)
+    checks.bool_tensor("mask_grad", "mask", mask)
+    checks.broadcasts_to("mask_grad", "mask", mask, "x", x.shape)
     return MaskGrad.apply(x, mask)
 
 

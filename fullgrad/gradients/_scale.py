@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import elementwise
+from fullgrad._core import checks
+from fullgrad._core.batching import elementwise
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import alias, pure
 from fullgrad._dispatch import surely
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import alias, pure
 from fullgrad.gradients._cotangent_map import per_sample
 
 Factor = Tensor | float
@@ -44,12 +44,12 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
 
     Source: ``unit_scaling.scale``.
     """
-    _checks.real_tensor("scale", "x", x)
-    _checks.real_number_or_tensor("scale", "forward", forward)
-    _checks.real_number_or_tensor("scale", "backward", backward)
+    checks.real_tensor("scale", "x", x)
+    checks.real_number_or_tensor("scale", "forward", forward)
+    checks.real_number_or_tensor("scale", "backward", backward)
     if backward.__class__ is not float and isinstance(backward, Tensor):
-        shape = _checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
-        _checks.broadcasts_to("scale", "backward", backward, "the output", shape)
+        shape = checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
+        checks.broadcasts_to("scale", "backward", backward, "the output", shape)
     return Scale.apply(x, forward, backward)
 
 
@@ -78,8 +78,8 @@ def scale_fwd(input: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_fwd``.
     """
-    _checks.real_tensor("scale_fwd", "input", input)
-    _checks.real_number_or_tensor("scale_fwd", "scale", scale)
+    checks.real_tensor("scale_fwd", "input", input)
+    checks.real_number_or_tensor("scale_fwd", "scale", scale)
     return Scale.apply(input, scale, 1.0)
 
 
@@ -110,10 +110,10 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_bwd``.
     """
-    _checks.real_tensor("scale_bwd", "input", input)
-    _checks.real_number_or_tensor("scale_bwd", "scale", scale)
+    checks.real_tensor("scale_bwd", "input", input)
+    checks.real_number_or_tensor("scale_bwd", "scale", scale)
     if scale.__class__ is not float and isinstance(scale, Tensor):
-        _checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
+        checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
     return Scale.apply(input, 1.0, scale)
 
 

@@ -1,6 +1,6 @@
 """Quantizers: values on a grid of any kind, with the gradient passing where you say, and parameters that learn."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize
 from fullgrad.quantizers._bsq import bsq
 from fullgrad.quantizers._codebook_quantize import codebook_quantize

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import holds, same_shape
-from fullgrad._half_precision import HALF
-from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import DETERMINISTIC, ROUNDINGS
 
 # What may learn.
@@ -38,7 +38,7 @@ def floating_input(name: str, argument: str, x: Any) -> Tensor:
     """A real tensor, integers in the default dtype."""
     if isinstance(x, Tensor) and x.dtype in FLOATING:
         return x
-    _checks.real_tensor(name, argument, x)
+    checks.real_tensor(name, argument, x)
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
@@ -47,10 +47,10 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
     and so is its reciprocal where that is used.
     """
     if isinstance(value, Tensor):
-        _checks.real_tensor(name, argument, value)
+        checks.real_tensor(name, argument, value)
         return
     if value.__class__ is not float:
-        _checks.real_number_or_tensor(name, argument, value)
+        checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
     if not (holds(value > (invertible if reciprocal else positive)) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
@@ -59,7 +59,7 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
 
 def check_inside(name: str, inside: Any) -> None:
     """Where the gradient passes."""
-    _checks.choice(name, "inside", inside, INSIDE)
+    checks.choice(name, "inside", inside, INSIDE)
 
 
 def rounding_noise(
@@ -73,7 +73,7 @@ def rounding_noise(
     """The noise of a stochastic rounding, and None for one of the others."""
     if rounding == "stochastic" and "stochastic" in roundings:
         return noise_for(name, x, noise, generator).detach()
-    _checks.choice(name, "rounding", rounding, roundings)
+    checks.choice(name, "rounding", rounding, roundings)
     if noise is not None or generator is not None:
         raise ValueError(f"{name}: `noise` and `generator` are for `rounding='stochastic'` alone, got {rounding!r}.")
     return None
@@ -117,9 +117,9 @@ def checked_window(name: str, value: Any, argument: str = "window") -> Any:
     if value is None:
         return None
     if isinstance(value, Tensor):
-        _checks.real_tensor(name, argument, value)
+        checks.real_tensor(name, argument, value)
         return value.detach()
-    _checks.real_number(name, argument, value)
+    checks.real_number(name, argument, value)
     if not holds(value >= 0):
         raise ValueError(f"{name}: `{argument}` must not be negative, got {value}.")
     return float(value)
@@ -153,7 +153,7 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
 
 def is_per_block(name: str, key: str, p: Any, shape: torch.Size) -> bool:
     """Whether a parameter has one number per block of a tensor of a shape, and does not broadcast to it."""
-    if not isinstance(p, Tensor) or _checks.can_broadcast(p.shape, shape):
+    if not isinstance(p, Tensor) or checks.can_broadcast(p.shape, shape):
         return False
     if p.ndim != len(shape) or not all(holds(k > 0) and holds(n % k == 0) for n, k in zip(shape, p.shape, strict=True)):
         raise ValueError(
@@ -205,7 +205,7 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
     """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
-    shape = _checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
+    shape = checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
     return x if same_shape(x.shape, shape) else x.expand(shape)
 
 

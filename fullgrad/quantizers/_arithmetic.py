@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._half_precision import HALF
-from fullgrad._neighbors import rounded
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.opmath import HALF
 
 
 def to_compute(x: Tensor, *parameters: Any) -> list[Any]:

@@ -4,10 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
+from fullgrad._core.pieces import chunked
+from fullgrad._core.shards import reshaped
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
@@ -56,7 +57,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     Source: Courbariaux et al., BinaryConnect, https://arxiv.org/abs/1511.00363; ``larq.quantizers.SteSign``.
     """
     x = _arguments.floating_input("binarize", "x", x)
-    _checks.real_number_or_tensor("binarize", "scale", scale)
+    checks.real_number_or_tensor("binarize", "scale", scale)
     window = _arguments.checked_window("binarize", window)
     if at_zero not in AT_ZERO:
         raise ValueError(f"binarize: `at_zero` must be one of {', '.join(map(str, AT_ZERO))}, got {at_zero!r}.")

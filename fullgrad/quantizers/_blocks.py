@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import holds
 from fullgrad.quantizers import _arguments
 

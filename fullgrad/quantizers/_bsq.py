@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, square_root, uses_last_dims
-from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import BinarizeEverywhere
 
@@ -41,7 +41,7 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     Source: Zhao et al., https://arxiv.org/abs/2406.07548; ``vector_quantize_pytorch.LFQ`` with ``spherical=True``.
     """
     x = _arguments.floating_input("bsq", "x", x)
-    _checks.positive_number("bsq", "scale", scale)
+    checks.positive_number("bsq", "scale", scale)
     if x.ndim == 0 or not holds(x.shape[-1] != 0):
         raise ValueError(f"bsq: `x` must have a last dimension that is not empty, got shape {tuple(x.shape)}.")
     (wide,) = to_opmath(x)

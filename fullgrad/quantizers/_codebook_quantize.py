@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.pieces import chunked, chunked_terms
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import can_reuse_buffers, holds
-from fullgrad._distributed import reshaped
-from fullgrad._function import Function
-from fullgrad._half_precision import chunked, chunked_terms
-from fullgrad.clamping._clamp import between, pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._arithmetic import divided, to_compute
@@ -64,14 +64,14 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Yamamoto, https://arxiv.org/abs/2103.07156.
     """
     x = _arguments.floating_input("codebook_quantize", "x", x)
-    _checks.real_tensor("codebook_quantize", "codebook", codebook)
+    checks.real_tensor("codebook_quantize", "codebook", codebook)
     if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
         raise ValueError(
             f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
         )
     if scale is not None:
         _arguments.check_scale("codebook_quantize", "scale", scale, x.dtype)
-    _checks.choice("codebook_quantize", "inside", inside, INSIDE)
+    checks.choice("codebook_quantize", "inside", inside, INSIDE)
     split, (scale,) = _arguments.in_blocks("codebook_quantize", x, None, {"scale": scale})
     if split is None:
         return CodebookQuantize.apply(x, scale, codebook, inside)
@@ -303,4 +303,4 @@ def _pass_between(g: Tensor, v: Tensor, codebook: Tensor, inside: str) -> Tensor
         return g
     leading = codebook.shape[:-1]
     shape = (*leading, *(1,) * (v.ndim - len(leading)))
-    return pass_inside(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))
+    return where_between(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import elementwise_code, greatest
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import elementwise_code, greatest
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import BinarizeEverywhere
 from fullgrad.rounding._k_bit_quantize import KBitQuantize
@@ -42,8 +42,8 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
     Source: Zhou et al., https://arxiv.org/abs/1606.06160; ``larq.quantizers.DoReFa`` with ``max_gradient=False``.
     """
     w = _arguments.floating_input("dorefa_weight", "w", w)
-    _checks.not_empty("dorefa_weight", "w", w)
-    bits = _checks.positive_integer("dorefa_weight", "bits", bits, 53)
+    checks.not_empty("dorefa_weight", "w", w)
+    bits = checks.positive_integer("dorefa_weight", "bits", bits, 53)
     (wide,) = to_opmath(w)
     if bits == 1:
         return BinarizeEverywhere.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)

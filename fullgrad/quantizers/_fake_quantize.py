@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import mul_into
+from fullgrad._core import checks
+from fullgrad._core.buffers import mul_into
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
+from fullgrad._core.pieces import PIECE, chunked, in_pieces
+from fullgrad._core.shards import reshaped
 from fullgrad._dispatch import can_reuse_buffers, holds, number_or_tensor, surely
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, PIECE, chunked, in_pieces
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter
 from fullgrad.quantizers._arithmetic import to_compute
@@ -132,7 +133,7 @@ def fake_quantize(
 
 
 def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
-    _checks.real_number_or_tensor("fake_quantize", "zero_point", value)
+    checks.real_number_or_tensor("fake_quantize", "zero_point", value)
     if isinstance(value, Tensor):
         return value
     if not is_rounded:

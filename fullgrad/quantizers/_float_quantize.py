@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._buffers import mul_into
+from fullgrad._core.buffers import mul_into
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import out_buffer
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.opmath import HALF
+from fullgrad._core.pieces import chunked, in_pieces
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import where_between
 from fullgrad._dispatch import is_known, number_or_tensor
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked, in_pieces
-from fullgrad._neighbors import rounded
-from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
 from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, to_compute
@@ -175,7 +176,7 @@ def _pass_in_range(
     if inside == "all":
         return g
     if (scale is None or is_known(scale)) and (rounding != "stochastic" or inside == "exact"):
-        return pass_inside(g, x, *_first_and_last(format, scale, inside, rounding, x.dtype))
+        return where_between(g, x, *_first_and_last(format, scale, inside, rounding, x.dtype))
 
     def formula(g: Tensor, x: Tensor, scale: Any, noise: Tensor | None) -> tuple[Tensor]:
         x, scale = to_compute(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale)])
@@ -194,7 +195,7 @@ def _pass_quotient(g: Tensor, v: Tensor, format: str, inside: str, rounding: str
         return g
     spec = spec_of(format)
     if inside == "exact" or rounding != "stochastic":
-        return pass_inside(g, v, *_ends(spec, inside, rounding, v.dtype))
+        return where_between(g, v, *_ends(spec, inside, rounding, v.dtype))
     assert noise is not None
     beyond = (v.abs() - spec.max) / spec.step  # in the last binade and the next exact, above it 1 or more
     return torch.where(noise >= beyond, g, 0)

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._function import alias, is_identity
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._float_quantize import FloatQuantizeEverywhere

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.function import out_buffer
+from fullgrad._core.neighbors import neighbor
 from fullgrad._dispatch import can_view_bits
-from fullgrad._function import out_buffer
-from fullgrad._neighbors import neighbor
 from fullgrad.quantizers._formats import Spec
 from fullgrad.rounding._modes import round_to_integer
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, uses_last_dims
-from fullgrad._half_precision import to_opmath
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
 from fullgrad.rounding._floor import Floor
@@ -61,8 +61,8 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         raise ValueError(
             f"fsq: `levels` must have a number for each of the channels of x, got {len(counts)} and shape {tuple(x.shape)}."
         )
-    _checks.choice("fsq", "bound", bound, BOUNDS)
-    _checks.non_negative_number("fsq", "eps", eps)
+    checks.choice("fsq", "bound", bound, BOUNDS)
+    checks.non_negative_number("fsq", "eps", eps)
     (wide,) = to_opmath(x)
 
     def row(values: list[float]) -> Tensor:

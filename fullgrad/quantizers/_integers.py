@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import constant
+from fullgrad._core.buffers import constant
+from fullgrad._core.function import out_buffer
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.opmath import HALF
+from fullgrad._core.pieces import chunked, in_pieces
+from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import can_reuse_buffers, is_known
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked, in_pieces
-from fullgrad._kernels import between
-from fullgrad._neighbors import rounded
-from fullgrad.clamping._clamp import pass_inside
 from fullgrad.quantizers._arguments import compute_dtype, expanded
 from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, reciprocal_number, to_compute
 from fullgrad.rounding._modes import round_to_integer
@@ -70,7 +70,7 @@ def residual(
     r = _rounded(v, z, rounding, round_zero_point, noise, fresh=False)
     if inside != "all":
         inner = r if inside == "rounded" else v + z
-        v = pass_inside(v, inner, float(quant_min), float(quant_max))
+        v = where_between(v, inner, float(quant_min), float(quant_max))
     q = torch.clamp(r, quant_min, quant_max, out=out_buffer(r))
     if not _is_zero(z):
         q = torch.sub(q, z, out=out_buffer(q))
@@ -149,12 +149,12 @@ def pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: 
     are_known = is_known(scale) and quant_min.__class__ is int and quant_max.__class__ is int
     if are_known and zero_point.__class__ in _NUMBERS and (rounding == "half_even" or inside == "exact"):
         args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)
-        return pass_inside(g, x, *_first_and_last(x.dtype, *args))
+        return where_between(g, x, *_first_and_last(x.dtype, *args))
     low, high = float(quant_min), float(quant_max)
 
     def formula(g: Tensor, x: Tensor, scale: Any, zero_point: Any, noise: Tensor | None) -> tuple[Tensor]:
         return (
-            pass_inside(
+            where_between(
                 g,
                 _in_range_of(x, scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise),
                 low,

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.quantizers._arguments import integer
 
 _NF4 = (
@@ -64,7 +64,7 @@ def levels(name: str, bits: int = 4) -> Tensor:
 
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Li et al., https://arxiv.org/abs/1909.13144.
     """
-    _checks.choice("levels", "name", name, NAMES)
+    checks.choice("levels", "name", name, NAMES)
     bits = integer("levels", "bits", bits)
     least, most = {"nf4": (4, 4), "power_of_two": (2, 8), "apot": (3, 7)}[name]
     if not least <= bits <= most:

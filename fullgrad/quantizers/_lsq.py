@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
 from fullgrad._dispatch import at_least, square_root
-from fullgrad._half_precision import cast
 from fullgrad.gradients._scale import scale_bwd
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
@@ -68,14 +68,14 @@ def lsq(
     if grad_scale is None:
         grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(quant_max, 1))
     else:
-        _checks.positive_number("lsq", "grad_scale", grad_scale)
+        checks.positive_number("lsq", "grad_scale", grad_scale)
     if isinstance(scale, Tensor):
         scale = scale_bwd(scale, grad_scale)
     if offset is None:
         return fake_quantize(x, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False)
-    _checks.real_number_or_tensor("lsq", "offset", offset)
+    checks.real_number_or_tensor("lsq", "offset", offset)
     if isinstance(offset, Tensor):
-        _checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
+        checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
         offset = scale_bwd(offset, grad_scale)
     wide, b = to_compute(x, offset)
     y = fake_quantize(wide - b, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False) + b

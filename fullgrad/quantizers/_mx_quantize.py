@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._blocks import behind_batch, blocks_of, check_blocks
 from fullgrad.quantizers._float_rounding import exponent, has_fraction, power_of_two, round_to_format
@@ -84,8 +84,8 @@ def mx_quantize(
     Source: OCP Microscaling Formats, version 1.0; ``torchao.prototype.mx_formats.mx_tensor.MXTensor.to_mx``.
     """
     x = _arguments.floating_input("mx_quantize", "x", x)
-    _checks.choice("mx_quantize", "element", element, ELEMENTS)
-    _checks.choice("mx_quantize", "scale_rounding", scale_rounding, SCALE_ROUNDINGS)
+    checks.choice("mx_quantize", "element", element, ELEMENTS)
+    checks.choice("mx_quantize", "scale_rounding", scale_rounding, SCALE_ROUNDINGS)
     block_size, dim = check_blocks("mx_quantize", x, block_size, dim)
     noise = _arguments.rounding_noise("mx_quantize", x, rounding, noise, generator)
     return MxQuantize.apply(x, element, block_size, dim, scale_rounding, rounding, noise)

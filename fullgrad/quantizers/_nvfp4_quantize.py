@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import holds
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._blocks import behind_batch, blocks_of, check_blocks

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._neighbors import neighbor, rounded
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.neighbors import neighbor, rounded
+from fullgrad._core.opmath import to_opmath
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._float_rounding import times_power_of_two
 
@@ -64,8 +64,8 @@ def power_of_two(
     Source: Elhoushi et al., DeepShift, https://arxiv.org/abs/1905.13298; ``brevitas.core.restrict_val.PowerOfTwoRestrictValue``.
     """
     x = _arguments.floating_input("power_of_two", "x", x)
-    _checks.choice("power_of_two", "rounding", rounding, ROUNDINGS)
-    _checks.choice("power_of_two", "gradient", gradient, GRADIENTS)
+    checks.choice("power_of_two", "rounding", rounding, ROUNDINGS)
+    checks.choice("power_of_two", "gradient", gradient, GRADIENTS)
     if min_exponent is not None:
         min_exponent = _arguments.integer("power_of_two", "min_exponent", min_exponent)
     if max_exponent is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import unscriptable
 
 
@@ -41,7 +41,7 @@ class Quantizer(nn.Module):
 
     def __init__(self, function: Callable[..., Any], **parameters: Any) -> None:
         super().__init__()
-        _checks.function("Quantizer", "function", function)
+        checks.function("Quantizer", "function", function)
         known = [*inspect.signature(function).parameters][1:]
         self.function, self.settings, self.names = function, {}, tuple(parameters)
         for name, value in parameters.items():

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps
+from fullgrad._core.buffers import apply_steps
+from fullgrad._core.windows import where_between
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad.clamping._clamp import pass_inside
 
 
 def as_factor(mask: Tensor, like: Tensor) -> Tensor:
@@ -31,4 +31,4 @@ def pass_in_window(g: Tensor, x: Tensor, window: Any) -> Tensor:
     """``g`` where ``abs(x) <= window``, else 0; everywhere without a window. The window is of the dtype of ``x``."""
     if window is None:
         return g
-    return pass_inside(g, x, -window, window)
+    return where_between(g, x, -window, window)

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
+from fullgrad._core import checks
+from fullgrad._core.buffers import apply_steps
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
+from fullgrad._core.shards import reshaped
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
@@ -68,11 +68,11 @@ def ternarize(
         ``larq.quantizers.SteTern``.
     """
     x = _arguments.floating_input("ternarize", "x", x)
-    _checks.real_number_or_tensor("ternarize", "threshold", threshold)
+    checks.real_number_or_tensor("ternarize", "threshold", threshold)
     threshold = _arguments.checked_window("ternarize", threshold, "threshold")
-    _checks.real_number_or_tensor("ternarize", "scale", scale)
+    checks.real_number_or_tensor("ternarize", "scale", scale)
     if negative_scale is not None:
-        _checks.real_number_or_tensor("ternarize", "negative_scale", negative_scale)
+        checks.real_number_or_tensor("ternarize", "negative_scale", negative_scale)
     window = _arguments.checked_window("ternarize", window)
     parameters = {"threshold": threshold, "scale": scale, "negative_scale": negative_scale, "window": window}
     learns = isinstance(scale, Tensor) or isinstance(negative_scale, Tensor)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._fake_quantize import fake_quantize
@@ -47,9 +47,9 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
     Source: Jain et al., https://arxiv.org/abs/1903.08066.
     """
     x = _arguments.floating_input("tqt", "x", x)
-    _checks.real_number_or_tensor("tqt", "log2_threshold", log2_threshold)
+    checks.real_number_or_tensor("tqt", "log2_threshold", log2_threshold)
     _arguments.is_per_block("tqt", "log2_threshold", log2_threshold, x.shape)
-    bits = _checks.positive_integer("tqt", "bits", bits, 24)
+    bits = checks.positive_integer("tqt", "bits", bits, 24)
     if isinstance(log2_threshold, Tensor):
         t = log2_threshold.to(_arguments.compute_dtype(x.dtype))
     else:

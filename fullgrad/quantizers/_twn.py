@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._ternarize import TernarizeEverywhere
@@ -40,8 +40,8 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     Source: Li et al., https://arxiv.org/abs/1605.04711.
     """
     w = _arguments.floating_input("twn", "w", w)
-    _checks.not_empty("twn", "w", w)
-    _checks.dim("twn", dim, w.ndim)
+    checks.not_empty("twn", "w", w)
+    checks.dim("twn", dim, w.ndim)
     (wide,) = to_opmath(w)
     size = wide.detach().abs()
     dims = dims_of(dim, w.ndim)

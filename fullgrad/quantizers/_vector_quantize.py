@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._autocast import matmul
+from fullgrad._core import checks
+from fullgrad._core.autocast import matmul
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import can_read_numbers, holds, opaque, uses_last_dims
-from fullgrad._function import Function
-from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 
 GRADIENTS = ("identity", "rotation")
@@ -58,7 +58,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
     Source: van den Oord et al., https://arxiv.org/abs/1711.00937; Fifty et al., https://arxiv.org/abs/2410.06424.
     """
     x = _arguments.floating_input("vector_quantize", "x", x)
-    _checks.real_tensor("vector_quantize", "codebook", codebook)
+    checks.real_tensor("vector_quantize", "codebook", codebook)
     if codebook.ndim != 2 or not all(holds(n != 0) for n in codebook.shape):
         raise ValueError(
             f"vector_quantize: `codebook` must have two dimensions and no empty one, got shape {tuple(codebook.shape)}."
@@ -68,7 +68,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
             f"vector_quantize: the last dimension of `x` must be that of the codebook, {codebook.shape[-1]}, "
             f"got shape {tuple(x.shape)}."
         )
-    _checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
+    checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
     return VectorQuantize.apply(x, codebook.detach(), gradient)
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import any_half, rounded_once, to_opmath
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import any_half, to_opmath
+from fullgrad._core.pieces import rounded_once
 from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
 
 
@@ -45,10 +46,10 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
 
     Source: ``spikingjelly.activation_based.quantize.affine_k_bit_quantize``.
     """
-    _checks.real_tensor("affine_k_bit_quantize", "x", x)
-    k = _checks.positive_integer("affine_k_bit_quantize", "k", k, MOST_BITS)
-    _checks.real_number_or_tensor("affine_k_bit_quantize", "w", w)
-    _checks.real_number_or_tensor("affine_k_bit_quantize", "b", b)
+    checks.real_tensor("affine_k_bit_quantize", "x", x)
+    k = checks.positive_integer("affine_k_bit_quantize", "k", k, MOST_BITS)
+    checks.real_number_or_tensor("affine_k_bit_quantize", "w", w)
+    checks.real_number_or_tensor("affine_k_bit_quantize", "b", b)
     return AffineKBitQuantize.apply(x, k, w, b)
 
 

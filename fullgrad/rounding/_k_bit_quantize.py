@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import any_half, rounded_once
+from fullgrad._core import checks
+from fullgrad._core.function import out_buffer
+from fullgrad._core.opmath import any_half
+from fullgrad._core.pieces import rounded_once
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -43,8 +44,8 @@ def k_bit_quantize(x: Tensor, k: int) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize``; Zhou et al., DoReFa-Net, https://arxiv.org/abs/1606.06160.
     """
-    _checks.real_tensor("k_bit_quantize", "x", x)
-    return KBitQuantize.apply(x, _checks.positive_integer("k_bit_quantize", "k", k, MOST_BITS))
+    checks.real_tensor("k_bit_quantize", "x", x)
+    return KBitQuantize.apply(x, checks.positive_integer("k_bit_quantize", "k", k, MOST_BITS))
 
 
 def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
@@ -73,8 +74,8 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize_forward``.
     """
-    _checks.real_tensor("k_bit_quantize_forward", "x", x)
-    levels = _levels(_checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
+    checks.real_tensor("k_bit_quantize_forward", "x", x)
+    levels = _levels(checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
     return rounded_once(on_grid, x, levels) if any_half(x) else on_grid(x, levels)
 
 

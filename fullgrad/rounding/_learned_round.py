@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._kernels import between
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.windows import between
 
 
 def learned_round(
@@ -58,11 +58,11 @@ def learned_round(
 
     Source: Nagel et al., Up or down?, https://arxiv.org/abs/2004.10568; ``brevitas.core.function_wrapper.learned_round``.
     """
-    _checks.real_tensor("learned_round", "x", x)
-    _checks.real_tensor("learned_round", "v", v)
-    _checks.real_number("learned_round", "zeta", zeta)
-    _checks.real_number("learned_round", "gamma", gamma)
-    _checks.positive_number("learned_round", "temperature", temperature)
+    checks.real_tensor("learned_round", "x", x)
+    checks.real_tensor("learned_round", "v", v)
+    checks.real_number("learned_round", "zeta", zeta)
+    checks.real_number("learned_round", "gamma", gamma)
+    checks.positive_number("learned_round", "temperature", temperature)
     x, v = (t if t.is_floating_point() else t.to(torch.get_default_dtype()) for t in (x, v))
     return LearnedRound.apply(x, v, bool(hard), float(zeta), float(gamma), float(temperature))
 

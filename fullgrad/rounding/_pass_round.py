@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.rounding._round import Round
 
 PassRound = Round
@@ -30,5 +30,5 @@ def pass_round(x: Tensor) -> Tensor:
 
     Source: ``shok.utils.functions.PassRound``.
     """
-    _checks.real_tensor("pass_round", "x", x)
+    checks.real_tensor("pass_round", "x", x)
     return Round.apply(x)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import pure
+from fullgrad._core import checks
+from fullgrad._core.function import pure
 from fullgrad.rounding._ceil import Ceil
 from fullgrad.rounding._floor import Floor
 from fullgrad.rounding._modes import DETERMINISTIC, round_to_integer
@@ -54,13 +54,13 @@ def round(x: Tensor, mode: str = "half_even") -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.round``; the modes of brevitas, QONNX and the C standard.
     """
-    _checks.real_tensor("round", "x", x)
+    checks.real_tensor("round", "x", x)
     if mode == "half_even":
         return Round.apply(x)
     of_torch = _OF_TORCH.get(mode) if isinstance(mode, str) else None
     if of_torch is not None:
         return of_torch.apply(x)
-    _checks.choice("round", "mode", mode, DETERMINISTIC)
+    checks.choice("round", "mode", mode, DETERMINISTIC)
     return RoundByMode.apply(x, mode)
 
 

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import out_buffer, pure
 from fullgrad._dispatch import can_reuse_buffers, is_compiling
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer, pure
 
 
 def soft_round(x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def soft_round(x: Tensor) -> Tensor:
 
     Source: ``shok.utils.functions.SoftRound``.
     """
-    _checks.real_tensor("soft_round", "x", x)
+    checks.real_tensor("soft_round", "x", x)
     return SoftRound.apply(x)
 
 

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import any_half, rounded_once, to_opmath
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import out_buffer
+from fullgrad._core.opmath import any_half, to_opmath
+from fullgrad._core.pieces import rounded_once
 from fullgrad.rounding._round import Round
 
 
@@ -109,8 +110,8 @@ def _multiple(x: Tensor, step: Any) -> Tensor:
 
 
 def _check(name: str, x: Any, step: Any) -> None:
-    _checks.real_tensor(name, "x", x)
+    checks.real_tensor(name, "x", x)
     if isinstance(step, Tensor):
-        _checks.real_tensor(name, "step", step)
+        checks.real_tensor(name, "step", step)
     else:
-        _checks.positive_number(name, "step", step)
+        checks.positive_number(name, "step", step)

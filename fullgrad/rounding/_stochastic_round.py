@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import same_shape
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import round_to_integer
 
 
@@ -45,7 +45,7 @@ def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Gener
 
     Source: ``brevitas.core.function_wrapper.stochastic_round.StochasticRoundSte``; ``StochasticFastest`` of gfloat.
     """
-    _checks.real_tensor("stochastic_round", "x", x)
+    checks.real_tensor("stochastic_round", "x", x)
     noise = noise_for("stochastic_round", x, noise, generator).detach()
     return StochasticRound.apply(x, noise)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._elementwise import Elementwise
+from fullgrad._core.elementwise import Elementwise
 
 
 class StraightThrough(Elementwise):

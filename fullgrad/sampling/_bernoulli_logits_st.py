@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.estimators import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._bernoulli_st import indicator
@@ -60,8 +60,8 @@ def bernoulli_logits_st(
     probability).
     """
     name = "bernoulli_logits_st"
-    _checks.floating_tensor(name, "logits", logits)
-    _checks.choice(name, "gradient", gradient, _GRADIENTS)
+    checks.floating_tensor(name, "logits", logits)
+    checks.choice(name, "gradient", gradient, _GRADIENTS)
     check_temperature(name, "tau", tau, logits)
     noise = noise_for(name, logits, noise, generator)
     if gradient == "sigmoid":

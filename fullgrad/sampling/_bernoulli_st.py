@@ -3,11 +3,11 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
+from fullgrad._core import checks
+from fullgrad._core.buffers import apply_steps
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
 
 
 def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -40,7 +40,7 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
-    _checks.floating_tensor("bernoulli_st", "probs", probs)
+    checks.floating_tensor("bernoulli_st", "probs", probs)
     return BernoulliST.apply(probs, noise_for("bernoulli_st", probs, noise, generator))
 
 

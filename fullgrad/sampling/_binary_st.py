@@ -3,12 +3,12 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._kernels import where_between
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.buffers import apply_steps
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.windows import where_between
 from fullgrad.sampling._bernoulli_st import indicator
 
 
@@ -39,7 +39,7 @@ def binary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | 
 
     Source: Courbariaux, Bengio, David, https://arxiv.org/abs/1511.00363.
     """
-    _checks.floating_tensor("binary_st", "x", x)
+    checks.floating_tensor("binary_st", "x", x)
     return BinaryST.apply(x, noise_for("binary_st", x, noise, generator))
 
 

@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import surely
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.estimators import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest
@@ -65,7 +65,7 @@ def categorical_st(
     """
     name = "categorical_st"
     dim = check_rows(name, "logits", logits, dim)
-    _checks.choice(name, "gradient", gradient, ("softmax", "identity"))
+    checks.choice(name, "gradient", gradient, ("softmax", "identity"))
     check_temperature(name, "tau", tau, logits)
     check_temperature(name, "sample_tau", sample_tau, logits)
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()

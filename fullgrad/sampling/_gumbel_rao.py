@@ -3,9 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.estimators import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
@@ -62,7 +62,7 @@ def gumbel_rao(
     name = "gumbel_rao"
     dim = check_rows(name, "logits", logits, dim)
     check_temperature(name, "tau", tau, logits)
-    samples = _checks.positive_integer(name, "samples", samples, 2**31)
+    samples = checks.positive_integer(name, "samples", samples, 2**31)
     noise = noise_for(name, logits, noise, generator, gumbel_like, (samples + 1,))
     wide, tau = to_opmath(logits, tau)
     x, n = wide.detach(), noise.detach()

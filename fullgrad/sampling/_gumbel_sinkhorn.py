@@ -3,9 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._dispatch import at_least, holds, uses_last_dims
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
 
@@ -48,8 +48,8 @@ def gumbel_sinkhorn(
     Source: Mena et al., https://arxiv.org/abs/1802.08665.
     """
     name = "gumbel_sinkhorn"
-    _checks.floating_tensor(name, "scores", scores)
-    _checks.positive_number_or_tensor(name, "tau", tau)
+    checks.floating_tensor(name, "scores", scores)
+    checks.positive_number_or_tensor(name, "tau", tau)
     if scores.ndim < 2 or not holds(scores.shape[-1] == scores.shape[-2]):
         raise ValueError(f"{name}: `scores` must be square matrices (…, n, n), got shape {tuple(scores.shape)}.")
     noise = noise_for(name, scores, noise, generator, gumbel_like)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function, out_buffer
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import surely
-from fullgrad._function import Function, out_buffer
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.estimators import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, softmax_pull

@@ -3,9 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
-from fullgrad._recomputed import Recomputed
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import Recomputed
 from fullgrad.sampling._arguments import Temperature, check_count, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
 

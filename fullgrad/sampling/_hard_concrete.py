@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
 from fullgrad.clamping import clamp
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._relaxed_bernoulli import binary_concrete
@@ -60,7 +60,7 @@ def hard_concrete(
     Source: Louizos, Welling, Kingma, https://arxiv.org/abs/1712.01312.
     """
     name = "hard_concrete"
-    _checks.floating_tensor(name, "log_alpha", log_alpha)
+    checks.floating_tensor(name, "log_alpha", log_alpha)
     check_temperature(name, "tau", tau, log_alpha)
     check_stretch(name, gamma, zeta)
     if training:
@@ -72,8 +72,8 @@ def hard_concrete(
 
 def check_stretch(name: str, gamma: float, zeta: float) -> None:
     """The ends of the stretched interval."""
-    _checks.real_number(name, "gamma", gamma)
-    _checks.real_number(name, "zeta", zeta)
+    checks.real_number(name, "gamma", gamma)
+    checks.real_number(name, "zeta", zeta)
     if not holds(-math.inf < gamma) or not holds(gamma < 0):
         raise ValueError(f"{name}: `gamma` must be finite and below 0, got {gamma}.")
     if not holds(zeta > 1) or not holds(zeta < math.inf):

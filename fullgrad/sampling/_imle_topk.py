@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._function import Function
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import check_count, check_rows
 from fullgrad.sampling._rows import largest
 
@@ -66,8 +66,8 @@ def imle_topk(
     name = "imle_topk"
     dim = check_rows(name, "logits", logits, dim)
     k = check_count(name, k, logits, dim)
-    _checks.positive_number(name, "lam", lam)
-    _checks.non_negative_number(name, "noise_scale", noise_scale)
+    checks.positive_number(name, "lam", lam)
+    checks.non_negative_number(name, "noise_scale", noise_scale)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     if not logits.ndim:
         return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise.reshape(1)).reshape(())

@@ -3,10 +3,10 @@
 import torch
 from torch import Generator, Tensor
 
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import Recomputed
 from fullgrad._dispatch import opaque
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
-from fullgrad._recomputed import Recomputed
 from fullgrad.sampling._arguments import check_count, check_rows
 from fullgrad.soft.simplex import subset_marginals
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_rows
 from fullgrad.soft.order import argsort_st
 from fullgrad.soft.order.methods import PERMUTATION_METHODS, PermutationMethod
@@ -61,10 +61,10 @@ def plackett_luce_st(
     """
     name = "plackett_luce_st"
     dim = check_rows(name, "scores", scores, dim)
-    _checks.positive_number_or_tensor(name, "tau", tau)
+    checks.positive_number_or_tensor(name, "tau", tau)
     if isinstance(tau, Tensor) and tau.ndim:
         raise ValueError(f"{name}: `tau` must be a number or a tensor without dimensions, got shape {tuple(tau.shape)}.")
-    _checks.choice(name, "method", method, PERMUTATION_METHODS)
+    checks.choice(name, "method", method, PERMUTATION_METHODS)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise
     return argsort_st(noisy, dim, True, tau, method=method, standardize=False).to(scores.dtype)

@@ -3,10 +3,10 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import opaque
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
 
 
 def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
 
     Source: the inverse distribution function; ``torch.poisson`` with the straight-through derivative.
     """
-    _checks.floating_tensor("poisson_st", "rate", rate)
+    checks.floating_tensor("poisson_st", "rate", rate)
     return PoissonST.apply(rate, noise_for("poisson_st", rate, noise, generator))
 
 

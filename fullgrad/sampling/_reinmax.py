@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import check_rows
 from fullgrad.sampling._rows import SampleOfRows, largest, softmax_pull
 
@@ -53,7 +53,7 @@ def reinmax(
     Source: Liu et al., https://arxiv.org/abs/2304.08612; ``reinmax.reinmax``.
     """
     dim = check_rows("reinmax", "logits", logits, dim)
-    _checks.positive_number("reinmax", "tau", tau)
+    checks.positive_number("reinmax", "tau", tau)
     noise = noise_for("reinmax", logits, noise, generator, gumbel_like)
     sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return ReinMax.apply(sample, logits, index, float(tau), dim) if logits.ndim else torch.softmax(logits, -1)

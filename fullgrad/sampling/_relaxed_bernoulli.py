@@ -3,10 +3,10 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import surely
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
 from fullgrad.sampling._arguments import Temperature, check_temperature
 
 # A score beyond this is 0 or 1 at every temperature, and finite where it multiplies a slope of 0.
@@ -48,7 +48,7 @@ def relaxed_bernoulli(
     Source: Maddison, Mnih, Teh, https://arxiv.org/abs/1611.00712; Jang, Gu, Poole, https://arxiv.org/abs/1611.01144;
     ``torch.distributions.RelaxedBernoulli`` with 1 - u.
     """
-    _checks.floating_tensor("relaxed_bernoulli", "logits", logits)
+    checks.floating_tensor("relaxed_bernoulli", "logits", logits)
     check_temperature("relaxed_bernoulli", "tau", tau, logits)
     noise = noise_for("relaxed_bernoulli", logits, noise, generator)
     return binary_concrete(logits, tau, noise).to(logits.dtype)

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.kernels import softmax_backward
+from fullgrad._core.opmath import cast
+from fullgrad._core.recomputed import save_inputs
 from fullgrad._dispatch import can_reuse_buffers, surely
-from fullgrad._function import Function
-from fullgrad._half_precision import cast
-from fullgrad._inputs import save_inputs
-from fullgrad._kernels import softmax_backward
 
 
 def over_temperature(scores: Tensor, tau: Any) -> Tensor:

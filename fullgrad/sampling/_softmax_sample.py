@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.sampling._rows import SampleOfRows, over_temperature, softmax_pull
 

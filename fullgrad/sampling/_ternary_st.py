@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._binary_st import RandomSign
 
@@ -36,7 +36,7 @@ def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator |
 
     Source: Courbariaux, Bengio, David, https://arxiv.org/abs/1511.00363; Lin et al., https://arxiv.org/abs/1510.03009.
     """
-    _checks.floating_tensor("ternary_st", "x", x)
+    checks.floating_tensor("ternary_st", "x", x)
     return TernaryST.apply(x, noise_for("ternary_st", x, noise, generator))
 
 

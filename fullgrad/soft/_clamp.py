@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.windows import sigmoid_gate
 from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._kernels import sigmoid_gate
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
@@ -157,6 +157,6 @@ def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
 
 def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> tuple[Tensor, Softness]:
     x, softness = check(name, x, softness, mode)
-    _checks.real_number_or_tensor(name, "min_value", low)
-    _checks.real_number_or_tensor(name, "max_value", high)
+    checks.real_number_or_tensor(name, "min_value", low)
+    checks.real_number_or_tensor(name, "max_value", high)
     return x, softness

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import recomputed
+from fullgrad._core.windows import where_positive
 from fullgrad._dispatch import can_reuse_buffers, is_compiling, surely
-from fullgrad._function import recomputed
-from fullgrad._kernels import where_positive
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
@@ -388,9 +388,9 @@ def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bo
 def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float) -> Tensor:
     x, softness = check(name, x, softness, mode)
     y = check_other(name, "y", y)
-    _checks.non_negative_number(name, "epsilon", epsilon)
-    _checks.non_negative_number(name, "rtol", rtol)
-    _checks.non_negative_number(name, "atol", atol)
+    checks.non_negative_number(name, "epsilon", epsilon)
+    checks.non_negative_number(name, "rtol", rtol)
+    checks.non_negative_number(name, "atol", atol)
     hard = name.endswith("_st")
     name = name.removesuffix("_st")
     if mode == "hard":

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
@@ -361,7 +361,7 @@ def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
     x, softness = check(name, x, softness, mode, ANY_STEP_MODES)
     y = check_other(name, "y", y)
-    _checks.real_number(name, "epsilon", epsilon)
+    checks.real_number(name, "epsilon", epsilon)
     hard = name.endswith("_st")
     name = name.removesuffix("_st")
     if mode == "hard":

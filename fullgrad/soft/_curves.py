@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into, number_for, operand
+from fullgrad._core.buffers import apply_steps, mul_into, number_for, operand
+from fullgrad._core.opmath import HALF
+from fullgrad._core.windows import sigmoid_gate
 from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compiling
-from fullgrad._half_precision import HALF
-from fullgrad._kernels import sigmoid_gate
 
 Softness = Tensor | float
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import along_rows
-from fullgrad._half_precision import cast
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
+from fullgrad._core.shards import along_rows
 from fullgrad.clamping import clamp
 from fullgrad.soft._relaxation import checked_floating
 
@@ -166,8 +166,8 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     Source: ``softtorch.all``.
     """
     x = checked_floating("all", "x", x)
-    _checks.one_dim("all", dim, x.ndim)
-    _checks.non_negative_number("all", "epsilon", epsilon)
+    checks.one_dim("all", dim, x.ndim)
+    checks.non_negative_number("all", "epsilon", epsilon)
     if use_geometric_mean:
         return _geometric_mean(x, dim, epsilon)
     # torch's derivative of a product makes plain tensors next to distributed ones.
@@ -202,7 +202,7 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     Source: ``softtorch.any``.
     """
     x = checked_floating("any", "x", x)
-    _checks.one_dim("any", dim, x.ndim)
+    checks.one_dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
 

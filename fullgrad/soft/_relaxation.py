@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import recomputed
+from fullgrad._core.opmath import HALF, cast, to_opmath
+from fullgrad._core.pieces import chunked, chunked_terms
+from fullgrad._core.shards import without_parts
 from fullgrad._dispatch import (
     Rules,
     at_least,
@@ -19,10 +24,6 @@ from fullgrad._dispatch import (
     is_tracing,
     same_shape,
 )
-from fullgrad._distributed import without_parts
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import recomputed
-from fullgrad._half_precision import HALF, cast, chunked, chunked_terms, to_opmath
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
@@ -154,12 +155,12 @@ def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = 
         and mode in modes
     ):
         return x, softness
-    _checks.real_tensor(name, "x", x)
-    _checks.choice(name, "mode", mode, modes)
+    checks.real_tensor(name, "x", x)
+    checks.choice(name, "mode", mode, modes)
     if isinstance(softness, Tensor):
-        _checks.real_tensor(name, "softness", softness)
+        checks.real_tensor(name, "softness", softness)
     else:
-        _checks.positive_number(name, "softness", softness)
+        checks.positive_number(name, "softness", softness)
     x = floating(x)
     return x, softness if isinstance(softness, Tensor) else divisor(softness, x.dtype)
 
@@ -173,7 +174,7 @@ def check_other(name: str, argument: str, y: Any) -> Any:
     """A number or a tensor beside ``x``, as a number or a floating tensor."""
     if y.__class__ is float or (isinstance(y, Tensor) and y.dtype in FLOATING):
         return y
-    _checks.real_number_or_tensor(name, argument, y)
+    checks.real_number_or_tensor(name, argument, y)
     return floating(y) if isinstance(y, Tensor) else y
 
 
@@ -222,7 +223,7 @@ def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
     """A hard value in the shape that the soft one has, when a softness has more dimensions."""
     if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
-    shape = _checks.broadcast_shape(value.shape, softness.shape)
+    shape = checks.broadcast_shape(value.shape, softness.shape)
     return value if same_shape(value.shape, shape) else value.expand(shape).clone()
 
 
@@ -237,7 +238,7 @@ def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
 def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
     """A real tensor, integers in the default dtype."""
     if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
-        _checks.real_tensor(name, argument, x)
+        checks.real_tensor(name, argument, x)
         x = without_parts(floating(x))
     return x
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import recomputed
 from fullgrad._dispatch import is_compiling
-from fullgrad._function import recomputed
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
@@ -171,5 +171,5 @@ def _steps_within(reach: float, radius: int, include_join: bool) -> tuple[tuple[
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, Softness, int]:
-    radius = _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
+    radius = checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
     return *check(name, x, softness, mode), operator.index(radius)  # compiled code has one graph for each

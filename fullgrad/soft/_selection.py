@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._autocast import matmul
+from fullgrad._core import checks
+from fullgrad._core.autocast import matmul
+from fullgrad._core.opmath import cast
+from fullgrad._core.shards import along_rows, reshaped
 from fullgrad._dispatch import has_shape, holds, surely
-from fullgrad._distributed import along_rows, reshaped
-from fullgrad._half_precision import cast
 from fullgrad.soft._relaxation import checked_floating
 
 # With fewer elements a sum costs more than a product of matrices.
@@ -191,7 +191,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     x, soft_start, dim = _canonicalize_args("narrow", x, soft_start, dim, "soft_start")
     n = x.shape[dim]
     _check_vector("narrow", "soft_start", soft_start, n)
-    length = _checks.positive_integer("narrow", "length", length, n)
+    length = checks.positive_integer("narrow", "length", length, n)
 
     def windows(x: Tensor, soft_start: Tensor) -> Tensor:
         place = torch.arange(n, device=x.device)
@@ -207,7 +207,7 @@ def _canonicalize_args(
     """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
     x, soft_index = checked_floating(name, "x", x), checked_floating(name, argument, soft_index)
     if dim is not None:
-        _checks.one_dim(name, dim, x.ndim)
+        checks.one_dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = reshaped(x, (x.numel(),)), 0
     dtype = torch.promote_types(x.dtype, soft_index.dtype)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._kernels import sigmoid_gate
+from fullgrad._core.windows import sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
 from fullgrad.soft._relaxation import (

@@ -1,6 +1,6 @@
 """Spikes and signs: hard values, 0 or 1, with the slope of a surrogate, whose shape may learn."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.spikes._abs_binary_sign_grad import abs_binary_sign_grad
 from fullgrad.spikes._approx_sign import approx_sign
 from fullgrad.spikes._atan import atan

@@ -50,5 +50,5 @@ class AbsBinarySignGrad(Surrogate):
         return torch.abs(x)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
         return v * sign(x, tie)

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import ScaledStep
 
@@ -56,7 +55,3 @@ class Atan(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.atan(z * (math.pi / 2)) / math.pi
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return divide_into(v, torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2))

@@ -50,5 +50,5 @@ class Bernoulli(Surrogate):
         return as_number(noise < p, p.dtype)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, p: None, noise: None) -> Tensor | None:
+    def vjp_term(i: int, v: Tensor, p: None, noise: None) -> Tensor | None:
         return v if i == 0 else None

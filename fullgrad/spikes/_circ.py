@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import ScaledStep
 
@@ -55,8 +54,3 @@ class Circ(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return z * torch.rsqrt(1 + z * z) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        r = apply_steps(u * alpha, (torch.square,), (torch.add, 1), (torch.rsqrt,))
-        return mul_into(v, apply_steps(r * r, (torch.mul, r), (torch.mul, alpha / 2)))

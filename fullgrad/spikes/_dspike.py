@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import mul_into
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import sech2, tanh, where_within
+from fullgrad.spikes._formulas import sech2, tanh
 from fullgrad.spikes._surrogate import Step
 
 
@@ -60,7 +60,7 @@ class Dspike(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         inside = torch.clamp(u, -0.5, 0.5)
-        return where_within(mul_into(v, sech2(inside, alpha)) * (alpha / tanh(alpha / 2) / 2), u, 0.5)
+        return where_between(v * sech2(inside, alpha) * (alpha / tanh(alpha / 2) / 2), u, -0.5, 0.5)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:
@@ -71,4 +71,4 @@ class Dspike(Step):
         inside, t = torch.clamp(u, -0.5, 0.5), tanh(alpha / 2)
         end = 1 - t * t  # sech^2(alpha / 2)
         part = inside * sech2(inside, alpha) - torch.tanh(inside * alpha) * (end / t / 2)
-        return where_within(part, u, 0.5) * (0.5 / t)
+        return where_between(part, u, -0.5, 0.5) * (0.5 / t)

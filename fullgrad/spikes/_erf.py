@@ -5,9 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -57,10 +55,3 @@ class Erf(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.erf(z) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        # The factor is in the exponent: a pass less.
-        factor, exp = exponential(u.dtype)
-        height = u.new_full((), math.log(alpha / math.sqrt(math.pi)) * factor)
-        return mul_into(v, apply_steps(torch.addcmul(height, u, u, value=-alpha * alpha * factor), (exp,)))

@@ -2,13 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, divide_into
-from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import Step
 
 
@@ -58,9 +54,8 @@ class FastSigmoid(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, slope: Any) -> Tensor:
-        q = affine_of_abs(u, slope, 1.0)
-        # Twice where it is recorded: the derivative of a square squares again, and is 0 too early.
-        return divide_into(v, apply_steps(q, (torch.square,))) if can_reuse_buffers() else v / q / q
+        q = u.abs() * slope + 1
+        return v / q / q  # the derivative of a square would square again, and be 0 too early
 
     @staticmethod
     def rise(u: Tensor, slope: Any) -> Tensor:

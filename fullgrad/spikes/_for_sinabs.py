@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 
 
 class for_sinabs:  # it is called like a function
@@ -34,7 +34,7 @@ class for_sinabs:  # it is called like a function
     required_states = ("v_mem",)
 
     def __init__(self, surrogate: Callable[..., Tensor], learn_threshold: bool = False) -> None:
-        _checks.function("for_sinabs", "surrogate", surrogate)
+        checks.function("for_sinabs", "surrogate", surrogate)
         self.surrogate, self.learn_threshold = surrogate, learn_threshold
 
     def apply(self, v_mem: Tensor, spike_threshold: Any, surrogate_grad_fn: Any = None) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
 
@@ -39,7 +39,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
-    _checks.function("from_slope", "slope", slope)
+    checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):
         parameters = ()

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import plus_scaled, scaled, where_left, where_right
+from fullgrad.spikes._formulas import where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -62,8 +62,8 @@ class LeakyKRelu(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:
         if leak.__class__ is float and leak == 0.0:
-            return scaled(where_right(v, u, tie), k)
-        return plus_scaled(scaled(where_right(v, u, tie), k - leak), v, leak)
+            return where_right(v, u, tie) * k
+        return where_right(v, u, tie) * (k - leak) + v * leak
 
     @staticmethod
     def rise(u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:

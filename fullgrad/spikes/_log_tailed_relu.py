@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
-from fullgrad._kernels import where_positive
+from fullgrad._core.windows import where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import where_left
 from fullgrad.spikes._surrogate import Step
@@ -59,7 +58,7 @@ class LogTailedRelu(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         # Right is where u is not below 0 and not 0: NaN included.
-        right = where_positive(divide_into(v, torch.clamp(u, min=1)), u)
+        right = where_positive(v / torch.clamp(u, min=1), u)
         return right if alpha.__class__ is float and alpha == 0.0 else right + where_left(v, u, 0.0) * alpha
 
     @staticmethod

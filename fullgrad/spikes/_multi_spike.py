@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._surrogate import Surrogate
-from fullgrad.spikes._values import count, expanded, threshold_for
+from fullgrad.spikes._values import count, expanded
 
 
 def multi_spike(
@@ -62,17 +62,14 @@ class MultiSpike(Surrogate):
     """The operator of :func:`multi_spike`."""
 
     reads = dict.fromkeys((0, 1, 3, 4), (0, 1, 3, 4))
+    threshold_at = 1
 
     @staticmethod
     def forward(v: Tensor, threshold: Parameter, max_spikes: int | None, window: Parameter, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), window, grad_scale)
 
-    @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        return inputs[0], threshold_for(inputs[0], inputs[1]), *inputs[2:]
-
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, threshold: Any, max_spikes: Any, window: Any, grad_scale: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, threshold: Any, max_spikes: Any, window: Any, grad_scale: Any) -> Tensor:
         right = x >= threshold - window
         if i == 4:
             return v * (torch.where(right, x - threshold, -window) / threshold)

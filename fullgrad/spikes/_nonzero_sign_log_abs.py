@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -56,7 +54,3 @@ class NonzeroSignLogAbs(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.sign(z) * torch.log1p(z.abs())
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return divide_into(v, affine_of_abs(u, 1.0, 1 / alpha))

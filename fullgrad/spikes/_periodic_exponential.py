@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._formulas import exp
 from fullgrad.spikes._surrogate import Surrogate
-from fullgrad.spikes._values import count, expanded, threshold_for
+from fullgrad.spikes._values import count, expanded
 
 
 def periodic_exponential(
@@ -63,17 +63,14 @@ class PeriodicExponential(Surrogate):
     """The operator of :func:`periodic_exponential`."""
 
     reads = dict.fromkeys((0, 1, 2, 4), (0, 1, 2, 4))
+    threshold_at = 1
 
     @staticmethod
     def forward(v: Tensor, threshold: Parameter, width: Parameter, max_spikes: int | None, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), width, grad_scale)
 
-    @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        return inputs[0], threshold_for(inputs[0], inputs[1]), *inputs[2:]
-
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, threshold: Any, width: Any, max_spikes: Any, grad_scale: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, threshold: Any, width: Any, max_spikes: Any, grad_scale: Any) -> Tensor:
         k = torch.clamp(torch.round(x / threshold), min=1)
         r, below = x - k * threshold, x < threshold
         # Below the threshold the distance counts once. Each side is 0 where the other holds, and exp(0) - 1 is exactly 0.

@@ -1,13 +1,9 @@
 """`piecewise_exp`."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -59,8 +55,3 @@ class PiecewiseExp(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.sign(z) * torch.expm1(-z.abs()) * -0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        factor, exp = exponential(u.dtype)
-        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * factor, math.log(alpha / 2) * factor), (exp,)))

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite, plus_scaled, scaled, where_within
+from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -62,8 +63,8 @@ class PiecewiseLeakyRelu(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, w: Any, c: Any) -> Tensor:
-        inside = scaled(where_within(v, u, w, closed=False), 0.5 / w - c)
-        return inside if c.__class__ is float and c == 0.0 else plus_scaled(inside, v, c)
+        inside = where_inside(v, u, -w, w) * (0.5 / w - c)
+        return inside if c.__class__ is float and c == 0.0 else inside + v * c
 
     @staticmethod
     def rise(u: Tensor, w: Any, c: Any) -> Tensor:

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -58,7 +56,3 @@ class PiecewiseQuadratic(ScaledStep):
     def distribution(z: Tensor) -> Tensor:
         z = torch.clamp(z, -1, 1)
         return z - z * z.abs() * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * alpha, alpha), (torch.clamp, 0)))

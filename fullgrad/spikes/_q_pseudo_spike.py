@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
+from fullgrad._core import checks
 from fullgrad._dispatch import holds
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
+from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -48,7 +47,7 @@ def q_pseudo_spike(
 
     Source: ``spikingjelly.activation_based.surrogate.QPseudoSpike``; https://arxiv.org/abs/2202.00282.
     """
-    _checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
+    checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
     if not isinstance(alpha, Tensor) and not (holds(alpha > 1) and holds(alpha < math.inf)):
         raise ValueError(f"q_pseudo_spike: `alpha` must be greater than 1 and finite, got {alpha}.")
     v = checked_step("q_pseudo_spike", v, threshold, grad_scale, tie, {"alpha": alpha})
@@ -66,8 +65,7 @@ class QPseudoSpike(Step):
 
     @classmethod
     def slope(cls, u: Tensor, alpha: Any) -> Tensor:
-        q = cls._q(u, alpha)
-        return torch.pow(q, -alpha) if isinstance(alpha, Tensor) else apply_steps(q, (torch.pow, -alpha))
+        return torch.pow(cls._q(u, alpha), -alpha)
 
     @classmethod
     def rise(cls, u: Tensor, alpha: Any) -> Tensor:
@@ -80,4 +78,4 @@ class QPseudoSpike(Step):
 
     @staticmethod
     def _q(u: Tensor, alpha: Any) -> Tensor:
-        return affine_of_abs(u, 2 / (alpha - 1), 1.0)
+        return u.abs() * (2 / (alpha - 1)) + 1

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import scaled, where_within
 from fullgrad.spikes._surrogate import Step
 
 
@@ -53,11 +53,11 @@ class Rect(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
-        return scaled(where_within(v, u, 0.5 / alpha, closed=False), alpha)
+        return where_inside(v, u, -0.5 / alpha, 0.5 / alpha) * alpha
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
-        return where_within(u, u, 0.5 / alpha, closed=False)
+        return where_inside(u, u, -0.5 / alpha, 0.5 / alpha)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:

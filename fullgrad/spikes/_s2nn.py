@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, right_or_left, where_left, where_right
+from fullgrad.spikes._formulas import bell, where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -67,8 +66,8 @@ class S2nn(Step):
 
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        right = apply_steps(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
-        return right_or_left(right, bell(u, alpha) * alpha, u, tie)
+        right = beta / (1 + torch.clamp(u, min=0))
+        return where_right(right, u, tie) + where_left(bell(u, alpha) * alpha, u, tie)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, bell_times
+from fullgrad.spikes._formulas import bell
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -56,7 +56,3 @@ class Sigmoid(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.tanh(z * 0.5) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return bell_times(v, u, alpha).mul_(alpha)

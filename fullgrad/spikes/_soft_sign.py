@@ -1,13 +1,8 @@
 """`soft_sign`."""
 
-import math
-
-import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -59,8 +54,3 @@ class SoftSign(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return z / (1 + z.abs()) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        a = math.sqrt(2 / alpha)
-        return divide_into(v, apply_steps(affine_of_abs(u, a * alpha, a), (torch.square,)))

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, check_window, checked_step
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
-from fullgrad.spikes._formulas import where_inside
 from fullgrad.spikes._surrogate import Step
 
 

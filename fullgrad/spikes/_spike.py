@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import unscriptable
 
 
@@ -40,14 +40,14 @@ class Spike(nn.Module):
 
     def __init__(self, surrogate: Callable[..., Tensor], *, learn: Sequence[str] = (), **parameters: Any) -> None:
         super().__init__()
-        _checks.function("Spike", "surrogate", surrogate)
+        checks.function("Spike", "surrogate", surrogate)
         self.surrogate, self.numbers = surrogate, {}
         learn = (learn,) if isinstance(learn, str) else tuple(learn)
         known = [*inspect.signature(surrogate).parameters][1:]
         for name in parameters:
-            _checks.known_argument("Spike", name, known)
+            checks.known_argument("Spike", name, known)
         for name in learn:
-            _checks.known_argument("Spike", name, [*parameters], "learn")
+            checks.known_argument("Spike", name, [*parameters], "learn")
         for name, value in parameters.items():
             if name in learn:
                 value = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, exp, exponential
+from fullgrad.spikes._formulas import exp
 from fullgrad.spikes._surrogate import Step
 
 
@@ -65,8 +64,7 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
-        factor, function = exponential(u.dtype)
-        return mul_into(v, apply_steps(affine_of_abs(u - 1, -beta * factor), (function,))) * slope
+        return v * torch.exp((u - 1).abs() * -beta) * slope
 
     @classmethod
     def rise(cls, u: Tensor, beta: Any, slope: Any) -> Tensor:

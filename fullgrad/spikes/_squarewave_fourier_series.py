@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers, surely
+from fullgrad._core import checks
+from fullgrad._dispatch import surely
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import scaled
 from fullgrad.spikes._surrogate import Step
 
 
@@ -50,7 +48,7 @@ def squarewave_fourier_series(
 
     Source: ``spikingjelly.activation_based.surrogate.SquarewaveFourierSeries``.
     """
-    terms = _checks.positive_integer("squarewave_fourier_series", "terms", terms, 1000)
+    terms = checks.positive_integer("squarewave_fourier_series", "terms", terms, 1000)
     v = checked_step("squarewave_fourier_series", v, threshold, grad_scale, tie, {"period": period})
     return SquarewaveFourierSeries.apply(v, terms, period, threshold, grad_scale, tie)
 
@@ -66,26 +64,8 @@ class SquarewaveFourierSeries(Step):
         return u
 
     @classmethod
-    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
-        terms, period = parameters
-        if isinstance(period, Tensor) or terms & (terms - 1) or not can_reuse_buffers():
-            return super().slope_times(v, u, terms, period)
-        # Of a power of two the sum is a product, terms * cos x * cos 2x * ... * cos(terms x), of cosines of doubled angles.
-        x = cls._phase(u, terms, period)
-        product = cosine = torch.cos(x)
-        sine = torch.sin(x, out=x) if terms > 1 else x
-        for j in range(terms.bit_length() - 1):
-            # sin(2^j x) = 2^j sine.
-            double = torch.addcmul(x.new_ones(()), sine, sine, value=-(2.0 ** (2 * j + 1)))
-            sine = torch.mul(sine, cosine, out=sine)
-            product, cosine = (cosine * double if j == 0 else torch.mul(product, double, out=product)), double
-        if v.shape != product.shape or v.dtype != product.dtype:
-            return v * product * (4 * terms / period)
-        return torch.addcmul(product.new_zeros(()), v, product, value=4 * terms / period, out=product)
-
-    @classmethod
     def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
-        return scaled(cls._sum(torch.cos, False, u, terms, period), 4 / period)
+        return cls._sum(torch.cos, False, u, terms, period) * (4 / period)
 
     @classmethod
     def rise(cls, u: Tensor, terms: int, period: Any) -> Tensor:
@@ -105,7 +85,5 @@ class SquarewaveFourierSeries(Step):
     @classmethod
     def _sum(cls, wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
         x = cls._phase(u, terms, period)
-        waves = [
-            apply_steps(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)
-        ]
+        waves = [wave(x * k) * (1 / k if weighted else 1) for k in range(2 * terms - 1, 0, -2)]
         return functools.reduce(torch.add, waves)

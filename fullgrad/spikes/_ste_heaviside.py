@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import Parameter, checked_step, positive_or_none
-from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Step
 
 
@@ -57,7 +57,7 @@ class SteHeaviside(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, clip_value: Any) -> Tensor:
-        return v if clip_value is None else where_within(v, u, clip_value)
+        return v if clip_value is None else where_between(v, u, -clip_value, clip_value)
 
     @staticmethod
     def rise(u: Tensor, clip_value: Any) -> Tensor:

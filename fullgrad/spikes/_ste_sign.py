@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import SIGNED_TIES, Parameter, checked, positive_or_none
-from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import expanded, sign
 
@@ -59,7 +59,7 @@ class SteSign(Surrogate):
         return expanded(sign(x, tie), clip_value)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, clip_value: Any, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, clip_value: Any, tie: float) -> Tensor:
         if i == 1:
             return torch.where(x.abs() > clip_value, torch.sign(x) * v, 0)
-        return v if clip_value is None else where_within(v, x, clip_value)
+        return v if clip_value is None else where_between(v, x, -clip_value, clip_value)

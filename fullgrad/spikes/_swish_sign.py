@@ -58,7 +58,7 @@ class SwishSign(Surrogate):
         return expanded(sign(x, tie), beta)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, beta: Any, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, beta: Any, tie: float) -> Tensor:
         x = clamp_to_finite(x, beta)
         z = torch.clamp(x * beta, -800, 800)  # where bell is 0, and twice the number still finite
         return v * bell(z) * (2 - z * torch.tanh(z * 0.5)) * 2 * (beta if i == 0 else x)

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import TIES, Parameter, checked, positive_or_none
-from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import expanded, step
 
@@ -49,9 +49,9 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
     Source: ``larq.quantizers.SteTern``; ``brevitas.function.ops_ste.ternary_sign_ste`` is ``ternary_sign(x, 0.0, None)``.
     """
     if isinstance(threshold, Tensor):
-        _checks.real_tensor("ternary_sign", "threshold", threshold)
+        checks.real_tensor("ternary_sign", "threshold", threshold)
     else:
-        _checks.non_negative_number("ternary_sign", "threshold", threshold)
+        checks.non_negative_number("ternary_sign", "threshold", threshold)
     x = checked("ternary_sign", "x", x, tie, TIES, positive_or_none(clip_value))
     return TernarySign.apply(x, threshold, clip_value, tie)
 
@@ -66,9 +66,9 @@ class TernarySign(Surrogate):
         return expanded(step(x, threshold, tie) - step(-x, threshold, tie), clip_value)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
         if i == 1:
             return torch.where(x < x, v, 0)  # 0, as a function of v: what does not depend on it has no derivative at all
         if i == 2:
             return torch.where(x.abs() > clip_value, torch.sign(x) * v, 0)
-        return v if clip_value is None else where_within(v, x, clip_value)
+        return v if clip_value is None else where_between(v, x, -clip_value, clip_value)

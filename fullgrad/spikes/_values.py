@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._checks import broadcast_shape
-from fullgrad._dispatch import can_reuse_buffers, same_shape
-from fullgrad._half_precision import HALF, any_half, cast, rounded_once
-from fullgrad._neighbors import rounded
+from fullgrad._core.checks import broadcast_shape
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.opmath import HALF, cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._dispatch import same_shape
 from fullgrad.soft._relaxation import compared
 
 _NUMBERS = frozenset({float, int, type(None)})
@@ -25,10 +26,10 @@ def step(v: Tensor, threshold: Any, tie: float) -> Tensor:
     return (compared(torch.ge, v, threshold) + compared(torch.gt, v, threshold)) * 0.5
 
 
+@pointwise
 def sign(x: Tensor, tie: float) -> Tensor:
     """1 and -1, ``tie`` at zeros of both signs; -1 where ``x`` is NaN."""
-    y = step(x, 0.0, (tie + 1) / 2)
-    return y.mul_(2).sub_(1) if can_reuse_buffers() else y * 2 - 1
+    return step(x, 0.0, (tie + 1) / 2) * 2 - 1
 
 
 def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
@@ -36,9 +37,10 @@ def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
     threshold = threshold_for(v, threshold)
     if max_spikes == 1:
         return compared(torch.ge, v, threshold)
-    return rounded_once(_count, v, threshold, max_spikes) if any_half(v, threshold) else _count(v, threshold, max_spikes)
+    return _count(v, threshold, max_spikes)
 
 
+@pointwise(opmath=True)
 def _count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
     # Zeros below the threshold are positive: that of a clamp may have either sign.
     return torch.clamp(torch.trunc(v / threshold), 0, max_spikes) + 0.0

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
-from fullgrad._recompute import without_aux
+from fullgrad._core.recomputed import without_aux
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 

@@ -12,7 +12,7 @@ from torch.func import grad, grad_and_value, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from fullgrad._recompute import without_aux
+from fullgrad._core.recomputed import without_aux
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import Function, alias, saves_nothing
+from fullgrad._core.shards import on_every_rank
 from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
-from fullgrad._distributed import on_every_rank
-from fullgrad._function import Function, alias, saves_nothing
 from fullgrad.tracking._scale_pair import PAIRS, ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
@@ -65,7 +65,7 @@ class ScaleTracker:
 
         Source: ``unit_scaling.utils.ScaleTracker``.
         """
-        _checks.floating_tensor("ScaleTracker", "t", t)
+        checks.floating_tensor("ScaleTracker", "t", t)
         if not isinstance(pair, ScalePair):
             raise TypeError(f"ScaleTracker: `pair` must be a ScalePair, got a value of type {type(pair).__name__}.")
         check_statistic("ScaleTracker", stat)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import has_shape, perhaps, square_root, surely
 from fullgrad.gradients._magnitude import largest
 
@@ -27,7 +27,7 @@ STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
 def check_statistic(name: str, stat: Any) -> None:
     """The name of a statistic, or a function."""
     if not callable(stat):
-        _checks.choice(name, "stat", stat, STATISTICS)
+        checks.choice(name, "stat", stat, STATISTICS)
 
 
 def statistic(x: Tensor, stat: Statistic, batch: int) -> Tensor:

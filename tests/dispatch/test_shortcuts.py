@@ -13,8 +13,8 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
+from fullgrad._core.function import Function, alias, pure
 from fullgrad._dispatch import can_skip_autograd, surely
-from fullgrad._function import Function, alias, pure
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
 

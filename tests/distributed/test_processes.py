@@ -48,7 +48,7 @@ def compare(rank, world, shape):
                     )
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
     for rows in (x, x.flip(0)):
-        low, high = fullgrad._distributed.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
+        low, high = fullgrad._core.shards.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
         assert whole(low).isnan().all()
         assert whole(high).isnan().all()
     with pytest.raises(IndexError):

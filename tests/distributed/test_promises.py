@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import fullgrad
 from fullgrad import quantizers, sampling, soft
-from fullgrad._distributed import extremes
+from fullgrad._core.shards import extremes
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
 from tests.operators import ThroughRound
 

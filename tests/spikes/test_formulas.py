@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 import fullgrad
 from fullgrad import spikes
+from fullgrad._core.windows import where_between, where_inside
 from fullgrad._suite.cases.spikes import CASES, STEPS, V
 from fullgrad.spikes import _formulas
 from fullgrad.testing._subject import scalar
@@ -375,7 +376,7 @@ def test_compiled_slopes_are_those_of_eager_code():
 
 
 def test_windows_and_bells_are_the_same_in_compiled_code():
-    """Each is written otherwise for compilers: on its corners, beside them, at infinity and of NaN."""
+    """Formulas there, other kernels here: on their corners, beside them, at infinity and of NaN."""
     corners = torch.tensor([-1.0, -0.5, -0.0, 0.5, 1.0], dtype=torch.float64)
     beside = [torch.nextafter(corners, torch.full_like(corners, to)) for to in (-torch.inf, torch.inf)]
     u = torch.cat((corners, *beside, torch.tensor([-torch.inf, -40.0, 40.0, torch.inf, torch.nan], dtype=torch.float64)))
@@ -384,9 +385,9 @@ def test_windows_and_bells_are_the_same_in_compiled_code():
 
     def computed(g, u, width):
         sides = [f(g, u, tie) for f in (_formulas.where_right, _formulas.where_left) for tie in (0.0, 0.5, 1.0)]
-        windows = [_formulas.where_within(g, u, w, closed) for w in (0.5, width) for closed in (True, False)]
+        windows = [f(g, u, -w, w) for w in (0.5, width) for f in (where_between, where_inside)]
         bells = [_formulas.bell(u), _formulas.bell(u, 1.5), _formulas.sech2(u, 1.5)]
-        return [*sides, *windows, _formulas.where_inside(g, u, -0.5, 1.0), *bells]
+        return [*sides, *windows, where_inside(g, u, -0.5, 1.0), *bells]
 
     found = torch.compile(computed, backend="eager", fullgraph=True)(g, u, width)
     for a, b in zip(found, computed(g, u, width), strict=True):
@@ -401,19 +402,6 @@ def test_windows_and_bells_are_the_same_in_compiled_code():
         right = torch.where(u > 0, g, torch.where(u == 0, tie * g, zero))
         torch.testing.assert_close(found[i], right, rtol=0, atol=0)
         torch.testing.assert_close(found[3 + i], g - right, rtol=0, atol=0)
-
-
-def test_a_sum_is_written_where_it_fits():
-    """One of another shape or dtype stays as it is."""
-    for v in (torch.rand(3, 4), torch.rand(4), torch.rand(2, 3, 4), torch.rand(3, 4, dtype=torch.float64)):
-        for dtype in (torch.float32, torch.float64):
-            temporary = torch.rand(3, 4, dtype=dtype)
-            before, fits = temporary.clone(), v.shape == (3, 4) and v.dtype == dtype
-            with torch.no_grad():
-                y = _formulas.plus_scaled(temporary, v, 0.3)
-            torch.testing.assert_close(y, before + v * 0.3)
-            assert (y is temporary) == fits
-            assert fits or torch.equal(temporary, before)
 
 
 def test_counts_are_whole_numbers_of_the_widest_dtype():

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fullgrad import Elementwise, Function
+from fullgrad._core.noise import uniform_like
 from fullgrad._dispatch import alias, is_identity
-from fullgrad._noise import uniform_like
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, _randomness, check_operator
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
+from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import active_transforms, is_forward_mode
-from fullgrad._recompute import without_aux
 from fullgrad._suite.fuzz._program import Program, Step, is_elementwise
 from fullgrad.testing._subject import close, equal, like, scalar
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
-from fullgrad._batching import aligned
+from fullgrad._core.autocast import matmul
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
 from fullgrad._dispatch import surely
-from fullgrad._function import Function
 
 # In these modes the weights are powers of how far a number lies above a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}

@@ -5,8 +5,8 @@ import functools
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
-from fullgrad._buffers import apply_steps, operand
+from fullgrad._core.autocast import matmul
+from fullgrad._core.buffers import apply_steps, operand
 from fullgrad._dispatch import is_tracing, out_buffer, surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order._small_rows import SmallRows

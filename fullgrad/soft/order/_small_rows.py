@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import cast
 from fullgrad._dispatch import at_least, can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer, surely
-from fullgrad._half_precision import cast
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 

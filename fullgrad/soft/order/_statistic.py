@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import Function
+from fullgrad._core.recomputed import pulled_back, pushed_forward, save_inputs, saved_inputs
+from fullgrad._core.shards import reshaped
 from fullgrad._dispatch import VmapInfo, can_look, can_reuse_buffers, clone_if_view, holds, in_legacy_vmap, surely
-from fullgrad._distributed import reshaped
-from fullgrad._function import Function
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._recompute import pulled_back, pushed_forward
 from fullgrad.soft._mode_names import ANY_STEP_MODES, MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
@@ -332,7 +331,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)
         if laplace and method == "lapsum" and mode != "laplace":
             raise ValueError(f"{name}: `mode` must be 'laplace' for the method 'lapsum', got {mode!r}.")
-        _checks.choice(name, "method", method, laplace if mode == "laplace" else methods)
+        checks.choice(name, "method", method, laplace if mode == "laplace" else methods)
         if isinstance(softness, Tensor) and softness.ndim:
             raise ValueError(
                 f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."
@@ -343,7 +342,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
     elif dim.__class__ is int and -x.ndim <= dim < x.ndim:
         dim = dim - x.ndim if dim >= 0 else dim
     else:
-        _checks.dim(name, dim, x.ndim)
+        checks.dim(name, dim, x.ndim)
         if isinstance(dim, (tuple, list)):
             raise TypeError(f"{name}: `dim` must be an integer or None, got {dim!r}.")
         x, dim = (x, dim - x.ndim if dim >= 0 else dim) if x.ndim else (x.reshape(1), -1)

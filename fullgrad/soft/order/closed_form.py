@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.kernels import softmax, softmax_backward
+from fullgrad._core.opmath import cast
 from fullgrad._dispatch import out_buffer
-from fullgrad._half_precision import cast
-from fullgrad._kernels import softmax, softmax_backward
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order._scores import sum_of_places
 from fullgrad.soft.order._small_rows import SmallRows, rows_of, to_input

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, opaque
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft._relaxation import Softness, check
@@ -71,8 +71,8 @@ def proj_capped_simplex(
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
     """The arguments, of which x is a floating tensor."""
     x, softness = check(name, x, softness, mode, STEP_MODES)
-    _checks.one_dim(name, dim, x.ndim)
-    _checks.real_number_or_tensor(name, "k", k)
+    checks.one_dim(name, dim, x.ndim)
+    checks.real_number_or_tensor(name, "k", k)
     n = x.shape[dim] if x.ndim else 1
     if not isinstance(k, Tensor) and not (holds(k >= 0) and holds(k <= n)):
         raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, number_or_tensor
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import less_largest, project
@@ -88,21 +88,21 @@ def scaled(rows: Tensor, factor: float) -> Tensor:
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
     """A real tensor as a floating one, and one of its dimensions."""
-    _checks.real_tensor(name, "x", x)
-    _checks.one_dim(name, dim, x.ndim)
+    checks.real_tensor(name, "x", x)
+    checks.one_dim(name, dim, x.ndim)
     return floating(x)
 
 
 def exponent_in_range(name: str, alpha: Any, least: float, words: str) -> None:
     """A number in a range, or a tensor."""
-    _checks.real_number_or_tensor(name, "alpha", alpha)
+    checks.real_number_or_tensor(name, "alpha", alpha)
     if not isinstance(alpha, Tensor) and not (holds(alpha >= least) and holds(alpha < torch.inf)):
         raise ValueError(f"{name}: `alpha` must be {words} and finite, got {alpha}.")
 
 
 def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alpha") -> Tensor:
     """A tensor that broadcasts with ``x`` as one number per row, with the rows last."""
-    _checks.broadcasts_to(name, argument, value, "`x`", x.shape)
+    checks.broadcasts_to(name, argument, value, "`x`", x.shape)
     if value.ndim == 0:
         return value.reshape(1)
     value = value.reshape(*(1,) * (x.ndim - value.ndim), *value.shape).movedim(dim, -1)

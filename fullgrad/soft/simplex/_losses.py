@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import has_shape, number_or_tensor
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.simplex._entmax import per_row
 
@@ -87,8 +87,8 @@ def fenchel_young(
     reduction: str,
 ) -> Tensor:
     """The loss of checked scores, reduced as :func:`torch.nn.functional.cross_entropy` does."""
-    _checks.choice(name, "reduction", reduction, REDUCTIONS)
-    _checks.real_tensor(name, "target", target)
+    checks.choice(name, "reduction", reduction, REDUCTIONS)
+    checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
     shape = x.movedim(dim, -1).shape
     wide, alpha = to_opmath(x, alpha)

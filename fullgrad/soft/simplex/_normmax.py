@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import number_or_tensor
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft.simplex._entmax import OfExponent, exponent_in_range, floating_rows, per_row
 from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
 

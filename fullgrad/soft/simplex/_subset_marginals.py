@@ -5,11 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
-from fullgrad._recompute import pulled_back
-from fullgrad._recomputed import Recomputed
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import Recomputed, pulled_back, saved_inputs
 from fullgrad.soft._relaxation import floating
 
 # Stands for the logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
@@ -50,11 +48,11 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     Source: Ahmed et al., https://arxiv.org/abs/2210.01941; Swersky et al., https://papers.nips.cc/paper/4702.
     """
     name = "subset_marginals"
-    _checks.real_tensor(name, "logits", logits)
+    checks.real_tensor(name, "logits", logits)
     logits = floating(logits)
-    _checks.one_dim(name, dim, logits.ndim)
+    checks.one_dim(name, dim, logits.ndim)
     n = logits.shape[dim] if logits.ndim else 1
-    _checks.integer_between(name, "k", k, 0, n)
+    checks.integer_between(name, "k", k, 0, n)
     if not logits.ndim:
         return SubsetMarginals.apply(logits.reshape(1), k).reshape(())
     return SubsetMarginals.apply(logits.movedim(dim, -1), k).movedim(-1, dim)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import can_skip_autograd, clone_if_view, holds, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
@@ -65,16 +65,16 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
     """The quantiles as a row, checked, and whether they were more than one number."""
     if q is None and interpolation == "median":
         return (0.5,), False
-    _checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
+    checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
     if isinstance(q, Tensor):
-        _checks.real_tensor(name, "q", q)
+        checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
         return q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)
     for number in numbers:
-        _checks.real_number(name, "q", number)
+        checks.real_number(name, "q", number)
         if not (holds(number >= 0) and holds(number <= 1)):
             raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
     return tuple(map(float, numbers)), several

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import can_skip_autograd, surely
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
@@ -22,7 +22,7 @@ def sort_operator(
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their positions."""
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options)
-    count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
+    count = 0 if k is None else checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
     if surely(rows.shape[d] == 0):

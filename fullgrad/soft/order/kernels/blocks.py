@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
-from fullgrad._function import Function
-from fullgrad._recompute import pullback
 
 Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]

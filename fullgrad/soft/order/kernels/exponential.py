@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
 from fullgrad.soft._curves import Softness
 from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds, wide

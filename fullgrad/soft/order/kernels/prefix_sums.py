@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import opaque
 from fullgrad.soft.order._numbers import last_marked
 

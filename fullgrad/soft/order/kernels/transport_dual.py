@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad._dispatch import surely
 from fullgrad.soft.order._numbers import POWERS, power
 

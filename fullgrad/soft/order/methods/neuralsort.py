@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._relaxation import Relaxation

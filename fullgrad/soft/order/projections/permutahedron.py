@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.shards import rows_code
 from fullgrad._dispatch import holds, same_shape, uses_last_dims
-from fullgrad._distributed import rows_code
 from fullgrad.soft._curves import SMALLEST, Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating, to_opmath
@@ -52,9 +52,9 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``softjax.proj_permutahedron``.
     """
-    _checks.real_tensor("proj_permutahedron", "z", z)
+    checks.real_tensor("proj_permutahedron", "z", z)
     z, softness = check("proj_permutahedron", z, softness, mode, SOFT_MODES)
-    _checks.real_tensor("proj_permutahedron", "w", w)
+    checks.real_tensor("proj_permutahedron", "w", w)
     if not z.ndim or not w.ndim or not holds(z.shape[-1] == w.shape[-1]):
         raise ValueError(
             f"proj_permutahedron: `z` and `w` must have rows of one length, got shapes {tuple(z.shape)} and {tuple(w.shape)}."

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import can_look, opaque, surely
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check, to_opmath
@@ -51,7 +51,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     ``softjax.proj_simplex``.
     """
     x, softness = check("proj_simplex", x, softness, mode, SOFT_MODES)
-    _checks.one_dim("proj_simplex", dim, x.ndim)
+    checks.one_dim("proj_simplex", dim, x.ndim)
     if not x.ndim:
         return torch.ones_like(x)
     (wide,) = to_opmath(x)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.shards import reshaped
 from fullgrad._dispatch import has_shape, surely, uses_last_dims
-from fullgrad._distributed import reshaped
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
@@ -73,7 +73,7 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     """
     name = "proj_transport_polytope"
     for argument, value in (("cost", cost), ("mu", mu), ("nu", nu)):
-        _checks.real_tensor(name, argument, value)
+        checks.real_tensor(name, argument, value)
     cost, softness = check(name, cost, softness, mode, SOFT_MODES)
     if cost.ndim < 2 or mu.ndim < 1 or nu.ndim < 1 or not has_shape(cost.shape[-2:], (mu.shape[-1], nu.shape[-1])):
         raise ValueError(

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad import _half_precision
-from fullgrad._batching import elementwise
-from fullgrad._checks import can_broadcast
-from fullgrad._dispatch import Rules, same_shape, surely
-from fullgrad._function import Function, saves_nothing
+from fullgrad._core.batching import elementwise
+from fullgrad._core.checks import can_broadcast
+from fullgrad._core.function import Function, saves_nothing
+from fullgrad._core.opmath import HALF, cast, to_opmath
+from fullgrad._core.pieces import is_large, terms_in_pieces
+from fullgrad._dispatch import Rules, same_shape
 
 __all__ = ["Elementwise"]
 
@@ -36,7 +37,9 @@ class Elementwise(Function):
     each input, None where ``needed`` is false for it. A backward of several tensors asks it once.
 
     ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
-    several large tensors on the CPU then computes them piece by piece, in the cache.
+    large tensors on the CPU then computes them piece by piece, in the cache. ``opmath = True`` computes terms of half precision
+    in float32, and rounds once. ``reads_output``, a function of the inputs, says whether ``vjp_term`` reads the value, which is
+    then saved, and given after the inputs; None is given otherwise, and for a value in half precision, which has lost its slope.
 
     The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
@@ -70,6 +73,8 @@ class Elementwise(Function):
     recompute_in_backward = True
     whole_dims = 0
     in_pieces = False
+    opmath = False
+    reads_output: ClassVar[Callable[..., bool] | None] = None
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 
@@ -94,6 +99,11 @@ class Elementwise(Function):
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any, **_: Any) -> Sequence[Tensor | None]:
         """``vjp_term`` of every input for which ``needed`` is true, None for the others."""
         return [cls.vjp_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
+
+    @classmethod
+    def to_opmath(cls, v: Tensor, *inputs: Any) -> list[Any]:
+        """What terms are computed of with ``opmath``: half precision as float32."""
+        return to_opmath(v, *inputs)
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
@@ -129,19 +139,41 @@ def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) 
     return dict(zip(_RULES, make(cls, names, reads), strict=True))
 
 
+def _schedule(cls: Any, count: int) -> tuple[Callable[[Tensor], bool], Callable[..., Any], Callable[..., Any]]:
+    """Whether a call with a cotangent or tangent is not just ``vjp_term``; the terms of any call, piece by piece or whole, in
+    float32 or as they are; and the first of them alone, in the dtype of the cotangent.
+    """
+    terms, pieces, opmath = cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
+    first_alone = (True, *(False,) * (count - 1))
+
+    def is_scheduled(v: Tensor) -> bool:
+        return (opmath is not None and v.dtype in HALF) or (pieces and is_large(v))
+
+    def scheduled(needed: Sequence[bool], v: Tensor, inputs: Sequence[Any]) -> Sequence[Tensor | None]:
+        found = terms_in_pieces(terms, needed, v, inputs, opmath) if pieces and is_large(v) else None
+        return terms(needed, *((v, *inputs) if opmath is None else opmath(v, *inputs))) if found is None else found
+
+    def first(v: Tensor, inputs: Sequence[Any]) -> Tensor | None:
+        part = scheduled(first_alone, v, inputs)[0]
+        return part if part is None else cast(part, v.dtype)
+
+    return is_scheduled, scheduled, first
+
+
 def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term = cls.vjp_term
     if not reads[0]:
         return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: _or_zero(term(0, t, None), t)
+    is_scheduled, _, scheduled = _schedule(cls, 1)
 
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
-    def jvp(ctx: Any, t: Tensor) -> Tensor:
-        return _or_zero(term(0, t, *ctx.saved_tensors), t)
+    def vjp(ctx: Any, g: Tensor) -> Tensor | None:
+        return scheduled(g, ctx.saved_tensors) if is_scheduled(g) else term(0, g, *ctx.saved_tensors)
 
-    return setup_context, lambda ctx, g: term(0, g, *ctx.saved_tensors), jvp
+    return setup_context, vjp, lambda ctx, t: _or_zero(vjp(ctx, t), t)
 
 
 def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
@@ -177,10 +209,11 @@ class _Plan(NamedTuple):
 
 
 def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    term, terms, in_pieces, no_more = cls.vjp_term, cls.vjp_terms, cls.in_pieces, (None,) * (len(names) - 1)
+    term, reads_output, no_other_gradients = cls.vjp_term, cls.reads_output, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
     are_scalars = scalar_types.issuperset
+    is_scheduled, scheduled, scheduled_first = _schedule(cls, len(names))
 
     @functools.lru_cache(maxsize=256)
     def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
@@ -197,12 +230,16 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
     # first input is the only tensor, which then has the shape and dtype of the output.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        numbers = inputs[1:]
+        numbers, value = inputs[1:], ()
+        if reads_output is not None:
+            # A value that was rounded to half precision has lost its slope.
+            value = (output if output.dtype not in HALF and reads_output(*inputs) else None,)
         if first_has_a_term and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
             ctx.kept = numbers
-            if first_reads_itself:
-                ctx.save_for_backward(inputs[0])
-                ctx.save_for_forward(inputs[0])
+            if first_reads_itself or value:
+                saved = (inputs[0] if first_reads_itself else None, *value)
+                ctx.save_for_backward(*saved)
+                ctx.save_for_forward(*saved)
             return
         plan, shape = plan_of(ctx.needs_input_grad, *map(type, inputs)), output.shape
         for i in plan.needed:
@@ -210,24 +247,28 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             if part and not same_shape(part, shape):
                 _check_broadcasts(cls, part, shape)
         ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
-        ctx.save_for_backward(*plan.pick_backward(inputs))
-        ctx.save_for_forward(*plan.pick_forward(inputs))
+        ctx.save_for_backward(*plan.pick_backward(inputs), *value)
+        ctx.save_for_forward(*plan.pick_forward(inputs), *value)
+
+    def of_first_alone(ctx: Any, v: Tensor) -> Tensor | None:
+        x, *value = ctx.saved_tensors if first_reads_itself or reads_output is not None else (None,)
+        if is_scheduled(v):
+            return scheduled_first(v, (x, *ctx.kept, *value))
+        return term(0, v, x, *ctx.kept, *value)
+
+    def inputs_and_output(ctx: Any, positions: list[int]) -> list[Any]:
+        inputs, saved = ctx.kept[1].copy(), ctx.saved_tensors
+        for j, t in zip(positions, saved):  # noqa: B905
+            inputs[j] = t
+        return inputs if reads_output is None else [*inputs, saved[-1]]
 
     # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        kept = ctx.kept
-        if kept.__class__ is tuple:
-            return term(0, g, ctx.saved_tensors[0] if first_reads_itself else None, *kept), *no_more
-        plan, constants, shape, _ = kept
-        inputs = constants.copy()
-        for j, t in zip(plan.backward, ctx.saved_tensors):  # noqa: B905
-            inputs[j] = t
-        gradients = None
-        if in_pieces and len(plan.needed) > 1 and surely(g.numel() > _half_precision.PIECE):
-            gradients = _half_precision.chunked_terms(terms, plan.needs, g, inputs, widen=False)
-        if gradients is None:
-            gradients = terms(plan.needs, g, *inputs)
+        if ctx.kept.__class__ is tuple:
+            return of_first_alone(ctx, g), *no_other_gradients
+        plan, _, shape, _ = ctx.kept
+        gradients = scheduled(plan.needs, g, inputs_and_output(ctx, plan.backward))
         if len(gradients) != len(names):
             raise TypeError(
                 f"{cls.__name__}.vjp_terms must return one entry for each of {len(names)} inputs, got {len(gradients)}."
@@ -238,20 +279,21 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         return tuple(gradients)
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
-        kept = ctx.kept
-        if kept.__class__ is tuple:
-            return _or_zero(term(0, tangents[0], ctx.saved_tensors[0] if first_reads_itself else None, *kept), tangents[0])
-        plan, constants, shape, dtype = kept
-        inputs, total = constants.copy(), None
-        for j, t in zip(plan.forward, ctx.saved_tensors):  # noqa: B905
-            inputs[j] = t
+        if ctx.kept.__class__ is tuple:
+            return _or_zero(of_first_alone(ctx, tangents[0]), tangents[0])  # pyright: ignore[reportArgumentType]
+        plan, _, shape, dtype = ctx.kept
+        inputs, total = inputs_and_output(ctx, plan.forward), None
         for i, t in enumerate(tangents):
             if t is not None:
-                part = term(i, t, *inputs) if i in reads else _refuse(cls, names, i)
+                part = (
+                    term(i, *(cls.to_opmath(t, *inputs) if cls.opmath else (t, *inputs)))
+                    if i in reads
+                    else _refuse(cls, names, i)
+                )
                 total = part if total is None else total if part is None else total + part
         if total is None:
             return next(t for t in tangents if t is not None).new_zeros(shape, dtype=dtype)
-        total = _half_precision.cast(total, dtype)
+        total = cast(total, dtype)
         return total if same_shape(total.shape, shape) else total.expand(shape)
 
     return setup_context, vjp, jvp

@@ -2,6 +2,7 @@
 
 import sys
 
+from fullgrad._core.fast import load_entries
 from fullgrad._dispatch import make_overridable
 
 # Keywords of softtorch's functions that ours do not have: they raise, with what to write instead.
@@ -17,5 +18,8 @@ _REFUSED = {
 
 
 def make_public(family: str, known_as: str | None = None) -> None:
-    """Let the functions of a family honor ``__torch_function__``, under the name by which users know their module."""
+    """Let the functions of a family honor ``__torch_function__``, under the name by which users know their module, and load the
+    faster versions of its formulas.
+    """
     make_overridable(sys.modules[family], known_as or family, _REFUSED)
+    load_entries(family)

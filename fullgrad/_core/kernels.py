@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.neighbors import DTYPES, flushes_denormals, neighbor
 from fullgrad._dispatch import can_reuse_buffers, forward_mode_is_on
-from fullgrad._neighbors import DTYPES, flushes_denormals, neighbor
 
 _HARDTANH = torch.ops.aten.hardtanh_backward
 _THRESHOLD = torch.ops.aten.threshold_backward

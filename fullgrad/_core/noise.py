@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import any_distributed, has_shape, is_distributed, is_tracing, mark_for_dynamo, on_shards
-from fullgrad._half_precision import HALF
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -43,7 +43,7 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
         >>> u.shape, u.dtype
         (torch.Size([3, 2]), torch.float32)
     """
-    _checks.tensor("uniform_like", "x", x)
+    checks.tensor("uniform_like", "x", x)
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
     # Not like x: in forward mode the noise would have a tangent, of zeros.
     shape, options = (*sample_shape, *x.shape), {"dtype": dtype, "device": x.device}
@@ -89,7 +89,7 @@ def exponential_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: 
     Raises:
         TypeError: ``x`` is not a tensor.
     """
-    _checks.tensor("exponential_like", "x", x)
+    checks.tensor("exponential_like", "x", x)
     u = uniform_like(x, sample_shape, generator=generator)
     return _minus_log(u.clamp(min=torch.finfo(u.dtype).tiny))  # clamp_ has no batching rule
 
@@ -108,7 +108,7 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
     Raises:
         TypeError: ``x`` is not a tensor.
     """
-    _checks.tensor("gumbel_like", "x", x)
+    checks.tensor("gumbel_like", "x", x)
     e = exponential_like(x, sample_shape, generator=generator)
     return _minus_log(e)
 
@@ -138,7 +138,7 @@ def noise_for(
         return draw(x, sample_shape, generator=generator)
     if generator is not None:
         raise ValueError(f"{name}: `noise` and `generator` exclude each other: a generator draws the noise, got both.")
-    _checks.floating_tensor(name, "noise", noise)
+    checks.floating_tensor(name, "noise", noise)
     shape = (*sample_shape, *x.shape)
     if not has_shape(noise.shape, shape):
         raise ValueError(f"{name}: `noise` must have the shape {tuple(shape)}, got {tuple(noise.shape)}.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad._checks import broadcast_shape
+from fullgrad._core.checks import broadcast_shape
 
 
 def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int | None]:

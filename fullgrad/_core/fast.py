@@ -1,0 +1,100 @@
+"""The registry of faster versions: a family states a formula, and an entry of ``fullgrad._fast`` computes its numbers sooner.
+
+A function that has an entry is marked `replaceable`. An entry runs in eager code that nothing records, batches or traces; one
+that is itself differentiable torch code, ``recorded=True``, runs in all eager code. Where an entry returns NotImplemented, the
+formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry runs.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fullgrad._dispatch import is_compiling, is_unrecorded
+
+ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
+
+# The modules of entries, by the family that loads them.
+_OF_FAMILIES = {
+    "fullgrad.clamping": ("windows",),
+    "fullgrad.soft": ("windows",),
+    "fullgrad.spikes": ("windows", "spikes"),
+    "fullgrad.quantizers": ("windows",),
+}
+
+
+class Entry(NamedTuple):
+    """A formula, its faster version, and how many units of the last place they may differ."""
+
+    formula: Callable[..., Any]
+    version: Callable[..., Any]
+    within: float
+    # Puts a function in the formula's place, and the gate with the faster version back.
+    put: Callable[[Callable[..., Any]], None]
+    restore: Callable[[], None]
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def is_recorded(*args: Any) -> bool:
+    """Whether something differentiates, batches or traces what is computed of some arguments, or may do so."""
+    return not is_unrecorded(args)
+
+
+def replaceable(formula: Callable[..., Any]) -> Any:
+    """Mark a function of tensors that an entry may replace."""
+    run = formula
+
+    @functools.wraps(formula)
+    def call(*args: Any) -> Any:
+        return run(*args)
+
+    def replace(new: Callable[..., Any]) -> None:
+        nonlocal run
+        run = new
+
+    call.replace = replace  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the faster version of a replaceable function, or of a class's method that its base calls
+    by name. ``within`` says how many units of the last place its numbers may be from the formula's.
+    """
+    owner, formula = getattr(target, "__self__", None), getattr(target, "__wrapped__", target)
+
+    def put(function: Callable[..., Any]) -> None:
+        if owner is None:
+            target.replace(function)
+        else:
+            setattr(owner, target.__name__, staticmethod(function))
+
+    def register(version: Callable[..., Any]) -> Callable[..., Any]:
+        name = f"{(formula if owner is None else owner).__module__}.{target.__qualname__}"
+        entry = ENTRIES[name] = Entry(formula, version, within, put, lambda: put(gated(formula, version, recorded)))
+        if ENABLED:
+            entry.restore()
+        return version
+
+    return register
+
+
+def gated(formula: Callable[..., Any], version: Callable[..., Any], recorded: bool) -> Callable[..., Any]:
+    """The numbers of a formula, by the faster version where that may run: the one gate."""
+
+    def run(*args: Any) -> Any:
+        if not is_compiling() if recorded else is_unrecorded(args):
+            found = version(*args)
+            if found is not NotImplemented:
+                return found
+        return formula(*args)
+
+    return run
+
+
+def load_entries(family: str) -> None:
+    """Import the entries of a family, once it is there."""
+    for module in _OF_FAMILIES.get(family, ()):
+        importlib.import_module(f"fullgrad._fast.{module}")

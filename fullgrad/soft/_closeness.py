@@ -333,7 +333,7 @@ class Closeness(Relaxation):
 
 
 def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
-    """The gradients of x and y from that of q, in smooth mode."""
+    """The gradients of x and y from the gradient of q, in smooth mode."""
     to_x = curves.absolute_slope_times(g, d, s, "smooth")
     to_y = None
     if needed[1] and not surely(rtol == 0):

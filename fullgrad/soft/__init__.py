@@ -1,4 +1,4 @@
-"""Relaxations: smooth or piecewise polynomial functions instead of steps, kinks and choices. Their straight-through versions,
+"""Relaxations: smooth or piecewise polynomial functions instead of steps, kinks and choices. The straight-through versions,
 whose names end in ``_st``, are at the top of the package.
 """
 

@@ -8,9 +8,9 @@ from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
+    can_use_torch_ops,
     check,
     expand_to_softness_shape,
-    is_native,
     is_small,
     only_value_needed,
     soft_value,
@@ -23,7 +23,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     .. math::
         y = x\,(2 S(x) - 1), \qquad D_x = 2 S(x) - 1 + 2x S'(x), \qquad D_s = -\frac{2x^2}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.abs`. It is even, at most the absolute value, and 0 at 0.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.abs`. The value is even, at most ``|x|``, and 0 at 0.
     Saved: ``x``.
 
     Args:
@@ -89,13 +89,13 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
 
 
 class Abs(Relaxation):
-    """The operator of :func:`abs`; hard, of :func:`abs_st`."""
+    """The operator of :func:`abs`, and with ``hard`` of :func:`abs_st`."""
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.abs(x), softness)
-        if is_native(x, softness, mode) and is_small(x):
+        if can_use_torch_ops(x, softness, mode) and is_small(x):
             width = curves.operand(x, 2 * softness)
             return torch.tanh(x / width) * x
         return soft_value(x.dtype, curves.absolute, x, softness, mode)

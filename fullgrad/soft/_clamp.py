@@ -32,7 +32,7 @@ def clamp(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
-        max_value: Upper bound, likewise, not below ``min_value``.
+        max_value: Upper bound, not below ``min_value``; a number or a tensor, too.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
         gated: Whether :math:`R` is gated, as in :func:`softrelu`.
@@ -74,7 +74,7 @@ def clamp_st(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
-        max_value: Upper bound, likewise, not below ``min_value``.
+        max_value: Upper bound, not below ``min_value``; a number or a tensor, too.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         gated: Whether :math:`R` is gated, as in :func:`fullgrad.soft.softrelu`.
@@ -105,7 +105,7 @@ def clamp_st(
 
 
 class Clamp(Relaxation):
-    """The operator of :func:`clamp`; hard, of :func:`clamp_st`."""
+    """The operator of :func:`clamp`, and with ``hard`` of :func:`clamp_st`."""
 
     operands = 4
 
@@ -122,7 +122,7 @@ class Clamp(Relaxation):
             else:
                 y = HardClamp.forward(x, low, high)
             below, above = beyond(x - low, s, mode), beyond(x - high, s, mode)
-            if isinstance(s, Tensor):  # which may have more dimensions
+            if isinstance(s, Tensor):  # it may have more dimensions
                 return y - below + above
             return curves.apply_steps(y, (torch.sub, below), (torch.add, above))
 
@@ -151,7 +151,7 @@ class Clamp(Relaxation):
 
 
 def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
-    """R'."""
+    """The derivative R' of the rectifier."""
     return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
 
 

@@ -69,8 +69,8 @@ def not_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smo
     .. math::
         c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
 
-    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is
-    1 - :func:`eq`. Saved: ``x`` and ``y``, in smooth mode also the value.
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The value
+    is 1 - :func:`eq`. Saved: ``x`` and ``y``, in smooth mode also the value.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -112,7 +112,7 @@ def isclose(
         D_x = -2 S'(q) A'(x - y), \qquad D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. Within the
-    tolerance it is 1, with the derivative 0, which jumps there: the maximum, which the source lacks, keeps the value in [0, 1].
+    tolerance the value is 1, with the derivative 0, which jumps there: the maximum, which the source lacks, keeps it in [0, 1].
     Saved: ``x`` and ``y``, in smooth mode also the value.
 
     Args:
@@ -259,9 +259,9 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`; hard, of their straight-through versions.
+    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`, and with ``hard`` of their straight-through versions.
 
-    In smooth mode the value gives the slope of the transition, so that the backward computes no distance again.
+    In smooth mode the slope of the transition comes from the value, so the backward computes no distance again.
     """
 
     operands, reads_output = 3, True
@@ -333,7 +333,7 @@ class Closeness(Relaxation):
 
 
 def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
-    """The gradients of x and y from that of q, in smooth mode."""
+    """The gradients of x and y from the gradient of q, in smooth mode."""
     to_x = curves.absolute_slope_times(g, d, s, "smooth")
     to_y = None
     if needed[1] and not surely(rtol == 0):
@@ -345,7 +345,7 @@ def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: 
 
 @functools.lru_cache(maxsize=256)
 def _distance_of_epsilon(s: float, epsilon: float) -> float:
-    """The distance d >= 0 at which A(d), which is d tanh(d / 2s), comes to epsilon: within it q is not positive."""
+    """The distance d >= 0 at which A(d) = d tanh(d / 2s) reaches epsilon: up to there q is not positive."""
     low, high = 0.0, epsilon + math.sqrt(2 * s * epsilon)
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if middle * math.tanh(middle / (2 * s)) <= epsilon else (low, middle)
@@ -353,7 +353,7 @@ def _distance_of_epsilon(s: float, epsilon: float) -> float:
 
 
 def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """max(q, 0) / 2 in smooth mode from d = x - y, where no step is recorded."""
+    """max(q, 0) / 2 in smooth mode from d = x - y; for code that autograd does not record."""
     h = curves.half_absolute(d, s).sub_(curves.number_for(d, (epsilon + atol) / 2))
     if name == "isclose":
         h.sub_(curves.half_absolute(_finite(y, d), s), alpha=rtol)
@@ -361,7 +361,7 @@ def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol:
 
 
 def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """max(q, 0), the argument of the transition, from soft distances: of x and y, and of y and 0, the tolerance per rtol."""
+    """max(q, 0), the argument of the transition, from the soft distances A(x - y) and, as ``tolerance``, A(y)."""
     q = curves.apply_steps(distance, (torch.sub, epsilon + atol))
     return curves.apply_steps(q if tolerance is None else q - rtol * tolerance, (torch.clamp, 0))
 
@@ -371,7 +371,7 @@ def _tensor(y: Any, x: Tensor) -> Tensor:
 
 
 def _finite(y: Any, x: Tensor) -> Tensor:
-    """y of which there is a tolerance: that of infinity would be as large as the distance from it."""
+    """y without infinities, whose tolerance would be as large as the distance from them."""
     largest = torch.finfo((y if isinstance(y, Tensor) else x).dtype).max
     if y.__class__ is float and math.isfinite(y):
         return _tensor(max(-largest, min(largest, y)), x)

@@ -1,4 +1,4 @@
-"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of an order."""
+"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of inequalities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from fullgrad.soft._relaxation import (
     Operand,
     Relaxation,
     Softness,
+    can_use_torch_ops,
     check,
     check_other,
     compared,
     expand_to_softness_shape,
     is_constant,
-    is_native,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -309,7 +309,7 @@ def less_equal_st(
 
 
 class Comparison(Relaxation):
-    """The operator of the four comparisons; hard, of their straight-through versions. The soft value is
+    """The operator of the four comparisons, and with ``hard`` of their straight-through versions. The soft value is
     ``S(sign * (x - y) + shift)``.
     """
 
@@ -347,7 +347,7 @@ class Comparison(Relaxation):
 _SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
 
 
-# Beside a softness a shift of less than that changes less than the rounding of S and of its derivatives does.
+# A shift below this share of the softness changes S and its derivatives by less than their rounding.
 _NEGLIGIBLE = {torch.float32: torch.finfo(torch.float32).eps / 16}
 
 
@@ -369,6 +369,6 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     if hard and is_constant(y) and only_value_needed(x, softness, mode):
         return compared(getattr(torch, name), x, y, value_only=True)
     sign, shift_sign = _SIGNS[name]
-    if not hard and is_native(x, softness, mode):
+    if not hard and can_use_torch_ops(x, softness, mode):
         return curves.recorded_sigmoid(_argument(x, y, softness, sign, shift_sign * epsilon), softness, is_temporary=True)
     return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

@@ -1,14 +1,14 @@
-r"""The curves of which every relaxation is made, as plain torch code that autograd may differentiate.
+r"""The curves behind every relaxation, in plain torch code that autograd can differentiate.
 
 The sigmoid :math:`S(x; s)`, its derivative and its integral, for a softness :math:`s` in one of the modes
 
 * ``smooth``: :math:`S = 1 / (1 + e^{-x/s})`;
 * ``c0``, ``c1``, ``c2``: a polynomial in :math:`t = \operatorname{clamp}((x + w) / 2w, 0, 1)` with :math:`w = 5s`, constant
-  beyond :math:`\pm w`, and none, one or two times continuously differentiable there: :math:`t`, :math:`3t^2 - 2t^3`,
+  beyond :math:`\pm w`, and zero, one or two times continuously differentiable there: :math:`t`, :math:`3t^2 - 2t^3`,
   :math:`10t^3 - 15t^4 + 6t^5`;
 * ``laplace``, for steps alone: :math:`S = \frac12 e^{x/s}` below 0 and :math:`1 - \frac12 e^{-x/s}` above.
 
-All are written without the difference of large numbers, and stay finite, or right, at infinity. ``1 - S(x)`` is ``S(-x)``.
+All avoid differences of large numbers, and are right at infinity. ``1 - S(x)`` is ``S(-x)``.
 """
 
 from typing import Any
@@ -23,30 +23,30 @@ from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compil
 
 Softness = Tensor | float
 
-# Between these the reciprocal of a softness is a number in float32 too, and torch's kernels take it.
+# Between these bounds the reciprocal of a softness is finite and normal in float32 too, as torch's kernels need.
 SMALLEST, LARGEST = 1e-30, 1e30
 
 # Coefficients, the highest power first. With u = x / 5s: S and its integral are polynomials in t, 2S - 1 is u times one in u^2.
-# What has a scale is to be multiplied by it, the integral by s as well.
+# The last two are to be multiplied by their scales, the integral by s as well.
 _SIGMOID = {"c1": (-2, 3, 0, 0), "c2": (6, -15, 10, 0, 0, 0)}
 _INTEGRAL = {"c1": (1, -2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
 _INTEGRAL_SCALE = {"c1": -5, "c2": 5}
 _SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
 _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
-# Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
+# Beyond this many softnesses a smooth curve has its limit at infinity, in float64 too.
 _FAR = 800.0
-_ENDLESS = ("smooth", "laplace")
+_UNBOUNDED_MODES = ("smooth", "laplace")
 
 
 def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tensor:
-    """S in smooth mode, whose derivative torch computes from the value: nothing else is saved."""
+    """S in smooth mode, recorded by autograd: torch computes the derivative from the value and saves nothing else."""
     if can_record_in_place(x):
         return (x.div_(s) if is_temporary else x / s).sigmoid_()
     return torch.sigmoid(x / s)
 
 
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """S."""
+    """The sigmoid S."""
     if mode == "smooth":
         if not can_reuse_buffers():
             return torch.sigmoid(x / s)
@@ -61,21 +61,21 @@ def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """S'."""
+    """The slope S'."""
     if mode == "laplace":  # with a kink at 0, where its own slope counts as 0
         return torch.exp(-(x / s).abs()) / (2 * s)
     if mode == "smooth":
         z = x / s
-        if is_compiling():  # a choice costs less than an exponential, and its derivative at 0 may be either
+        if is_compiling():  # a choice costs less than an exponential; at 0 both branches are right
             return _variance(torch.sigmoid(torch.where(z < 0, z, -z))) / s
         if not can_reuse_buffers():
             return torch.sigmoid(z) * torch.sigmoid(-z) / s
         return divided(_variance(_sigmoid_of_minus_abs(z)), s)
     width = 10 * s
     if mode == "c0":
-        # On a join the mean of both sides, as a difference quotient has it.
+        # The mean of both sides on a join, as in a central difference.
         a = x.abs()
-        if not isinstance(s, Tensor) and can_reuse_buffers():  # torch writes a comparison as numbers, and converts bools slowly
+        if not isinstance(s, Tensor) and can_reuse_buffers():  # torch converts bools slowly
             inside = torch.lt(a, 5 * s, out=torch.empty_like(a))
             return apply_steps(torch.le(a, 5 * s, out=a), (torch.add, inside), (torch.div, 2 * width))
         return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
@@ -84,12 +84,12 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def has_fused_kernel(x: Tensor, s: Any, mode: str) -> bool:
-    """Whether `sigmoid_gate` can replace several steps in float32: in half precision, where the steps are not recorded."""
+    """Whether `sigmoid_gate` can replace several float32 steps: in half precision, where no step is recorded."""
     return mode == "smooth" and x.dtype in HALF and s.__class__ is float and 1e-6 < s < 1e6 and can_reuse_buffers()
 
 
 def gate_slope(v: Tensor, x: Tensor, value: Tensor | None, s: Any) -> Tensor:
-    """v S' where `has_fused_kernel`, from S if it is given. Each factor is accurate where it is small, as 1 - S is not."""
+    """v S' where `has_fused_kernel`, from S if ``value`` is given. Each factor is accurate where it is small, unlike 1 - S."""
     v = sigmoid_gate(v, x, -s)
     if value is None:
         return torch.mul(sigmoid_gate(v, x, s), 1 / s)
@@ -106,13 +106,13 @@ def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that.
+    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is wrong.
 
-    x is a temporary that may be overwritten.
+    ``x`` is a temporary that may be overwritten.
     """
     reuse = can_reuse_buffers()
     a = torch.abs(x, out=x if reuse else None)
-    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
+    if mode == "smooth":  # softplus(a, -s) is -softplus(-a, s)
         if reuse and not isinstance(s, Tensor):
             return torch.nn.functional.softplus(a, -1 / s, 50.0, out=a)  # pyright: ignore[reportCallIssue]
         return softplus(a, -s, mode)
@@ -129,15 +129,15 @@ def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x as far as S changes: finite at infinity, where it multiplies what is 0 there."""
-    far = (_FAR if mode in _ENDLESS else 5.0) * s
+    """x clamped to where S changes: finite at infinity, for products with factors that are 0 there."""
+    far = (_FAR if mode in _UNBOUNDED_MODES else 5.0) * s
     if isinstance(far, Tensor):
         return torch.minimum(torch.maximum(x, -far), far)
     return torch.clamp(x, -far, far)
 
 
 def clamp_to_finite(x: Tensor) -> Tensor:
-    """x, or where products with it are differentiated, in which infinity times 0 occurs, the largest number for infinity."""
+    """x, with infinity as the largest number where its products are differentiated: infinity times 0 occurs there."""
     if can_reuse_buffers():
         return x
     largest = torch.finfo(x.dtype).max
@@ -150,13 +150,13 @@ def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def half_absolute(x: Tensor, s: Softness) -> Tensor:
-    """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
+    """Half the soft absolute value in smooth mode, x (S - 1/2), as a new tensor; for code that autograd does not record."""
     z = x / number_for(x, s)
     return z.sigmoid_().sub_(number_for(z, 0.5)).mul_(x)
 
 
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
-    """It and its derivative, of which most is the same in smooth mode. x is finite."""
+    """The soft absolute value and its derivative, which share most steps in smooth mode. ``x`` is finite."""
     if mode != "smooth":
         return absolute(x, s, mode), absolute_slope(x, s, mode)
     t, p = _sigmoid_and_gated_slope(x, s)
@@ -164,7 +164,7 @@ def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tenso
 
 
 def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """Its derivative, 2S - 1 + 2x S'."""
+    """The derivative of the soft absolute value, 2S - 1 + 2x S'."""
     if mode == "smooth":
         return _twice_minus_1(gated_slope(x, s, mode))
     p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
@@ -172,21 +172,21 @@ def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """Its derivative with respect to the softness."""
+    """The derivative of the soft absolute value with respect to the softness."""
     near = clamp_to_transition(x, s, mode)
-    # Squares of x may overflow. The slope is that of x itself: that of c0 is not 0 on the joins.
+    # Squares of x may overflow. The slope is taken at x itself: in c0 it is not 0 on the joins.
     return (near / s) * (near * slope(x, s, mode)) * -2
 
 
 def gated(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x S. Minus infinity is a finite number here, where S is 0."""
+    """The product x S. Minus infinity counts as a finite number, since S is 0 there."""
     far = -_FAR * s
     bounded = torch.maximum(x, far) if isinstance(far, Tensor) else torch.clamp(x, min=far)
     return mul_into(bounded, sigmoid(x, s, mode))
 
 
 def gated_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of x S, which is S + x S'."""
+    """The derivative of x S, S + x S'."""
     if mode == "smooth":
         return _sigmoid_and_gated_slope(x, s)[1]
     p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
@@ -205,12 +205,12 @@ def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of S with respect to the softness. S is a function of x / s, hence -x S' / s."""
+    """The derivative of S with respect to the softness: -x S' / s, as S is a function of x / s."""
     return clamp_to_transition(x, s, mode) * slope(x, s, mode) / -s
 
 
 def softplus_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of the integral with respect to the softness. It is s times a function of x / s."""
+    """The derivative of the integral of S with respect to the softness. The integral is s times a function of x / s."""
     x = clamp_to_transition(x, s, mode)
     return (softplus(x, s, mode) - x * sigmoid(x, s, mode)) / s
 
@@ -221,7 +221,7 @@ def slope_of(v: Tensor, value: Tensor, s: Softness) -> Tensor:
 
 
 def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v times the derivative of x S; in smooth mode that of SiLU."""
+    """v times the derivative of x S, in smooth mode the derivative of SiLU."""
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, gated_slope(x, s, mode))
     # One fused kernel, which torch does not differentiate.
@@ -230,7 +230,7 @@ def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v times the derivative of the soft absolute value, which is that of 2 x S - x."""
+    """v times the derivative of the soft absolute value 2 x S - x."""
     if mode != "smooth" or not can_reuse_buffers():
         return mul_into(v, absolute_slope(x, s, mode))
     p = gated_slope_times(v, x, s, mode)
@@ -248,19 +248,19 @@ def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1)
 
 
 def has_gate(s: Softness, mode: str) -> bool:
-    """Whether `sigmoid_gate` is the smooth S: in eager code, since a compiler makes one pass of several anyway."""
+    """Whether `sigmoid_gate` computes the smooth S: in eager code alone, since a compiler fuses the steps anyway."""
     return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not is_compiling()
 
 
 def divided(temporary: Tensor, s: Softness) -> Tensor:
-    """A temporary over a softness, in its buffer where that is of the shape for certain."""
+    """A temporary over a softness, in the buffer of the temporary where the shape surely fits."""
     if isinstance(s, Tensor) or not can_reuse_buffers():
         return torch.div(temporary, s)
     return torch.div(temporary, number_for(temporary, s), out=temporary)
 
 
 def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:
-    """A polynomial of a temporary by Horner's rule, times factors. ``t`` is overwritten where it is read once."""
+    """A polynomial of a temporary by Horner's rule, times factors. ``t`` is overwritten if it is read only once."""
     reuse = can_reuse_buffers()
     lead, second, *rest = coefficients
     p = t if lead == 1 else t * lead
@@ -275,17 +275,17 @@ def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) ->
 
 
 def _in_range(p: Tensor, mode: str) -> Tensor:
-    """A temporary, at most 1 in size: the terms of c2 are so large that rounding passes it."""
+    """A temporary clamped to [-1, 1]: the terms of c2 are so large that rounding exceeds 1."""
     return apply_steps(p, (torch.clamp, -1, 1)) if mode == "c2" else p
 
 
 def _variance(t: Tensor) -> Tensor:
-    """t (1 - t)."""
+    """The product t (1 - t)."""
     return mul_into(t, operand(t, 1.0) - t)
 
 
 def _twice_minus_1(t: Tensor) -> Tensor:
-    # One operation, the only one that has both numbers.
+    # The one operation that takes both numbers.
     return torch.rsub(t, operand(t, -1.0), alpha=-2)
 
 
@@ -305,7 +305,7 @@ def _sigmoid_of_minus_abs(z: Tensor) -> Tensor:
 
 
 def _ramp(x: Tensor, s: Softness) -> Tensor:
-    """t, from 0 to 1 where S changes."""
+    """The ramp t, from 0 to 1 where S changes."""
     reuse = can_reuse_buffers()
     t = x + 5 * s
     t = torch.div(t, 10 * s, out=t if reuse else None)

@@ -27,21 +27,21 @@ from fullgrad._dispatch import (
 from fullgrad.soft._curves import LARGEST, SMALLEST, Softness
 from fullgrad.soft._mode_names import MODES
 
-# What is compared with a tensor.
+# The other side of a comparison.
 Operand = Tensor | float
 
 
 class Relaxation(Elementwise):
     r"""An elementwise function of tensors, a softness and constants, with :math:`D_i` the partial derivatives of its soft value.
 
-    A subclass gives ``forward(*operands, *constants, mode, hard)``, which is the soft value or, where ``hard`` is true, that of
-    the operator which it relaxes; and ``vjp_term(i, v, *operands, *constants, mode, hard, output)``, which is :math:`v D_i`, in
-    plain torch code, so that derivatives of any order are those of the relaxation. Saved are inputs alone, and the output where
-    ``vjp_term`` makes use of it. What `Elementwise` would make of ``reads`` is written here: in half precision the terms are
-    computed in float32.
+    A subclass defines ``forward(*operands, *constants, mode, hard)``, the soft value or, where ``hard`` is true, the value of
+    the operator it relaxes; and ``vjp_term(i, v, *operands, *constants, mode, hard, output)``, which is :math:`v D_i` in plain
+    torch code, so that derivatives of every order are those of the relaxation. Only inputs are saved, and the output where
+    ``vjp_term`` reads it. The rules are written here, not derived from ``reads`` as in `Elementwise`: in half precision the
+    terms are computed in float32.
     """
 
-    # How many inputs may be tensors: x, what it is compared with or bounded by, and the softness, in this order.
+    # How many inputs may be tensors: x, its other operands or bounds, and the softness, in this order.
     operands = 2
     # Whether `vjp_term` reads the output, in smooth mode.
     reads_output = False
@@ -53,17 +53,17 @@ class Relaxation(Elementwise):
 
     @classmethod
     def vjp_terms_in_half(cls, needed: tuple[bool, ...], g: Tensor, *args: Any) -> Sequence[Tensor | None] | None:
-        """`vjp_terms` of half precision by kernels that compute in float32 themselves; None where there are none."""
+        """`vjp_terms` for half precision by fused kernels that compute in float32; None where there are none."""
         return None
 
 
 def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
-    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a class method costs in small calls."""
+    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: class methods slow down small calls."""
     term, operands, reads_output = cls.vjp_term, cls.operands, cls.reads_output
-    no_more = (None,) * (len(inspect.signature(cls.forward).parameters) - 1)
+    no_other_gradients = (None,) * (len(inspect.signature(cls.forward).parameters) - 1)
     are_scalars = Rules.SCALAR_TYPES.issuperset
 
-    # What is kept besides tensors is a tuple of all other inputs where x is the only tensor; else a list, None for each tensor.
+    # `ctx.kept` is the tuple of all other inputs where x is the only tensor; else a list of all inputs, None for each tensor.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         value = output if reads_output and inputs[-2] == "smooth" and not inputs[-1] else None
@@ -89,7 +89,7 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
         kept = ctx.kept
         if kept.__class__ is tuple and g.dtype not in HALF:
             x, value = ctx.saved_tensors
-            return term(0, g, x, *kept, value), *no_more
+            return term(0, g, x, *kept, value), *no_other_gradients
         args, needed, parts = inputs_and_output(ctx), ctx.needs_input_grad, None
         is_half = g.dtype in HALF
         if is_half:
@@ -99,7 +99,7 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
             parts = chunked_terms(cls.vjp_terms, needed, g, args, widen=True)
         if parts is None:
             parts = cls.vjp_terms(needed, *to_opmath(g, *args))
-        return (*parts, *no_more)[: len(needed)]
+        return (*parts, *no_other_gradients)[: len(needed)]
 
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         *inputs, output = inputs_and_output(ctx)
@@ -114,9 +114,9 @@ def _rules(cls: Any) -> tuple[Callable[..., Any], ...]:
     return setup_context, vjp, jvp
 
 
-def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
-    """Whether the arguments need no further check, and torch's own operations may compute the soft value: their derivatives of
-    every order are the true ones, and they cost less than an operator. Not in half precision, where each of them would round.
+def can_use_torch_ops(x: Tensor, softness: Softness, mode: str) -> bool:
+    """Whether the arguments are valid and torch's own operations may compute the soft value: they cost less than an operator, and
+    their derivatives of every order are the true ones. Not in half precision, where each operation would round.
     """
     return (  # pyright: ignore[reportReturnType]
         mode == "smooth"
@@ -128,12 +128,12 @@ def is_native(x: Tensor, softness: Softness, mode: str) -> bool:
 
 
 def is_small(x: Tensor) -> bool:
-    """Whether the number of operations counts, and not that of elements. Compiled code, which may not know them, need not ask."""
+    """Whether the number of operations counts more than the number of elements; never in compiled code, which may not know it."""
     return not is_compiling() and innermost(x).numel() <= 1024  # with all batches
 
 
 def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -> Tensor:
-    """A formula in float32 at least, rounded once."""
+    """The value of a formula, computed in float32 at least and rounded once."""
     if dtype in WIDE and args[0].dtype is dtype and not any(isinstance(a, Tensor) for a in args[1:]):
         return formula(*args)
     if dtype in HALF:
@@ -144,9 +144,8 @@ def soft_value(dtype: torch.dtype, formula: Callable[..., Tensor], *args: Any) -
 
 
 def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = MODES) -> tuple[Tensor, Softness]:
-    """The arguments that all relaxations share; ``x`` as a floating tensor, and the softness as it may be divided by. What almost
-    every call gives is checked first.
-    """
+    """The checked arguments that all relaxations share: ``x`` as a floating tensor, and a softness that is safe to divide by."""
+    # Fast path for the common arguments.
     if (
         isinstance(x, Tensor)
         and x.dtype in FLOATING
@@ -166,12 +165,12 @@ def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = 
 
 
 def divisor(softness: float, dtype: torch.dtype) -> float:
-    """A softness that is subnormal in the dtype that is computed in, and has no reciprocal, as the smallest number which has."""
+    """The softness, raised to the smallest normal number of the dtype of the computation: a subnormal may have no reciprocal."""
     return at_least(softness, torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
 
 
 def check_other(name: str, argument: str, y: Any) -> Any:
-    """A number or a tensor beside ``x``, as a number or a floating tensor."""
+    """The other operand, checked: a number or a floating tensor."""
     if y.__class__ is float or (isinstance(y, Tensor) and y.dtype in FLOATING):
         return y
     checks.real_number_or_tensor(name, argument, y)
@@ -179,8 +178,8 @@ def check_other(name: str, argument: str, y: Any) -> Any:
 
 
 def only_value_needed(x: Any, softness: Any, mode: Any) -> bool:
-    """Whether a straight-through version is its hard value, and its arguments need no further check: no derivative is needed, and
-    the softness has no shape.
+    """Whether the hard value is all that a straight-through operator computes: the arguments are valid, no derivative is needed,
+    and the softness has no shape.
     """
     return (
         can_skip_autograd(x)
@@ -192,7 +191,7 @@ def only_value_needed(x: Any, softness: Any, mode: Any) -> bool:
 
 
 def is_constant(y: Any) -> bool:
-    """Whether what is beside ``x`` needs no derivative."""
+    """Whether the other operand needs no derivative."""
     return y.__class__ is float or not isinstance(y, Tensor) or can_skip_autograd(y)
 
 
@@ -202,9 +201,9 @@ _INFINITY = float("inf")
 
 
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool = False) -> Tensor:
-    """A comparison as 0 or 1 in the floating dtype of x - y, written as that where possible: torch converts bools slowly.
+    """A comparison as 0 or 1 in the floating dtype of x - y, written in that dtype where possible: torch converts bools slowly.
 
-    ``value_only`` says that `only_value_needed` is known to hold, which saves part of the test.
+    ``value_only`` states that `only_value_needed` holds, which saves part of the test.
     """
     number = y.__class__ is float or not isinstance(y, Tensor)
     dtype = x.dtype if number or y.dtype == x.dtype else torch.result_type(x, y)
@@ -215,12 +214,12 @@ def compared(compare: Callable[..., Tensor], x: Tensor, y: Any, value_only: bool
 
 
 def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 and 1. Compiled code converts bools to half precision one by one, and to float32 many at once."""
+    """A mask as 0 and 1. Compiled code vectorizes the conversion of bools to float32, but not to half precision."""
     return (mask.float() if dtype in HALF and is_compiling() else mask).to(dtype)
 
 
 def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
-    """A hard value in the shape that the soft one has, when a softness has more dimensions."""
+    """A hard value in the shape of the soft one, where the softness has more dimensions."""
     if softness.__class__ is float or not isinstance(softness, Tensor) or softness.ndim == 0:
         return value
     shape = checks.broadcast_shape(value.shape, softness.shape)
@@ -228,7 +227,7 @@ def expand_to_softness_shape(value: Tensor, softness: Softness) -> Tensor:
 
 
 def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
-    """A step of the inputs, with a derivative: 0."""
+    """A step of the inputs, with the derivative 0 instead of none."""
     for x in inputs:
         if isinstance(x, Tensor):
             value = value + 0 * torch.sign(x)
@@ -236,13 +235,13 @@ def with_zero_derivative(value: Tensor, *inputs: Any) -> Tensor:
 
 
 def checked_floating(name: str, argument: str, x: Tensor) -> Tensor:
-    """A real tensor, integers in the default dtype."""
-    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # a call less where it is
+    """A real tensor, checked; integers in the default dtype."""
+    if not (x.__class__ is Tensor and x.dtype in FLOATING):  # one call less for floating tensors
         checks.real_tensor(name, argument, x)
         x = without_parts(floating(x))
     return x
 
 
 def floating(x: Tensor) -> Tensor:
-    """Integers in the default dtype."""
+    """A tensor as a floating one: integers in the default dtype."""
     return x if x.dtype in FLOATING or x.is_floating_point() else x.to(torch.get_default_dtype())

@@ -34,9 +34,9 @@ def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_r
         D_x = \sum_{n=-r}^{r} n \left[ S'(d - n + \tfrac12) - S'(d - n - \tfrac12) \right]
 
     with :math:`c = \lfloor x \rfloor`, :math:`d = x - c`, :math:`S` of :func:`sigmoidal` and :math:`r` = ``neighbor_radius``;
-    ``"hard"``: :func:`torch.round`. It is translation equivariant, ``round(x + 1) = round(x) + 1``; the source, which has
-    :math:`c + n` before the brackets, is not where the outermost steps are wider than their distance (softness 1: 991.78 for
-    1000.3). Steps that are 0 or 1 to the last bit are left out. Saved: ``x``.
+    ``"hard"``: :func:`torch.round`. The value is translation equivariant, ``round(x + 1) = round(x) + 1``; in the source, which
+    has :math:`c + n` before the brackets, it is not where the outermost steps are wider than their distance (softness 1: 991.78
+    for 1000.3). Steps that are 0 or 1 to the last bit are left out. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -105,7 +105,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
 
 
 class Round(Relaxation):
-    """The operator of :func:`round`; hard, of :func:`round_st`."""
+    """The operator of :func:`round`, and with ``hard`` of :func:`round_st`."""
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
@@ -126,7 +126,7 @@ class Round(Relaxation):
 
 
 def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
-    """The sum of a curve around each step, times the weight of the step. Of a small tensor the steps are taken all at once."""
+    """The sum of a curve around each step, times the weight of the step. Small tensors take all steps at once."""
     if len(steps) > 2 and steps[0][0] == steps[-1][0] == 1 and isinstance(s, float) and is_small(d):
         at = torch.arange(steps[0][1], steps[-1][1] + 0.5, dtype=d.dtype, device=d.device)
         return curve(d - at.view(-1, *[1] * d.ndim), s, mode).sum(0)
@@ -138,20 +138,20 @@ def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tu
 
 
 def _fraction(x: Tensor) -> Tensor:
-    """x - floor(x), and at infinity 0, so that the value there is infinite."""
+    """x - floor(x), and 0 at infinity, so that the value there is infinite."""
     d = x - torch.floor(x)
-    if is_compiling():  # which looks for NaN one element after another, and compares many at once
+    if is_compiling():  # compiled nan_to_num is scalar code, comparisons are vectorized
         return torch.where(recomputed(torch.eq, d, d), d, 0)
     return torch.nan_to_num(d, 0.0)
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tuple[tuple[float, float], ...], float]:
-    """The steps with their weights and positions, and the sum of the weights of those that are 1 for certain.
+    """The steps as weights and positions, and the sum of the weights of the steps that are 1 everywhere.
 
-    By parts, the sum over n is one over the steps between neighbors, of weight 1, and the two ends, of weight -r. A step whose
-    distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
+    Summed by parts, the steps between neighbors have the weight 1 and the two ends -r. A step so far from [0, 1) that it is 0
+    or 1 there is left out, if the softness is a number.
     """
-    digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is less than half a unit in the last place of 1
+    digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is below half a unit in the last place of 1
     reach = math.inf if not isinstance(s, (int, float)) else 0.5 + digits * s if mode == "smooth" else 5 * s
     return _steps_within(reach, radius, mode == "c0")
 

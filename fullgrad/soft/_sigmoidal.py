@@ -11,10 +11,10 @@ from fullgrad.soft._mode_names import ANY_STEP_MODES, STEP_MODES, AnyStepMode, S
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
+    can_use_torch_ops,
     check,
     compared,
     expand_to_softness_shape,
-    is_native,
     only_value_needed,
     soft_value,
     with_zero_derivative,
@@ -27,7 +27,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
     .. math::
         S(x) = \frac{1}{1 + e^{-x / s}}, \qquad D_x = S'(x) = \frac{S (1 - S)}{s}, \qquad D_s = -\frac{x}{s} S'(x)
 
-    in smooth mode; else, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
+    in smooth mode; in the others, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
     :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`; and ``laplace``, :math:`\frac12 e^{x/s}` below 0 and
     :math:`1 - \frac12 e^{-x/s}` above. Derivatives of every order are the true ones, and
     :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; both where the softness is a tensor, and in half
@@ -56,7 +56,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
-    if is_native(x, softness, mode):
+    if can_use_torch_ops(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
     x, softness = check("sigmoidal", x, softness, mode, STEP_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
@@ -68,7 +68,8 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
     .. math::
         y = S(x), \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
 
-    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: as there.
+    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: the
+    same.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -89,7 +90,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
 
     Source: ``softtorch.heaviside``.
     """
-    if is_native(x, softness, mode):
+    if can_use_torch_ops(x, softness, mode):
         return curves.recorded_sigmoid(x, softness)
     x, softness = check("heaviside", x, softness, mode, ANY_STEP_MODES)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
@@ -135,7 +136,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smoot
 
 
 class Sigmoidal(Relaxation):
-    """The operator of :func:`sigmoidal`; hard, of :func:`heaviside_st`."""
+    """The operator of :func:`sigmoidal`, and with ``hard`` of :func:`heaviside_st`."""
 
     reads_output = True
 

@@ -8,9 +8,9 @@ from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
+    can_use_torch_ops,
     check,
     expand_to_softness_shape,
-    is_native,
     is_small,
     only_value_needed,
     soft_value,
@@ -23,7 +23,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     .. math::
         y = 2 S(x) - 1, \qquad D_x = 2 S'(x), \qquad D_s = -\frac{2x}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: ``x``, in smooth mode also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: ``x``, in smooth mode also the value (of small
+    tensors the value alone).
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -44,8 +45,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
-    if is_native(x, softness, mode) and is_small(x):
-        return torch.tanh(x / (2 * softness))  # 2 S - 1; of many elements it costs more than the steps that it saves
+    if can_use_torch_ops(x, softness, mode) and is_small(x):
+        return torch.tanh(x / (2 * softness))  # 2 S - 1; for many elements tanh costs more than the steps it saves
     x, softness = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
@@ -90,7 +91,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
 
 
 class Sign(Relaxation):
-    """The operator of :func:`sign`; hard, of :func:`sign_st`."""
+    """The operator of :func:`sign`, and with ``hard`` of :func:`sign_st`."""
 
     reads_output = True
 

@@ -11,9 +11,9 @@ from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
+    can_use_torch_ops,
     check,
     expand_to_softness_shape,
-    is_native,
     only_value_needed,
     soft_value,
 )
@@ -21,14 +21,14 @@ from fullgrad.soft._sigmoidal import Sigmoidal
 
 
 def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gated: bool = False) -> Tensor:
-    r"""A soft rectifier: the integral of the soft step, or gated by it.
+    r"""A soft rectifier: the integral of the soft step, or ``x`` times the step.
 
     .. math::
         R(x) = \int_{-\infty}^x S, \qquad D_x = S(x), \qquad D_s = \frac{R - x S}{s} \\
         \text{gated:}\quad G(x) = x\,S(x), \qquad D_x = S(x) + x S'(x), \qquad D_s = -\frac{x^2}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`: in smooth mode :math:`R = s \log(1 + e^{x/s})`, softplus, and gated the SiLU; else a
-    polynomial within 5 softnesses of 0, and hard beyond. Saved: ``x``.
+    with :math:`S` of :func:`sigmoidal`: in smooth mode :math:`R = s \log(1 + e^{x/s})`, softplus, and gated the SiLU; in the
+    others a polynomial within 5 softnesses of 0, and hard beyond. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -53,7 +53,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Source: ``softtorch.softrelu``.
     """
-    if is_native(x, softness, mode) and not gated:
+    if can_use_torch_ops(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
     x, softness = check("softrelu", x, softness, mode, SOFT_MODES)
     return Softrelu.apply(x, softness, gated, mode, False)
@@ -87,7 +87,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Source: ``softtorch.relu``.
     """
-    if is_native(x, softness, mode) and not gated:
+    if can_use_torch_ops(x, softness, mode) and not gated:
         return curves.softplus(x, softness, mode)
     x, softness = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
@@ -134,7 +134,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
 
 class Softrelu(Relaxation):
-    """The operator of :func:`softrelu`; hard, of :func:`relu_st`."""
+    """The operator of :func:`softrelu`, and with ``hard`` of :func:`relu_st`."""
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:

@@ -11,7 +11,7 @@ from fullgrad._dispatch import is_tracing, out_buffer, surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order._small_rows import SmallRows
 
-# From this many pairs of elements on, a sigmoid of each difference costs more than a row's exponentials and sums with them.
+# From this many pairs of elements on, a sigmoid of each difference costs more than exponentials of the row and sums of them.
 MANY = 2**13
 # Up to here exp(u) neither overflows nor underflows in float32.
 _FAR = 80.0
@@ -19,35 +19,35 @@ _FAR = 80.0
 _silu_backward = torch.ops.aten.silu_backward.default
 
 
-class OwnScores:
-    """u itself, or -u: the weights of the last or the first place of softsort."""
+class IdentityScores:
+    """The scores u, or -u, of the last or the first place of softsort."""
 
     def __init__(self, rows: SmallRows, largest: bool) -> None:
         self.factor = 1.0 if largest else -1.0
         self.rows = rows
 
     def scores(self) -> Tensor:
-        """Those of the place."""
+        """The scores of the place."""
         return self.rows.z * (self.factor * self.rows.scale)
 
     def pull(self, delta: Tensor) -> Tensor:
-        """The gradient of u, from that of the scores, a fresh tensor."""
+        """The gradient of u, from the gradient of the scores, a fresh tensor."""
         return delta if self.factor > 0 else torch.neg(delta, out=out_buffer(delta))
 
     push = pull
 
 
 class NeuralScores:
-    r""":math:`S_{ij} = c_i u_j - A_j` with :math:`c_i = 2i - n - 1` and :math:`A_j = \sum_k A(u_j - u_k)`.
+    r"""The scores :math:`S_{ij} = c_i u_j - A_j` with :math:`c_i = 2i - n - 1` and :math:`A_j = \sum_k A(u_j - u_k)`.
 
     In smooth mode :math:`A(d) = 2 d \sigma(d) - d`. For many pairs :math:`\sigma(u_j - u_k) = w_j / (w_j + w_k) = R_{jk}` with
     :math:`w = e^u`, and sums over k are products of R, and in the derivative of :math:`K = R (1 - R)`, with vectors.
     """
 
     def __init__(self, rows: SmallRows, c: Tensor, single: bool = False) -> None:
-        """``single``: of one place, without a dimension for it."""
+        """``single``: scores of one place, without a dimension for it."""
         self.mode = rows.options[0]
-        # Around 0, where the least is lost of differences.
+        # Centered at 0, where differences lose the least.
         u = rows.z - operand(rows.z, 0.5)
         self.u = apply_steps(u, (torch.mul, rows.scale))
         self.c, self.single = c, single
@@ -55,7 +55,7 @@ class NeuralScores:
         self.by_ratio = self.mode == "smooth" and rows.scale < _FAR
 
     def scores(self) -> Tensor:
-        """Those of all places."""
+        """The scores of all places."""
         u, c, minus_a = self.u, self.c, self._minus_a()
         if self.single:
             return torch.addcmul(minus_a, c, u)
@@ -74,7 +74,7 @@ class NeuralScores:
     def _minus_a(self) -> Tensor:
         u = self.u
         if self.by_ratio and not self.few:
-            # Products from the left are ten times faster than from the right; R + R^T is 1.
+            # Products from the left are ten times as fast as from the right; R + R^T is 1.
             sums = matmul(torch.stack((torch.ones_like(u), u), -2), self._ratio).mul_(2)
             return (u.sum(-1, keepdim=True) - sums[..., 1, :]).addcmul_(u, sums[..., 0, :].sub_(u.shape[-1]))
         d = self._differences
@@ -83,7 +83,7 @@ class NeuralScores:
         return curves.absolute(d, 1.0, self.mode).sum(-1).neg_()
 
     def _slope_sums(self, v: Tensor, sign: int) -> Tensor:
-        r""":math:`\sum_k A'(u_j - u_k) (v_j \pm v_k)`; A' is odd."""
+        r"""The sums :math:`\sum_k A'(u_j - u_k) (v_j \pm v_k)`; A' is odd."""
         u, n = self.u, self.u.shape[-1]
         if self.by_ratio and not self.few:
             # A' = 2R - 1 + 2 (u_j - u_k) K.
@@ -103,19 +103,19 @@ class NeuralScores:
 
     @functools.cached_property
     def _ratio(self) -> Tensor:
-        """R."""
+        """The matrix R."""
         w = self.u.exp()
         r = w.unsqueeze(-1) + w.unsqueeze(-2)
         return torch.div(w.unsqueeze(-1), r, out=out_buffer(r))
 
     @functools.cached_property
     def _differences(self) -> Tensor:
-        """u_j - u_k."""
+        """The differences u_j - u_k."""
         return self.u.unsqueeze(-1) - self.u.unsqueeze(-2)
 
 
 class TracedNeuralScores(NeuralScores):
-    """The same for a graph: sums over the last dimension of numbers that are computed in the loop and never stored."""
+    """`NeuralScores` for a graph: sums over the last dimension fuse with their terms, which are never stored."""
 
     def _minus_a(self) -> Tensor:
         d = self._differences
@@ -136,12 +136,12 @@ class TracedNeuralScores(NeuralScores):
 
 
 def neural_scores(rows: SmallRows, c: Tensor, single: bool = False) -> NeuralScores:
-    """Those for how the rows are computed."""
+    """The scores in the form for eager or traced code."""
     return (TracedNeuralScores if is_tracing() else NeuralScores)(rows, c, single)
 
 
 def sum_of_places(c: Tensor, p: Tensor) -> Tensor:
-    r"""The rows :math:`\sum_i c_i P_{ij}` of numbers (…, k) and matrices (…, k, n); in a graph one loop with what gives P."""
+    r"""The rows :math:`\sum_i c_i P_{ij}` of numbers (…, k) and matrices (…, k, n); in a graph the sum fuses with P."""
     if is_tracing():
         return (c.unsqueeze(-1) * p).sum(-2)
     return matmul(c, p) if c.ndim == 1 else matmul(c.unsqueeze(-2), p).squeeze(-2)

@@ -1,4 +1,4 @@
-"""Rows that are small enough for closed forms, standardized, with the derivative of that."""
+"""Rows that are small enough for closed forms, standardized, with the derivative of standardizing."""
 
 import functools
 from typing import Any
@@ -11,9 +11,9 @@ from fullgrad._dispatch import at_least, can_reuse_buffers, in_legacy_vmap, is_t
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
-# Matrices of weights up to this many elements: `python -m fullgrad bench softtorch`.
+# Matrices of weights have up to this many elements, as measured by `python -m fullgrad bench softtorch`.
 LARGEST = 2**20
-# Rows whose mean is so many deviations from 0 are taken less their origin.
+# Rows whose mean is more than this many deviations from 0 have their origin subtracted.
 FAR = 8.0
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
@@ -23,8 +23,8 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 class SmallRows:
     """Rows along the last dimension, whose elements and their squares are finite or NaN.
 
-    ``x`` are the numbers that are compared, ``z`` the same standardized, ``values`` those that are summed, less a constant
-    ``origin`` of the row, if there is one; ``scale`` is 1 / s.
+    ``x`` holds the numbers that are compared, ``z`` the same standardized, ``values`` the numbers that are summed, less a
+    constant ``origin`` of the row, if there is one; ``scale`` is 1 / s.
     """
 
     origin: Tensor | None = None
@@ -40,7 +40,7 @@ class SmallRows:
         return self.x.shape[-1]
 
     def pull(self, u: Tensor | None, values: Tensor | None) -> Tensor:
-        """The gradient of x, from that of u, a fresh tensor, and that of the values."""
+        """The gradient of x, from the gradients of u, a fresh tensor, and of the values."""
         values = None if values is None else self.direct(values)
         if u is None:
             return torch.zeros_like(self.x) if values is None else values
@@ -48,7 +48,7 @@ class SmallRows:
         return g if values is None else torch.add(g, values, out=out_buffer(g))
 
     def push(self, t: Tensor) -> Tensor:
-        """The tangent of u, from that of x."""
+        """The tangent of u, from the tangent of x."""
         return _sigmoid_backward(self._standardized(t), self.z) * self.scale
 
     def direct(self, v: Tensor) -> Tensor:
@@ -60,14 +60,14 @@ class SmallRows:
         return _layer_norm_backward(v, self.x, self.x.shape[-1:], self.mean, self.rstd, None, None, [True, False, False])[0]
 
     def arange(self, first: int, step: int, count: int) -> Tensor:
-        """Numbers from the first one on, at even distances; not to be written to."""
+        """Evenly spaced numbers from the first one on; not to be written to."""
         end, x = first + step * count, self.x
         if x.is_cpu and can_reuse_buffers():
             return _arange(first, end, step, x.dtype)
         return torch.arange(first, end, step, dtype=x.dtype, device=x.device)
 
     def constants(self, numbers: Any) -> Tensor:
-        """Numbers, or rows of them, as a tensor; copied to an accelerator they would have to be waited for."""
+        """Numbers, or rows of numbers, as a tensor, made on its device: a copy to an accelerator would have to be waited for."""
         if self.x.device.type == "cpu":
             return torch.tensor(numbers, dtype=self.x.dtype)
         if isinstance(numbers, (list, tuple)):
@@ -76,17 +76,17 @@ class SmallRows:
 
 
 class MaskedRows(SmallRows):
-    """Any rows: infinities have no part in the statistics, squares of large numbers do not overflow, and rows far from 0 are
-    taken less their origin.
+    """Any rows: infinities take no part in the statistics, squares of large numbers do not overflow, and rows far from 0 have
+    their origin subtracted.
 
-    Nothing is looked at, so an accelerator is not waited for, and a graph holds it all.
+    No value is read, so an accelerator is not waited for, and a graph can hold all steps.
     """
 
     def __init__(self, x: Tensor, softness: float, options: Any, dtype: torch.dtype) -> None:
         rows = standardized(x)
         super().__init__(x, rows.z, rows.mean, None, softness, options, dtype)
         self.statistics, self.origin, self.values = rows, rows.origin, x - rows.origin
-        # What a hard value has infinities replaced by are constants.
+        # The replacements of infinities, for hard values, are constants.
         self.replaced = options[5] and options[4] not in ("weights", "ranks")
         if self.replaced:
             self.values = with_finite_values(Rows(self.values, x, softness, options[0], rows.origin)).x
@@ -95,7 +95,7 @@ class MaskedRows(SmallRows):
         return torch.where(self.statistics.infinite, 0, v) if self.replaced else v
 
     def _standardized(self, v: Tensor) -> Tensor:
-        r""":math:`(v - \operatorname{mean}(v) - h \operatorname{mean}(h v)) / \sigma` of the finite elements."""
+        r"""The product :math:`(v - \operatorname{mean}(v) - h \operatorname{mean}(h v)) / \sigma` over the finite elements."""
         _, _, deviation, h, infinite, count, _, unit = self.statistics
         v = torch.where(infinite, 0, v)
         v = v - v.sum(-1, keepdim=True) / count - h * ((h * v).sum(-1, keepdim=True) / count)
@@ -103,7 +103,7 @@ class MaskedRows(SmallRows):
 
 
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
-    """The rows where closed forms are for them; ``places``: of how many places weights are computed."""
+    """The rows if closed forms apply, else None. ``places`` is how many places have their weights computed."""
     count = x.numel() * places
     if not options[2] or softness.__class__ is not float or not (surely(count > 0) and surely(count <= LARGEST)):
         return None
@@ -120,16 +120,16 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
         x = x.float()
     if looks:
         h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
-        # Infinities, and numbers whose squares overflow, have no 1 / sigma. A NaN makes its row NaN, here too.
+        # 1 / sigma is 0 or NaN for infinities and for squares that overflow. A NaN makes its row NaN, here too.
         plain = torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all()
-        # So many deviations from 0 is how many times the error of a deviation the rounding of the mean is.
+        # Rounding the mean costs a deviation this many times its own rounding.
         if plain and not (mean * rstd).abs_().max().item() > FAR:
             return SmallRows(x, h.sigmoid_(), mean, rstd, softness, options, dtype)
     return MaskedRows(x, softness, options, dtype)
 
 
 def looks_at_numbers(x: Tensor) -> bool:
-    """Whether a look at a number costs little: an accelerator would have to be waited for."""
+    """Whether reading a number is cheap: an accelerator would have to be waited for."""
     return x.device.type == "cpu"
 
 

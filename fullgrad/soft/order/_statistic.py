@@ -26,27 +26,27 @@ from fullgrad.soft.order.methods import (
     Method,
 )
 
-# The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is that of the hard
-# operator. A plain tuple, which costs a small call nothing.
+# The last input of every operator: mode, method, standardize, gated_grad, outputs, and whether the value is the hard one. A plain
+# tuple, which costs a small call nothing.
 Options = tuple[str, str, bool, bool, Outputs, bool]
 
 
 class OrderStatistic(Function):
     r"""A function of a tensor along a dimension, a softness and constants, with the derivative of its relaxation.
 
-    A subclass gives ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, which is that or, where the
-    options, the last input, say so, the hard operator. A derivative calls ``relaxed`` with the inputs, which alone are saved; it
-    is built on the projections, whose rules are explicit, and so derivatives of any order are its own.
+    A subclass defines ``relaxed(*inputs)``, plain differentiable code, and ``forward(*inputs)``, the value of ``relaxed`` or,
+    where the options, the last input, say so, of the hard operator. A derivative calls ``relaxed`` with the saved inputs; as
+    ``relaxed`` is built on projections with explicit rules, derivatives of every order follow.
 
     ``dim`` is counted from the end, so that a batch in front changes nothing.
     """
 
     whole_dims = "dim"
-    # Those with closed forms.
+    # The methods that have closed forms.
     closed_methods: ClassVar[tuple[str, ...]] = ("neuralsort",)
-    # Which input is the dimension.
+    # The position of the dimension among the inputs.
     dim_at: ClassVar[int] = 2
-    # Whether a closed form takes the weights that were returned as its last argument.
+    # Whether a closed form takes the returned weights as its last argument.
     reads_returned_weights: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class OrderStatistic(Function):
 
     @staticmethod
     def raises_by_numbers(*args: Any) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A transport plan may not converge, that of a straight-through estimator in its backward."""
+        """Whether numbers can raise: a transport plan may not converge, for a straight-through estimator in its backward."""
         return args[-1][1] == "ot"
 
     @staticmethod
@@ -64,7 +64,7 @@ class OrderStatistic(Function):
 
     @staticmethod
     def closed_form(*args: Any) -> Any:
-        """The relaxation of small rows by one of `closed_methods`, whose first derivative needs no recording; None of others."""
+        """The relaxation of small rows by one of `closed_methods`, whose first derivative records nothing; None for others."""
 
     @classmethod
     def soft_forward(cls, *args: Any) -> Any:
@@ -83,7 +83,7 @@ class OrderStatistic(Function):
         if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
             save_inputs(ctx, inputs)
             ctx.alone = False
-        else:  # the tensor alone, as almost always
+        else:  # x is the only tensor, as in almost every call
             x, *ctx.constants = inputs
             ctx.alone = True
             saved = (x, output) if cls._saves(output, ctx.constants[-1]) else (x,)
@@ -92,7 +92,7 @@ class OrderStatistic(Function):
 
     @classmethod
     def _saves(cls, output: Any, options: Options) -> bool:
-        """Whether the output is saved, too: weights in smooth mode, of which the closed form of the derivative is made."""
+        """Whether the output is saved, too: weights in smooth mode, from which a closed form computes the derivative."""
         mode, method, standardize, _, outputs, hard = options
         soft = outputs == "weights" and mode == "smooth" and standardize and not hard and cls.reads_returned_weights
         return soft and method in cls.closed_methods and output.dtype.itemsize > 2 and surely(output.numel() <= LARGEST)
@@ -168,7 +168,7 @@ class OrderStatistic(Function):
     def _first_derivative(
         cls, transposed: bool, inputs: list[Any], where: tuple[int, ...], vectors: Any, returned: tuple[Tensor, ...]
     ) -> Any:
-        """By a closed form; None where there is none."""
+        """The derivative by a closed form; None where there is none."""
         x, constants = inputs[0], inputs[1:]
         if where != (0,) or constants[-1][1] not in cls.closed_methods or any([isinstance(c, Tensor) for c in constants]):  # noqa: C419
             return None
@@ -183,9 +183,9 @@ class OrderStatistic(Function):
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         x, x_dim = args[0], in_dims[0]
         x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
-        # A number for each sample, against rows.
+        # One number per sample, broadcast against the rows.
         rest = [
-            # torch's own dispatcher gives a tuple of None for a tuple.
+            # torch's own dispatcher passes a tuple of None for a tuple.
             a if not isinstance(d, int) else a.movedim(d, 0).reshape(info.batch_size, *(1,) * (x.ndim - a.ndim), *a.shape[1:])
             for a, d in zip(args[1:], in_dims[1:], strict=True)
         ]
@@ -196,15 +196,15 @@ class OrderStatistic(Function):
 class FirstDerivative(Function):
     """The derivative of an order statistic with respect to its first input, times vectors: cotangents, or a tangent.
 
-    An operator, so that every transform hands it down to where rows are plain, and closed forms are for them. Its own derivatives
-    are those of the relaxation, of the first input and the vectors. The output, where one of ``known`` tensors is given, is not
-    another argument of the function: it only spares its computation.
+    An operator, so that every transform passes it on until rows are plain and closed forms apply. Its own derivatives are those
+    of the relaxation, with respect to the first input and the vectors. The first ``num_cached`` of ``tensors`` are outputs of the
+    operator that spare a computation: the function does not depend on them.
     """
 
     @staticmethod
-    def forward(name: str, transposed: bool, constants: Any, known: int, x: Tensor, *tensors: Tensor) -> Any:
-        operator, vectors = _OPERATORS[name], tensors[known:]
-        small = operator.closed_form(x, *constants, *tensors[:known])
+    def forward(name: str, transposed: bool, constants: Any, num_cached: int, x: Tensor, *tensors: Tensor) -> Any:
+        operator, vectors = _OPERATORS[name], tensors[num_cached:]
+        small = operator.closed_form(x, *constants, *tensors[:num_cached])
         if small is not None:
             y = (small.gradient if transposed else small.tangent)(*vectors)
         else:
@@ -213,54 +213,54 @@ class FirstDerivative(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        name, transposed, constants, known, x, *tensors = inputs
-        ctx.function, ctx.known = _general(_OPERATORS[name], transposed, constants), known
+        name, transposed, constants, num_cached, x, *tensors = inputs
+        ctx.function, ctx.num_cached = _general(_OPERATORS[name], transposed, constants), num_cached
         ctx.like = [(v.shape, v.dtype) for v in ((output,) if isinstance(output, Tensor) else output)]
-        ctx.save_for_backward(x, *tensors[known:])
-        ctx.save_for_forward(x, *tensors[known:])
+        ctx.save_for_backward(x, *tensors[num_cached:])
+        ctx.save_for_forward(x, *tensors[num_cached:])
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        needs = _without_known(ctx.needs_input_grad[4:], ctx.known)
+        needs = _without_cached(ctx.needs_input_grad[4:], ctx.num_cached)
         where = tuple([i for i, needed in enumerate(needs) if needed])
         tensors, given = ctx.saved_tensors, _one_or_all(cotangents)
         found = iter(pulled_back(ctx.function, tensors, where, given))
         gradients = [next(found) if i in where else None for i in range(len(tensors))]
-        return None, None, None, None, gradients[0], *[None] * ctx.known, *gradients[1:]
+        return None, None, None, None, gradients[0], *[None] * ctx.num_cached, *gradients[1:]
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, ___: None, ____: None, *tangents: Any) -> Any:
-        tangents = _without_known(tangents, ctx.known)
+        tangents = _without_cached(tangents, ctx.num_cached)
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         return pushed_forward(ctx.function, ctx.saved_tensors, where, [tangents[i] for i in where], ctx.like)
 
     @staticmethod
     def vmap(
-        info: VmapInfo, in_dims: tuple[Any, ...], name: str, transposed: bool, constants: Any, known: int, *tensors: Any
+        info: VmapInfo, in_dims: tuple[Any, ...], name: str, transposed: bool, constants: Any, num_cached: int, *tensors: Any
     ) -> Any:
         dims = in_dims[4:]
         batched = [
             t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)
         ]
-        output = FirstDerivative.apply(name, transposed, constants, known, *batched)
+        output = FirstDerivative.apply(name, transposed, constants, num_cached, *batched)
         return output, 0 if isinstance(output, Tensor) else (0,) * len(output)
 
 
-def _without_known(values: tuple[Any, ...], known: int) -> tuple[Any, ...]:
-    """One value for each argument: the first input and the vectors."""
-    return values[0], *values[1 + known :]
+def _without_cached(values: tuple[Any, ...], num_cached: int) -> tuple[Any, ...]:
+    """The values for the first input and the vectors alone."""
+    return values[0], *values[1 + num_cached :]
 
 
 _OPERATORS: dict[str, type[OrderStatistic]] = {}
 
 
 def _one_or_all(values: Any) -> Any:
-    """What a function returns: a tensor, or several."""
+    """The return value of a function: one tensor, or a tuple of several."""
     return values if len(values) > 1 else values[0]
 
 
 def _general(operator: type[OrderStatistic], transposed: bool, constants: Any) -> Callable[..., Any]:
-    """The same derivative by way of the relaxation, as a differentiable function of the first input and the vectors."""
+    """The derivative through the relaxation, as a differentiable function of the first input and the vectors."""
 
     def derivative(x: Tensor, *vectors: Any) -> Any:
         inputs = (x, *constants)
@@ -274,8 +274,8 @@ def _general(operator: type[OrderStatistic], transposed: bool, constants: Any) -
 
 
 def _unit(inputs: Sequence[Any], dim_at: int) -> Tensor | None:
-    """A power of two for each row whose values are so large that products with them overflow, 1 for others; None where no row has
-    one. The derivative of values is linear: it is taken of a cotangent over this number, and a tangent times it.
+    """A power of two for each row whose values are so large that products with them overflow, 1 for other rows; None if no row
+    needs one. The derivative of values is linear, so a cotangent is divided by this number and a tangent multiplied.
     """
     x, outputs = inputs[0].detach(), inputs[-1][4]
     root = _ROOTS.get(x.dtype)
@@ -291,7 +291,7 @@ def _unit(inputs: Sequence[Any], dim_at: int) -> Tensor | None:
 
 
 def _unit_of_tangent(t: Tensor, dim: int, unit: Tensor) -> Tensor:
-    """A power of two for each row of a tangent, 1 where that is small; 1 in torch's legacy vmap, which detaches nothing."""
+    """A power of two for each row of a tangent, 1 for small tangents; 1 in torch's legacy vmap, which cannot detach."""
     if in_legacy_vmap():
         return torch.ones_like(unit)
     size = t.detach().abs().amax(dim, keepdim=True)
@@ -303,7 +303,7 @@ _ROOTS = {torch.bfloat16: 2.0**64, torch.float32: 2.0**64, torch.float64: 2.0**5
 
 
 def relax(x: Tensor, softness: Softness, dim: int, options: Options) -> tuple[Method, Rows]:
-    """The method, and the rows that it works on; for the derivative of a hard value without infinities among their values."""
+    """The method and its rows; for the derivative of a hard value, infinities among the values are replaced."""
     mode, method, standardize, gated_grad, outputs, hard = options
     rows = make_rows(x, softness, dim, mode, standardize)
     if hard and outputs not in _METHODS_WITH:
@@ -318,7 +318,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
     """
     mode, method, _, gated_grad, outputs, _ = options
     methods = _METHODS_WITH.get(outputs, SORT_METHODS)
-    # What almost every call gives is checked first, in a microsecond.
+    # Fast path for the common arguments, in a microsecond.
     if not (
         softness.__class__ is float
         and method in methods
@@ -350,7 +350,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         raise ValueError(f"{name}: `x` must have at least one element along `dim`, got shape {tuple(x.shape)}.")
     if not gated_grad and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         raise ValueError(
-            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are no weighted sums, got {gated_grad}."
+            f"{name}: `gated_grad` must be True for the method {method!r}, whose values are not weighted sums, got {gated_grad}."
         )
     return x, dim
 

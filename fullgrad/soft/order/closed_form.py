@@ -1,10 +1,10 @@
 r"""The relaxations of small rows in closed form, with first derivatives that record nothing.
 
-For small rows (`_small_rows`) whose derivative is not differentiated again: a value and a gradient are forty kernels, where a
-relaxation that is recorded takes two hundred. All else takes the general path, through `Method`, which agrees to rounding.
+For small rows (`_small_rows`) whose derivative is not differentiated again: a value and a gradient take forty kernels, a recorded
+relaxation takes two hundred. Everything else takes the general path, through `Method`, which agrees up to rounding.
 
-Rows are standardized, :math:`h = (x - \mu) / \sigma,\ z = 1 / (1 + e^{-h}),\ u = z / s`, and place :math:`i` of them has the
-weights :math:`P_i = \Pi(S_i)`, of scores :math:`S_i` of the row. With the cotangent :math:`G_i` of :math:`P_i`:
+Rows are standardized, :math:`h = (x - \mu) / \sigma,\ z = 1 / (1 + e^{-h}),\ u = z / s`, and place :math:`i` has the
+weights :math:`P_i = \Pi(S_i)` of the scores :math:`S_i`. With the cotangent :math:`G_i` of :math:`P_i`:
 
 .. math::
     \bar S_i = w_i \Big(G_i - \frac{\langle w_i, G_i \rangle}{\sum w_i}\Big), \qquad
@@ -29,7 +29,7 @@ from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 
 
 def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The weights, and what `_project_derivative` reads."""
+    """The weights, and the tensor that `_project_derivative` reads."""
     if mode == "smooth":
         p = softmax(scores, -1)
         return p, p
@@ -38,7 +38,7 @@ def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
-    """The derivative of the weights times ``g``, a fresh tensor: the matrix is symmetric."""
+    """The derivative of the weights times ``g``, as a fresh tensor: the matrix is symmetric."""
     if mode == "smooth":
         return softmax_backward(g, kept, -1)
     w = power_slopes(kept, POWERS[mode])
@@ -48,10 +48,10 @@ def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
 
 
 class Weights:
-    """The weights of places (…, k, n), and sums with them; or of one place (…, n).
+    """The weights of places (…, k, n), or of one place (…, n), and weighted sums.
 
-    Outputs have the places at the dimension ``at`` of values. ``mix`` (k, places) has weights that combine those of places.
-    ``returned`` are the weights in smooth mode, where the operator has returned them.
+    Values have their places at the dimension ``at``. ``mix`` (k, places) combines the weights of places. ``returned`` holds the
+    weights in smooth mode, if the operator has returned them.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Weights:
             self.p = self._mixed(self.p)
 
     def _mixed(self, p: Tensor) -> Tensor:
-        """The weights (…, k, n) of combined places, from those of places."""
+        """The weights (…, k, n) of the combined places."""
         assert self.mix is not None
-        # Products of so few rows are no work for a matrix product, and fuse.
+        # So few rows are no work for a matrix product, and these products fuse.
         return (self.mix.unsqueeze(-1) * p.unsqueeze(-3)).sum(-2)
 
     def outputs(self) -> Any:
-        """What the operator returns."""
+        """The outputs of the operator."""
         return self._returned(self.p, None if self.rows.options[4] == "weights" else self._averages())
 
     def _sums(self, weights: Tensor, values: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Weights:
         return y if origin is None else y + (origin.squeeze(-1) if self.at is None else origin)
 
     def _returned(self, weights: Tensor, values: Tensor | None) -> Any:
-        """Those of both that the operator returns, with the places where they belong."""
+        """The values, the weights or both, as the operator returns them, with the places in their dimension."""
         at, dtype, outputs = self.at, self.rows.dtype, self.rows.options[4]
         if values is not None:
             values = cast(values if at in (None, -1) else values.movedim(-1, at), dtype)
@@ -93,7 +93,7 @@ class Weights:
         return weights if values is None else (values, weights)
 
     def gradient(self, *cotangents: Tensor) -> Tensor:
-        """That of x."""
+        """The gradient of x."""
         rows, p, at = self.rows, self.p, self.at
         g, direct = None, None
         mode, _, _, gated, outputs, _ = rows.options
@@ -114,7 +114,7 @@ class Weights:
         return to_input(rows.pull(u, direct), rows, self.dim)
 
     def tangent(self, t: Tensor) -> Any:
-        """That of the outputs, from that of x."""
+        """The tangent of the outputs, from the tangent of x."""
         rows, p = self.rows, self.p
         mode, _, _, gated, outputs, _ = rows.options
         t = rows_of(t, rows, self.dim)
@@ -137,11 +137,11 @@ class Ranks:
         self.ranks = sum_of_places(numbers, p) / self.mass
 
     def outputs(self) -> Tensor:
-        """What the operator returns."""
+        """The outputs of the operator."""
         return to_input(self.ranks, self.rows, self.dim)
 
     def gradient(self, g: Tensor) -> Tensor:
-        """That of x."""
+        """The gradient of x."""
         rows = self.rows
         g = rows_of(g, rows, self.dim) / self.mass
         # The mass of an element without weight anywhere is the constant 1e-10.
@@ -152,7 +152,7 @@ class Ranks:
         return to_input(rows.pull(u, None), rows, self.dim)
 
     def tangent(self, t: Tensor) -> Tensor:
-        """That of the outputs, from that of x."""
+        """The tangent of the outputs, from the tangent of x."""
         rows = self.rows
         t = rows_of(t, rows, self.dim)
         if not rows.options[3]:

@@ -29,8 +29,8 @@ def proj_capped_simplex(
         D\, t = w \circ \Bigl(t - \frac{\langle w, t \rangle}{\sum w}\Bigr) / s, \quad w = S'(z), \qquad D_k = \frac{w}{\sum w}
 
     with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace``
-    LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivative is the true
-    one of every order, of the softness, and of k too. Saved: z.
+    LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivatives are the true
+    ones of every order, also of the softness and k. Saved: z, in smooth mode also p.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -69,7 +69,7 @@ def proj_capped_simplex(
 
 
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
-    """The arguments, of which x is a floating tensor."""
+    """The arguments, checked; ``x`` as a floating tensor."""
     x, softness = check(name, x, softness, mode, STEP_MODES)
     checks.one_dim(name, dim, x.ndim)
     checks.real_number_or_tensor(name, "k", k)
@@ -80,33 +80,33 @@ def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tu
 
 
 def rows_and_sum(name: str, x: Tensor, k: Any, dim: int, softness: Any) -> tuple[Tensor, Any]:
-    """x over the softness, in float32 at least, with the rows last; and k, one number per row. Where x may be far from 0, it is x
-    less a number about the k-th largest, which changes no weight, and is exact near the threshold.
+    """``x`` over the softness, with the rows last, in float32 at least; and k, one number per row. Rows that may be far from 0
+    are taken less a number near the k-th largest element, which changes no weight and is exact near the threshold.
     """
     wide, k, softness = to_opmath(x, k, softness)
     wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
     far = may_be_far(wide, softness)
     if far:
-        wide = wide - Between.apply(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
+        wide = wide - Pivot.apply(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
     if isinstance(softness, Tensor):
         softness = per_row(name, softness, x, dim, "softness") if softness.ndim else softness
-        # Minus infinity has no part in the derivative by the softness.
+        # Minus infinity takes no part in the derivative with respect to the softness.
         masked = wide.detach().isinf()
         v = torch.where(masked, wide, torch.where(masked, 0, wide) / softness)
     else:
         v = wide / softness
-    # What overflows is as far as can be, and is no infinity, whose row has no answer.
+    # A quotient that overflows stays finite: the row of an infinity has no answer.
     largest = torch.finfo(v.dtype).max / 4
     return (torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v), k
 
 
 def capped_rows(v: Tensor, k: Any, mode: str) -> Tensor:
-    """The projection of rows of softness 1."""
+    """The projection of rows, with softness 1."""
     return Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
 
 
-class Between(RowFunction):
-    """A number between the k-th largest element of each row and the next: a constant, whose derivatives are 0."""
+class Pivot(RowFunction):
+    """A number between the k-th largest element of each row and the next: a constant, with the derivative 0."""
 
     @staticmethod
     def forward(x: Tensor, k: Tensor | float) -> Tensor:
@@ -136,7 +136,7 @@ class Centered(RowFunction):
         z = v - \theta, \quad \sum S(z) = k, \qquad D_v\, t = t - \frac{\langle w, t \rangle}{\sum w}, \quad
         D_k = \frac{1}{\sum w}, \quad w = S'(z)
 
-    Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. The output is what is saved.
+    Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. Saved: the output.
     """
 
     @staticmethod
@@ -166,7 +166,7 @@ class Centered(RowFunction):
 
 
 def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """S' and 1 over its sum, which is 0 where that is 0."""
+    """The slopes S' and 1 over their sum, or 0 where the sum is 0."""
     w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
     total = w.sum(-1, keepdim=True)
     positive = total > 0
@@ -179,8 +179,8 @@ def _like(v: Tensor, k: Tensor, mode: str) -> Tensor:
 
 @opaque("centered", fake=_like, schema="(Tensor v, Tensor k, str mode) -> Tensor", reads_values=True)
 def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
-    """The value of `Centered`: Newton's method in a bracket, from between the k-th and the next element. A row is done when its
-    sum is right up to rounding.
+    """The value of `Centered`: Newton's method in a bracket, started between the k-th and the next element. A row is done when
+    its sum is right up to rounding.
     """
     n = v.shape[-1]
     v = v.expand(torch.broadcast_shapes(v.shape, (*k.shape[:-1], 1)))
@@ -188,16 +188,16 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         return v.clone()
     theta, top = _between(v, k)
     k = k.expand(theta.shape)
-    low = high = theta  # the bracket, of which the first step knows a side
+    low = high = theta  # the bracket, which the first step sets
     eps = torch.finfo(v.dtype).eps
     enough = 4 * eps * k.clamp(min=1)
-    straight = mode in ("smooth", "laplace")  # in the log-odds of the mean
+    straight = mode in ("smooth", "laplace")  # Newton on the log-odds of the mean
     base = torch.log(k / (n - k)) if straight else None
     total = theta
     for i in range(MOST_STEPS):
         total, slope = _sums(v - theta, mode)
         error = total - k
-        wrong = error.abs() > enough  # not so of NaN
+        wrong = error.abs() > enough  # False for NaN
         step = error / slope if base is None else (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
         if i:
             low, high = torch.where(error > 0, theta, low), torch.where(error < 0, theta, high)
@@ -222,7 +222,7 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
 
 
 def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The sums of a fresh tensor's steps, and of their slopes, which are functions of the steps."""
+    """The sums of the steps at a fresh tensor, and of their slopes, which are functions of the steps."""
     if mode == "smooth":
         s = z.sigmoid_()
         total = s.sum(-1, keepdim=True)
@@ -241,7 +241,7 @@ def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def _bracket(theta: Tensor, error: Tensor, top: Tensor, v: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """Thresholds on both sides, of which one is the first: the other is where all steps are 0, or 1, or as good as that."""
+    """Thresholds on both sides: the first one, and one where all steps are 0, or 1, to working precision."""
     reach = 800.0 if mode in ("smooth", "laplace") else 5.0
     bottom = v.amin(-1, keepdim=True)
     if bool((bottom == -torch.inf).any()):
@@ -255,19 +255,19 @@ def _like_row(x: Tensor, k: Tensor) -> Tensor:
 
 @opaque("capped_simplex_pivot", fake=_like_row, reads_values=True)
 def _pivot(x: Tensor, k: Tensor) -> Tensor:
-    """The value of `Between`."""
+    """The value of `Pivot`."""
     x = x.expand(torch.broadcast_shapes(x.shape, (*k.shape[:-1], 1)))
     return _between(x, k)[0] if x.shape[-1] else x.sum(-1, keepdim=True)
 
 
 def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part; and the
-    largest element.
+    """The middle between the k-th largest element and the next for a whole k, else the element that is chosen in part; and
+    the largest element.
     """
     n = v.shape[-1]
     if k.numel() == 1:
         whole = min(int(k.nan_to_num(0)), n)
-        if _FEW < whole < n:  # their order is not needed
+        if _FEW < whole < n:  # order does not matter
             s = v.topk(whole + 1, -1, sorted=False).values
             least = s.topk(2, -1, largest=False).values
             return _middle(least[..., 1:], least[..., :1], k), s.amax(-1, keepdim=True)
@@ -281,7 +281,7 @@ def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return _middle(first, second, k), s[..., :1]
 
 
-# Up to so many elements it takes as long to sort them as to look for the last two.
+# Up to so many elements, sorting takes no longer than finding the last two.
 _FEW = 16
 
 

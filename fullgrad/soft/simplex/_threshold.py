@@ -1,4 +1,4 @@
-"""Thresholds of rows: the equations behind sparse softmaxes with an exponent that is a number per row, and their solver."""
+"""Thresholds of rows: the equations of sparse softmaxes with one exponent per row, and their solver."""
 
 import math
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from torch import Tensor
 from fullgrad._dispatch import opaque
 from fullgrad.soft.order.projections.simplex import MOST_STEPS, norm_step
 
-# From this pass on every other one halves a bracket that the last one did not.
+# After this many passes, every other one halves a bracket that shrinks too slowly.
 _PATIENCE = 8
 
-# Two to a power takes a third of the time of torch.exp on the CPU, and a half in all of a power of the weights.
+# On the CPU exp2 takes a third of the time of torch.exp, and halves that of a power of the weights.
 _LN_2 = math.log(2)
 
 
 def power_of_weights(p: Tensor, exponent: Tensor | float) -> Tensor:
-    """p to an exponent on the support, 0 outside of it: finite derivatives there, of every order."""
+    """A power of p on the support, 0 outside of it: derivatives of every order are finite there."""
     inside = p > 0
     return torch.where(inside, torch.exp2(exponent * torch.log2(torch.where(inside, p, 1))), 0)
 
 
 def log_of_weights(p: Tensor) -> Tensor:
-    """log p on the support, 0 outside of it."""
+    """The logarithm of p on the support, 0 outside of it."""
     return torch.log(torch.where(p > 0, p, 1))
 
 
@@ -33,7 +33,7 @@ def _like(x: Tensor, a: Tensor) -> Tensor:
 
 @opaque("entmax_weights", fake=_like, reads_values=True)
 def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
-    r"""Rows of :math:`p = [1 + a (x - \theta)]_+^{1 / a}` that sum to 1, for an exponent of each row."""
+    r"""Rows of :math:`p = [1 + a (x - \theta)]_+^{1 / a}` that sum to 1, with one exponent per row."""
     x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
     if x.shape[-1] == 0:
         return x.clone()
@@ -44,7 +44,7 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     b = torch.where(exponential, 1, a)
 
     def weights(theta: Tensor) -> tuple[Tensor, Tensor]:
-        """p, as the exponential of a logarithm, which is accurate for small a too; and p to a."""
+        """The weights p, as the exponential of a logarithm, which is accurate for small a too; and p to the power a."""
         z = shifted - theta
         bz = (b * z).clamp_(min=-1)
         p = torch.exp2(torch.where(exponential, z, torch.log1p(bz)) / (b * _LN_2))
@@ -54,7 +54,7 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
         p, base = weights(theta)
         return p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True)
 
-    # theta - max is between 0 and that of equal elements.
+    # theta - max lies between 0 and its value for equal elements.
     log_n = torch.full_like(a, n).log_()
     high = torch.where(exponential, log_n, -torch.expm1(-b * log_n) / b)
     theta = solve(torch.zeros_like(top), high, sums, a)
@@ -67,7 +67,7 @@ def _like_x(x: Tensor, a: float) -> Tensor:
 
 @opaque("entmax_weights_by_number", fake=_like_x, schema="(Tensor x, float a) -> Tensor", reads_values=True)
 def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
-    """The same for an exponent between 0 and 1, both excluded: the norm is convex, and Newton's method never goes too far."""
+    """`entmax_weights` for a number between 0 and 1, exclusive: the norm is convex, and Newton's method never overshoots."""
     if x.shape[-1] == 0:
         return x.clone()
     top = x.amax(-1, keepdim=True)
@@ -113,10 +113,10 @@ def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
 
 
 def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]], exponent: Tensor) -> Tensor:
-    """The thresholds at which a sum of powers, given with minus its slope, is 1: Newton's method for its norm, in a bracket.
+    """The thresholds at which a sum of powers is 1: Newton's method on its norm, in a bracket.
 
-    A row is done when its step is below two units of the last place. Where the norm is not convex a step may leave the bracket,
-    or shrink it too slowly: then it is halved.
+    ``sums`` returns the sum and minus its slope. A row is done when its step is below two units of the last place. Where the
+    norm is not convex a step may leave the bracket, or shrink it too slowly: then the bracket is halved.
     """
     theta, eps = low, 2 * torch.finfo(low.dtype).eps
     done = torch.zeros_like(low, dtype=torch.bool)

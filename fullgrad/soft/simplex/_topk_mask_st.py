@@ -19,8 +19,8 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     .. math::
         y_i = [\,i \in \operatorname{topk} x\,], \qquad D = \text{that of } p,\ p = S(x / s - \theta),\ \sum p = k
 
-    with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The value is where :func:`torch.topk` finds its elements; the
-    relaxation is computed when a derivative is. Saved: ``x``.
+    with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements; the
+    relaxation is computed only for a derivative. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -59,7 +59,7 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
 
 
 class TopKMaskST(Recomputed):
-    """The operator of :func:`topk_mask_st`, of rows."""
+    """The operator of :func:`topk_mask_st`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, k: int, mode: str) -> Tensor:

@@ -18,18 +18,18 @@ from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize
 from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
-# torch.quantile takes no more elements, and refuses none at all, even where there is no row.
+# torch.quantile takes at most this many elements, and rejects empty tensors even where there is no row.
 _LARGEST = 16_000_000
 Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
-# A row of them: a tensor where they have a gradient.
+# A row of quantiles: a tensor where they have a gradient.
 Quantiles = Tensor | tuple[float, ...]
 
 
 def quantile_operator(
     name: str, x: Tensor, q: Any, dim: int | None, keepdim: bool, softness: Softness, options: Options, interpolation: str
 ) -> Any:
-    """Quantiles as torch returns them, several in front; or their weights; or the pair of both, if the method has weights.
+    """Quantiles as torch returns them, several in front; or their weights; or both, if the method has weights.
 
     The median is the interpolation "median", without a ``q``.
     """
@@ -54,15 +54,15 @@ def quantile_operator(
 
 
 def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
-    """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
+    """The outputs with their quantiles moved from a position to the front, or without that dimension for one number."""
     y = y.movedim(position, 0) if several else y.squeeze(position)
-    if y.is_nested:  # in a graph, which can return no view of a number for each sample
+    if y.is_nested:  # a graph cannot return a view of one number per sample
         y = y.clone()
     return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
 
 
 def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tuple[Quantiles, bool]:
-    """The quantiles as a row, checked, and whether they were more than one number."""
+    """The quantiles as a row, checked, and whether they were given as several."""
     if q is None and interpolation == "median":
         return (0.5,), False
     checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
@@ -82,14 +82,14 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
 
 class Quantile(OrderStatistic):
     """The operator of ``quantile``, ``median``, ``argquantile``, ``argmedian`` and their straight-through versions. Quantiles
-    come in a last dimension, before that of weights.
+    are in the last dimension, or before the dimension of weights.
     """
 
     dim_at = 3
 
     @classmethod
     def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The row is whole, and so are the quantiles."""
+        """The labels of the dimensions: rows are whole, and so are the quantiles."""
         first = tuple([None if d == dim + x.ndim else d for d in range(x.ndim)])
         labels = [(first if v.ndim == x.ndim else (None,) * v.ndim) if isinstance(v, Tensor) else () for v in (x, q, softness)]
         labels[1] = (*labels[1][:-1], None) if labels[1] else ()
@@ -133,7 +133,7 @@ class Quantile(OrderStatistic):
         x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options
     ) -> Weights | None:
         n = x.shape[dim]
-        if isinstance(q, Tensor) or n.__class__ is not int:  # a graph for rows of any length
+        if isinstance(q, Tensor) or n.__class__ is not int:  # in a graph for rows of any length
             return None
         rows = small_rows(x, softness, dim, options, 2 * len(q))
         if rows is None:
@@ -145,9 +145,9 @@ class Quantile(OrderStatistic):
 
 @functools.lru_cache(1024)
 def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
-    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one is not enough.
+    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one place is not enough.
 
-    In Python's numbers, as a tracer has tensors without any: what `bracketing_indices` computes, in the same precision.
+    The numbers of `bracketing_indices`, in the same precision, but as Python numbers, since a tracer's tensors have no values.
     """
     pairs = [_bracket(number, n, interpolation, dtype) for number in q]
     low, high, a = ([pair[k] for pair in pairs] for k in range(3))
@@ -197,7 +197,7 @@ def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, T
 
 
 def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs: Outputs) -> Any:
-    """What torch gives, with the quantiles in the last dimension."""
+    """The outputs from torch's own function, with the quantiles in the last dimension."""
     if interpolation == "median":
         return _hard_median(x, dim, outputs)
     if outputs == "values_and_weights":
@@ -205,8 +205,8 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     q = _tensor(q, x)
     if outputs == "values" and q.ndim == 1 and not is_tracing() and 0 < x.numel() <= _LARGEST:
         return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
-    # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
-    # place. These are the same.
+    # torch.quantile takes no separate quantiles for the rows of a batch, and a tracer would repeat its in-place steps. These
+    # steps are the same.
     low, high, a = bracketing_indices(q, x.shape[dim], interpolation)
     values, order = torch.sort(x.movedim(dim, -1), stable=outputs == "weights")
     shape = (*values.shape[:-1], a.shape[-1])
@@ -223,7 +223,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
 
 
 def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
-    """What torch gives, in a last dimension of one quantile."""
+    """The outputs from torch.median, with a last dimension of one quantile."""
     if outputs == "values" and x.ndim == 1:
         return torch.median(x).unsqueeze(-1)
     both = torch.median(x, dim)

@@ -52,12 +52,12 @@ class Rank(OrderStatistic):
 
 
 def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
+    """``argsort(argsort(x)) + 1``; the second argsort inverts a permutation and needs no sort."""
     order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
     ranks = torch.empty_like(order, dtype=x.dtype)
-    # In place, which keeps the strides of the input; but a batch has no rule for that, and a mode may keep the tensor before it.
-    aside = transforms_active() or is_tracing()
-    return ranks.scatter(dim, order, numbers) if aside else ranks.scatter_(dim, order, numbers)
+    # In place, to keep the strides of the input; but a batch has no rule for it, and a mode may keep the tensor from before.
+    out_of_place = transforms_active() or is_tracing()
+    return ranks.scatter(dim, order, numbers) if out_of_place else ranks.scatter_(dim, order, numbers)

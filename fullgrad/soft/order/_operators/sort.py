@@ -26,7 +26,7 @@ def sort_operator(
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
     if surely(rows.shape[d] == 0):
-        y = _sort_of_nothing(rows, d, outputs)
+        y = _empty_sort(rows, d, outputs)
     elif mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
         y = hard_sort(rows, d, descending, count, outputs)
     else:
@@ -89,8 +89,8 @@ class Sort(OrderStatistic):
         return Weights(rows, neural_scores(rows, c), dim, dim, None, returned)
 
 
-def _sort_of_nothing(x: Tensor, dim: int, outputs: Outputs) -> Any:
-    """No elements, in the shapes of the outputs, and differentiable as others are."""
+def _empty_sort(x: Tensor, dim: int, outputs: Outputs) -> Any:
+    """The outputs for rows without elements, differentiable like all others."""
     if outputs == "values_and_indices":
         return torch.sort(x, dim)
     weights = x.unsqueeze(-1).repeat(*(1,) * x.ndim, 0)
@@ -98,6 +98,6 @@ def _sort_of_nothing(x: Tensor, dim: int, outputs: Outputs) -> Any:
 
 
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:
-    """What torch gives."""
+    """The outputs from torch's own function."""
     both = torch.topk(x, k, dim) if k else torch.sort(x, dim, descending)
     return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

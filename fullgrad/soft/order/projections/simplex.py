@@ -22,8 +22,8 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     In smooth mode R is the entropy :math:`\sum y \log y`, and y a softmax: :math:`\omega = y, \alpha = 1`. In ``c0``, ``c1`` and
     ``c2`` R is :math:`\sum y^p / p` with p = 2, 3/2, 4/3, and y has exact zeros: :math:`y = [x / s - \theta]_+^\alpha` and
     :math:`\omega = [x / s - \theta]_+^{\alpha - 1}`, with :math:`\alpha` = 1 (sparsemax), 2 (entmax) or 3. The derivative is
-    symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: ``x`` over ``softness``, and one number per
-    element.
+    symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: one number per element, two in ``c2``; one
+    more where the softness is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -59,12 +59,12 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     return project(v.movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype)
 
 
-# So many softnesses from 0 the rounding of x over the softness is still that of weights.
+# Up to this many softnesses from 0, rounding x over the softness costs no more than rounding the weights.
 _NEAR = 64.0
 
 
 def may_be_far(x: Tensor, softness: Softness) -> bool:
-    """Whether numbers over a softness may lose digits that their differences have: not where they are seen to be near 0."""
+    """Whether numbers over a softness may lose digits that their differences have: False only if they are seen near 0."""
     x = x.detach()
     if softness.__class__ is not float or not can_look(x) or not x.numel():
         return True
@@ -74,26 +74,26 @@ def may_be_far(x: Tensor, softness: Softness) -> bool:
 
 
 def less_largest(x: Tensor, dim: int, softness: Softness) -> Tensor:
-    """Rows less their largest element, which changes no weight, where they may be far from 0."""
+    """Rows, less their largest element where they may be far from 0; this changes no weight."""
     return x - x.detach().amax(dim, keepdim=True) if may_be_far(x, softness) and not surely(x.shape[dim] == 0) else x
 
 
 def project(v: Tensor, mode: str) -> Tensor:
-    """The projection of rows, softness 1."""
+    """The projection of rows, with softness 1."""
     if mode == "smooth":
         return torch.softmax(v, -1)
     return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
 
 
 class Excess(RowFunction):
-    r"""How far the elements of a row lie above the threshold at which the powers of it sum to 1.
+    r"""The excess of the elements of a row over the threshold at which the powers of the excess sum to 1.
 
     .. math::
         t = [v - \theta]_+, \quad \sum t^\alpha = 1, \qquad
         D\, \dot v = [\,t > 0\,] \Big(\dot v - \frac{\langle t^{\alpha - 1}, \dot v \rangle}{\sum t^{\alpha - 1}}\Big)
 
-    Its output is what is saved: the derivative is a polynomial in t, while in the weights it has roots, whose own derivatives
-    are infinite at 0.
+    Saved: the output. The derivative is a polynomial in t; in terms of the weights it would have roots, whose own derivatives are
+    infinite at 0.
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ def power_slopes(t: Tensor, power: int) -> Tensor:
     return (t > 0).to(t.dtype) if power == 1 else t if power == 2 else t * t
 
 
-# Newton's method gains at least a constant factor, and is quadratic in the end. It took at most 20 steps on rows of a
+# Newton's method gains at least a constant factor per step, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
 MOST_STEPS = 100
 
@@ -146,18 +146,18 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
         w = None if power == 1 else t if power == 2 else t * t
         slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
         total = (t if w is None else w.mul(t)).sum(-1, keepdim=True)
-        # Never backwards, which only rounding would do.
+        # Never backward: only rounding would do that.
         following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
         if not (following > theta).any():
             break
         theta = following
-    # NaN, plus infinity, or minus infinity alone: no weights are right.
+    # For NaN, plus infinity, or minus infinity alone, no weights are right.
     theta = theta + (top - top)
     return (shifted - theta).clamp_(min=0)
 
 
 def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
-    r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative -s: :math:`f (1 - f^{-e}) / (e s)`, which is
+    r"""Newton's step for :math:`f^e = 1`, for a sum f with the derivative -s: :math:`f (1 - f^{-e}) / (e s)`, which is
     :math:`f \log f / s` for e = 0.
     """
     if not isinstance(exponent, Tensor):

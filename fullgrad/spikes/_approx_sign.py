@@ -27,7 +27,7 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor.
-        ValueError: ``tie`` is another number.
+        ValueError: ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -52,5 +52,5 @@ class ApproxSign(Surrogate):
         return sign(x, tie)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
+    def vjp_term_opmath(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
         return mul_into(v, torch.relu(affine_of_abs(x, -2.0, 2.0)))

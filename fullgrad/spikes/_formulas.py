@@ -1,4 +1,4 @@
-"""What several surrogates are computed with, as plain torch code that autograd may differentiate."""
+"""Formulas that several surrogates share, as plain torch code that autograd may differentiate."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from fullgrad._dispatch import at_least, can_reuse_buffers, is_compiling
 from fullgrad._kernels import sigmoid_gate, where_between, where_positive
 from fullgrad._neighbors import neighbor
 
-# Beyond so many standard deviations a normal density is 0, in float64 too.
+# The number of standard deviations beyond which a normal density is 0, in float64 too.
 _FAR = 60.0
 
 
@@ -22,7 +22,7 @@ def scaled(temporary: Tensor, factor: Any) -> Tensor:
 
 
 def plus_scaled(temporary: Tensor, v: Tensor, factor: Any) -> Tensor:
-    """``temporary + v * factor``, likewise in one pass."""
+    """``temporary + v * factor``, in one pass and in the buffer of ``temporary`` where the factor is a number."""
     if isinstance(factor, Tensor) or not can_reuse_buffers() or temporary.shape != v.shape or temporary.dtype != v.dtype:
         return temporary + v * factor
     return torch.add(temporary, v, alpha=factor, out=temporary)
@@ -37,10 +37,10 @@ def affine_of_abs(u: Tensor, factor: Any, offset: float = 0.0) -> Tensor:
 
 
 def exponential(dtype: torch.dtype) -> tuple[float, Any]:
-    """A factor and a function that gives exp(x) of the product of x with it.
+    """A factor and a function such that ``function(x * factor)`` is exp(x).
 
-    In float32 that is two to a power, a third of the time of torch.exp on the CPU. In float64 exponents may be so large that
-    those of two, which are larger yet, would round to less of them.
+    In float32 the function is a power of two, which takes a third of the time of torch.exp on the CPU. In float64 exponents may
+    be so large that exponents of two, larger yet, would lose digits.
     """
     return (math.log2(math.e), torch.exp2) if dtype == torch.float32 else (1.0, torch.exp)
 
@@ -59,19 +59,19 @@ def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
 
 
 def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
-    """``u``, of which the product with a factor is finite: where slopes are differentiated, infinity would meet a 0.
+    """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
-    Beyond the bound, half the largest number, every slope is that of infinity.
+    Beyond the bound, half the largest number, every slope equals its value at infinity.
     """
     largest = torch.finfo(u.dtype).max / 2
     return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:
-    """``u`` from minus a bound to the bound, which is a constant."""
+    """``u`` clamped to plus and minus a bound, which is a constant."""
     if not isinstance(bound, Tensor):
         return torch.clamp(u, -bound, bound)
-    # The forward derivative of a maximum adds and subtracts that of a bound, which may be huge.
+    # The forward derivative of a maximum adds and subtracts the derivative of the bound, which may be huge.
     bound = bound.detach().to(u.dtype)
     return torch.minimum(torch.maximum(u, -bound), bound)
 
@@ -135,12 +135,12 @@ def bell_times(v: Tensor, x: Tensor, factor: float) -> Tensor:
 
 
 def sech2(x: Tensor, factor: Any) -> Tensor:
-    """The derivative of the hyperbolic tangent at ``x * factor``, likewise."""
+    """The derivative of the hyperbolic tangent at ``x * factor``, by `bell`."""
     return bell(x, factor * 2) * 4
 
 
 def normal(x: Tensor, deviation: Any) -> Tensor:
-    """The normal density."""
+    """The normal density at ``x``."""
     t = torch.clamp(x / deviation, -_FAR, _FAR)
     return torch.exp(t * t * -0.5) / (deviation * math.sqrt(2 * math.pi))
 
@@ -151,10 +151,10 @@ def normal_integral(x: Tensor, deviation: Any) -> Tensor:
 
 
 def tanh(x: Any) -> Any:
-    """Of a number or a tensor."""
+    """The hyperbolic tangent of a number or a tensor."""
     return torch.tanh(x) if isinstance(x, Tensor) else math.tanh(x)
 
 
 def exp(x: Any) -> Any:
-    """Of a number or a tensor."""
+    """The exponential of a number or a tensor."""
     return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)

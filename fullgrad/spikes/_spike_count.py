@@ -61,7 +61,7 @@ class SpikeCount(Surrogate):
         return apply_steps(torch.clamp(v, 0, max_spikes), (torch.round,))
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
+    def vjp_term_opmath(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
         if is_compiling():
             return torch.where((x >= low) & (x <= high), v, 0)
         return where_between(v, x, low, high)

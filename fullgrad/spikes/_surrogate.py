@@ -28,8 +28,8 @@ def _forward_of(names: tuple[str, ...]) -> Any:
 class Surrogate(Elementwise):
     """An operator whose partial derivatives are computed in float32 at least, and rounded once.
 
-    A subclass gives ``forward`` and ``wide_term(i, v, *inputs)``, which is ``vjp_term`` of inputs that are not in half precision;
-    and it may give ``wide_terms``, likewise.
+    A subclass gives ``forward`` and ``vjp_term_opmath(i, v, *inputs)``, the ``vjp_term`` of inputs that are not in half
+    precision; it may also give ``vjp_terms_opmath``, all terms at once.
     """
 
     in_pieces = True
@@ -37,40 +37,40 @@ class Surrogate(Elementwise):
     @classmethod
     def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         if v.dtype not in HALF and all_numbers(inputs[1:]):
-            return cls.wide_term(i, v, *inputs)
-        inputs = cls.as_compared(*inputs)
+            return cls.vjp_term_opmath(i, v, *inputs)
+        inputs = cls.round_threshold(*inputs)
         if i == 0 and v.dtype in HALF:
-            parts = chunked(lambda *a: (cls.wide_term(0, *a),), [(v.shape, v.dtype)], v, *inputs)
+            parts = chunked(lambda *a: (cls.vjp_term_opmath(0, *a),), [(v.shape, v.dtype)], v, *inputs)
             if parts is not None:
                 return parts[0]
-        term = cls.wide_term(i, *to_opmath(v, *inputs))
+        term = cls.vjp_term_opmath(i, *to_opmath(v, *inputs))
         # Autograd sums the gradient of a parameter to its shape before it rounds.
         return term.to(v.dtype) if i == 0 and term is not None else term
 
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
-        inputs = cls.as_compared(*inputs)
-        first, *others = cls.wide_terms(needed, *to_opmath(v, *inputs))
+        inputs = cls.round_threshold(*inputs)
+        first, *others = cls.vjp_terms_opmath(needed, *to_opmath(v, *inputs))
         return [first if first is None else first.to(v.dtype), *others]
 
     @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        """The inputs as ``forward`` compares them."""
+    def round_threshold(cls, *inputs: Any) -> tuple[Any, ...]:
+        """The inputs, with the threshold rounded as ``forward`` compares it."""
         return inputs
 
     @classmethod
-    def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+    def vjp_term_opmath(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         """The declared partial derivative with respect to input ``i``, times ``v``."""
         raise NotImplementedError
 
     @classmethod
-    def wide_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
-        """``wide_term`` of every input for which ``needed`` is true, None for the others."""
-        return [cls.wide_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
+    def vjp_terms_opmath(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+        """``vjp_term_opmath`` of every input for which ``needed`` is true, None for the others."""
+        return [cls.vjp_term_opmath(i, v, *inputs) if n else None for i, n in enumerate(needed)]
 
 
 class Step(Surrogate):
-    r"""A step at a threshold, with a slope of one's own.
+    r"""A step at a threshold, with a declared slope.
 
     .. math::
         u = v - t, \qquad y = [\,u > 0\,] + tie\,[\,u = 0\,], \qquad D_v = -D_t = s\,d(u), \qquad
@@ -86,7 +86,7 @@ class Step(Surrogate):
     constants: ClassVar[tuple[str, ...]] = ()
     # The position of a parameter whose product with ``u`` the formulas make.
     inverse_width: ClassVar[int | None] = None
-    # Whether the formulas take ``tie`` after the parameters: those of slopes that jump at the threshold.
+    # Whether the slope jumps at the threshold, so that the formulas take ``tie`` after the parameters.
     jumps_at_threshold = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -97,16 +97,16 @@ class Step(Surrogate):
         super().__init_subclass__(**kwargs)
 
     @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
+    def round_threshold(cls, *inputs: Any) -> tuple[Any, ...]:
         v, *parameters, threshold, grad_scale, tie = inputs
         return v, *parameters, threshold_for(v, threshold), grad_scale, tie
 
     @classmethod
-    def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
-        return cls.wide_terms([k == i for k in range(len(inputs) + 1)], v, x, *inputs)[i]
+    def vjp_term_opmath(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
+        return cls.vjp_terms_opmath([k == i for k in range(len(inputs) + 1)], v, x, *inputs)[i]
 
     @classmethod
-    def wide_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+    def vjp_terms_opmath(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         *parameters, threshold, grad_scale, tie = inputs
         needs_x, *of_parameters, needs_threshold, needs_scale, _ = needed
         if cls.jumps_at_threshold:
@@ -133,7 +133,7 @@ class Step(Surrogate):
 
     @classmethod
     def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """``u``, finite, and so that what the formulas make of it is finite where they are differentiated."""
+        """``u`` clamped so that the formulas and their derivatives are finite."""
         return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width])
 
     @classmethod
@@ -148,7 +148,7 @@ class Step(Surrogate):
 
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """Its integral *R* from 0."""
+        """The integral *R* of the slope from 0."""
         raise NotImplementedError
 
     @classmethod
@@ -198,5 +198,5 @@ class ScaledStep(Step):
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        """Its integral from 0."""
+        """The integral of ``density`` from 0."""
         raise NotImplementedError

@@ -42,6 +42,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
     Returns:
         ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). A tie goes to the first row,
         as does a vector with an infinity. Vectors with NaN are NaN.
+
     Raises:
         TypeError: ``x`` or ``codebook`` is not real.
         ValueError: The shapes do not fit, or ``gradient`` is unknown.

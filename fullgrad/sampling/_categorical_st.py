@@ -34,6 +34,7 @@ def categorical_st(
     :math:`\operatorname{softmax}(\theta / \tau_s)`; a temperature other than that of the derivative gives decoupled ST. There is
     no derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved:
     inputs.
+
     Args:
         logits: The logits θ, any shape; floating.
         tau: The temperature of the derivative, positive: a number, or a tensor that broadcasts and gets its own gradient.

@@ -21,9 +21,11 @@ def k_subset_st(
         D = \text{that of } \mu, \quad \mu_i = P(z_i = 1)
 
     at every order, with :math:`\mu` of :func:`fullgrad.soft.subset_marginals` and :math:`E_k` the elementary symmetric polynomial
-    of :math:`e^\theta`. The draw is exact: in order, i is taken where :math:`u_i < e^{\theta_i} E_{j-1}(i + 1, \dots) / E_j(i,
-    \dots)`, with j still to take. The distribution is not that of :func:`gumbel_topk`, which draws the elements one by one. The
-    cost is O(n k). A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: ``logits``.
+    of :math:`e^\theta`. The draw is exact: in order, i is taken where
+    :math:`u_i < e^{\theta_i} E_{j-1}(i + 1, \dots) / E_j(i, \dots)`, with j still to take. The distribution is not that of
+    :func:`gumbel_topk`, which draws the elements one by one. The cost is O(n k). A logit of minus infinity is a class that is
+    never drawn and has the gradient 0. Saved: ``logits``.
+
     Args:
         logits: The logits θ, any shape; floating.
         k: The size of the subset.

@@ -43,9 +43,9 @@ def floating_input(name: str, argument: str, x: Any) -> Tensor:
 
 
 def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, reciprocal: bool = False) -> None:
-    """Require a real tensor, whose elements are not checked, or a number that is positive and finite when computed.
+    """Require a real tensor, or a number that is positive and finite in the dtype of the computation.
 
-    Where the reciprocal is used, it must be finite, too.
+    The reciprocal, if used, must be finite, too. Elements of a tensor are not checked.
     """
     if isinstance(value, Tensor):
         _checks.real_tensor(name, argument, value)

@@ -16,7 +16,7 @@ from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import divided, to_compute
 
-# Where x / scale is clamped.
+# The bound at which x / scale is clamped.
 END = 0.99
 
 

@@ -34,7 +34,7 @@ def multi_gaussian(
         mu: The distance of the peak from the threshold, a number or a tensor, of any sign.
         h: The height of the side lobes, a number or a tensor.
         s: The deviation of the side lobes in units of ``sigma``, positive.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

@@ -18,12 +18,12 @@ def nonzero_sign_log_abs(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{\alpha}{1 + \alpha |u|},
         \qquad R(u) = \operatorname{sign}(u) \log(1 + \alpha |u|)
 
-    It has a corner at the threshold, where the second derivative is 0. Its area is infinite.
+    The slope has a corner at the threshold, where the second derivative is 0. The area under it is infinite.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

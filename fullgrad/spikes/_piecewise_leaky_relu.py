@@ -28,7 +28,7 @@ def piecewise_leaky_relu(
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         w: Half the width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
         c: The slope beyond the rectangle, a number or a tensor, of any sign.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

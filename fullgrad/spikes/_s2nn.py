@@ -35,7 +35,7 @@ def s2nn(
         alpha: The inverse width below the threshold, positive: a number, or a tensor that broadcasts with ``v`` and gets its
             own gradient.
         beta: The slope at the threshold from above, positive, a number or a tensor.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

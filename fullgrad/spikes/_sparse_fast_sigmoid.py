@@ -35,7 +35,7 @@ def sparse_fast_sigmoid(
         slope: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
         low: The distance from the threshold up to which the slope is 0, a number.
         high: The distance from which on it is 0, a number.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

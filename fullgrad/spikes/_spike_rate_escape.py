@@ -34,7 +34,7 @@ def spike_rate_escape(
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         beta: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
         slope: The largest slope, positive, a number or a tensor.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

@@ -32,7 +32,7 @@ def squarewave_fourier_series(
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         terms: The number of terms, a positive integer.
         period: The period of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

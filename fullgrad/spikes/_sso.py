@@ -36,7 +36,7 @@ def sso(
             with ``v`` and gets its own gradient.
         variance: How much the slope varies below the threshold, a number or a tensor.
         noise: Numbers between 0 and 1 that broadcast with ``v``; None to draw them, in float32 for half precision.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
         grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 

@@ -30,8 +30,9 @@ def periodic_exponential(
     :math:`D_w = s (e^m - 1 - m e^m)` and :math:`D_s = w (e^m - 1)`; else :math:`D_t = s ((k - 1) e^{-A} - k e^{-q})`,
     :math:`D_w = s ((k - 1) (1 - e^{-A} (1 + A)) + \tfrac12 \operatorname{sign}(r) (1 - e^{-q} (1 + q)))` and
     :math:`D_s = (k - 1) w (1 - e^{-A}) + \tfrac12 \operatorname{sign}(r) w (1 - e^{-q})`. As in sinabs, the slope falls twice as
-    fast above the threshold as below. The slope is NaN at infinity, which has no phase. Half precision is computed in float32 and
-    rounded once; a number as threshold is first rounded to the dtype of ``v``. Saved: the tensors among the arguments.
+    fast above the threshold as below. The slope is NaN at plus infinity, which has no phase. Half precision is computed in
+    float32 and rounded once; a number as threshold is first rounded to the dtype of ``v``. Saved: the tensors among the
+    arguments.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).

@@ -1,4 +1,4 @@
-"""Quantizers: values on a grid of any kind, with the gradient passing where you say, and parameters that learn."""
+"""Quantizers: values on grids of any kind, gradients that pass where you choose, and parameters that learn."""
 
 from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize

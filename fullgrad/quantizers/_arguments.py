@@ -1,4 +1,4 @@
-"""Arguments of the family: their checks, and parameters that hold one number per block."""
+"""Argument checks of the family, and parameters that hold one number per block."""
 
 import math
 import operator
@@ -14,15 +14,15 @@ from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import holds, same_shape
 from fullgrad.rounding._modes import DETERMINISTIC, ROUNDINGS
 
-# What may learn.
+# A number, or a tensor that may learn.
 Parameter = Tensor | float
 Inside = Literal["rounded", "exact", "all"]
 
 INSIDE = ("rounded", "exact", "all")
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
-# The numbers beyond which a scale is positive in float32 and in float64, beyond which its reciprocal is finite too, and below
-# which it is finite: half a unit around the smallest and the largest numbers.
+# The bounds above which a scale is positive, above which its reciprocal is finite too, and below which the scale is finite, in
+# float32 and float64: half a unit around the smallest and the largest numbers.
 _SCALES = {
     torch.float32: (2.0**-150, 2.0**-128 + 2.0**-150, 2.0**128 - 2.0**103),
     torch.float64: (0.0, 2.0**-1024, math.inf),
@@ -30,12 +30,12 @@ _SCALES = {
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which numbers of another are computed: half precision in float32."""
+    """The dtype of the computation for inputs of a dtype: float32 for half precision."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def floating_input(name: str, argument: str, x: Any) -> Tensor:
-    """A real tensor, integers in the default dtype."""
+    """A real tensor; integers are converted to the default dtype."""
     if isinstance(x, Tensor) and x.dtype in FLOATING:
         return x
     checks.real_tensor(name, argument, x)
@@ -43,8 +43,9 @@ def floating_input(name: str, argument: str, x: Any) -> Tensor:
 
 
 def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, reciprocal: bool = False) -> None:
-    """A real tensor, whose elements are not looked at, or a number that is positive and finite in the dtype of the arithmetic,
-    and so is its reciprocal where that is used.
+    """Require a real tensor, or a number that is positive and finite in the dtype of the computation.
+
+    The reciprocal, if used, must be finite, too. Elements of a tensor are not checked.
     """
     if isinstance(value, Tensor):
         checks.real_tensor(name, argument, value)
@@ -58,7 +59,7 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
 
 
 def check_inside(name: str, inside: Any) -> None:
-    """Where the gradient passes."""
+    """Require a known name of the range in which the gradient passes."""
     checks.choice(name, "inside", inside, INSIDE)
 
 
@@ -70,7 +71,7 @@ def rounding_noise(
     generator: Generator | None,
     roundings: Sequence[str] = ROUNDINGS,
 ) -> Tensor | None:
-    """The noise of a stochastic rounding, and None for one of the others."""
+    """The noise of stochastic rounding; None for the other roundings."""
     if rounding == "stochastic" and "stochastic" in roundings:
         return noise_for(name, x, noise, generator).detach()
     checks.choice(name, "rounding", rounding, roundings)
@@ -80,7 +81,7 @@ def rounding_noise(
 
 
 def integer(name: str, argument: str, value: Any) -> int:
-    """An integer of any kind but a truth value, as a plain int."""
+    """An integer of any kind except bool, as a plain int."""
     if value.__class__ is int:
         return value
     try:
@@ -92,7 +93,7 @@ def integer(name: str, argument: str, value: Any) -> int:
 
 
 def check_levels(name: str, value: Any) -> int:
-    """How many levels there are: two at least."""
+    """A number of levels, at least two."""
     value = integer(name, "levels", value)
     if value < 2:
         raise ValueError(f"{name}: `levels` must be at least 2, got {value}.")
@@ -100,7 +101,7 @@ def check_levels(name: str, value: Any) -> int:
 
 
 def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Two integers in order that the dtype of the arithmetic has, with all between them."""
+    """Two increasing integers that are exact in the dtype of the computation, as are all integers between them."""
     if not (quant_min.__class__ is int and quant_max.__class__ is int):
         quant_min, quant_max = integer(name, "quant_min", quant_min), integer(name, "quant_max", quant_max)
     most = 2**53 if dtype == torch.float64 else 2**24
@@ -113,7 +114,7 @@ def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -
 
 
 def checked_window(name: str, value: Any, argument: str = "window") -> Any:
-    """A number that is not negative, or a real tensor, as a constant; None for none."""
+    """A nonnegative number, or a real tensor, as a constant; None for no window."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -126,7 +127,7 @@ def checked_window(name: str, value: Any, argument: str = "window") -> Any:
 
 
 def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any]) -> tuple[torch.Size | None, list[Any]]:
-    """The shape of ``x`` in which all parameters broadcast to it, None for its own, and the parameters for that shape.
+    """The shape of ``x`` split into blocks, None if there are none, and the parameters, which broadcast to that shape.
 
     A parameter is a number, or broadcasts to ``x``, or has as many dimensions with sizes that divide those of ``x``: then it has
     one number per block. With ``dim`` it has one number for each index of that dimension.
@@ -181,18 +182,18 @@ def _along(name: str, key: str, p: Tensor, x: Tensor, d: int) -> Tensor:
 
 
 def _counts(shape: torch.Size, others: Sequence[torch.Size]) -> list[int | None]:
-    """Into how many blocks each dimension is split; None for one of which no parameter has blocks."""
+    """The number of blocks of each dimension; None for a dimension in which no parameter has blocks."""
     counts: list[int | None] = []
     for i, n in enumerate(shape):
         sizes = [other[i - len(shape)] for other in others if len(other) >= len(shape) - i]
         some = [k for k in sizes if k not in (1, n)]
-        # Blocks of several sizes have common parts. One number per element is a number per part.
+        # Blocks of several sizes are split into common parts. One number per element is one number per part.
         counts.append(math.lcm(*some) if some and n not in sizes else n if some else None)
     return counts
 
 
 def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Tensor:
-    """A parameter of one number per block, per element or for all, for ``x`` in the split shape."""
+    """A parameter with one number per block, per element or for all, reshaped for ``x`` in the split shape."""
     p = p.view((1,) * (len(shape) - p.ndim) + p.shape)
     for d, count in enumerate(counts):
         if count is not None and p.shape[d] not in (1, count):
@@ -204,7 +205,7 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 
 
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
-    """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
+    """``x`` expanded to its broadcast shape with all parameters: under ``vmap``, all samples may share one ``x``."""
     shape = checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
     return x if same_shape(x.shape, shape) else x.expand(shape)
 

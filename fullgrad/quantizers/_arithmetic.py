@@ -14,14 +14,14 @@ from fullgrad._core.opmath import HALF
 
 
 def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
-    """``x`` in the dtype of the computation, and tensor parameters converted to that."""
+    """``x`` and the tensors among the parameters, in the dtype of the computation."""
     if x.dtype in HALF:
         x = x.float()
     return [x, *[p.to(x.dtype) if isinstance(p, Tensor) and p.dtype != x.dtype else p for p in parameters]]
 
 
 def divided(x: Tensor, scale: Any) -> Tensor:
-    """``x / scale``, a division on every device: torch multiplies CUDA tensors by the reciprocal of a number."""
+    """``x / scale`` as a true division on every device: torch multiplies CUDA tensors by the reciprocal of a number."""
     if not isinstance(scale, Tensor) and not x.is_cpu:
         scale = torch.full((), scale, dtype=x.dtype, device=x.device)
     return x / scale
@@ -34,7 +34,7 @@ def reciprocal_number(scale: float, dtype: torch.dtype) -> float:
 
 
 def float32(value: float) -> float:
-    """A number rounded to float32: that of a sum, product or quotient of two float32 numbers in double precision is theirs."""
+    """A number rounded to float32. For float32 operands, one operation in double precision, rounded, is the float32 result."""
     try:
         return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -42,7 +42,7 @@ def float32(value: float) -> float:
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[float], float]:
-    """What rounds a number to the dtype of the computation of numbers of a dtype."""
+    """The function that rounds a number to the dtype in which ``dtype`` is computed."""
     return float if dtype == torch.float64 else float32
 
 
@@ -56,8 +56,9 @@ _LARGEST = {torch.float64: 0x7FEFFFFFFFFFFFFF, torch.float32: 0x7F7FFFFF, torch.
 
 
 def first_and_last(dtype: torch.dtype, function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """The first number of a dtype with ``low <= function``, the last with ``function <= high``, for an increasing function: by
-    bisection over all finite numbers, without tensors.
+    """The first number of a dtype with ``low <= function`` and the last with ``function <= high``, for an increasing function.
+
+    Bisection over all finite numbers, without tensors.
     """
     integer, number, shift = _BITS[dtype]
 

@@ -33,8 +33,8 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: Any number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`.
-        window: Up to which absolute value the gradient passes: a number that is not negative, or a tensor, likewise, which has no
-            gradient; None for all.
+        window: The largest absolute value at which the gradient passes: a nonnegative number, or a tensor as for ``scale``, which
+            has no gradient; None for all.
         at_zero: The sign of 0: 1.0, -1.0 or 0.0.
 
     Returns:
@@ -42,7 +42,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
 
     Raises:
         TypeError: ``x``, ``scale`` or ``window`` is not real.
-        ValueError: ``window`` is negative, ``at_zero`` is another number, or a parameter has another shape.
+        ValueError: ``window`` is negative, ``at_zero`` has another value, or a parameter has another shape.
 
     Example:
         >>> import torch
@@ -61,7 +61,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     window = _arguments.checked_window("binarize", window)
     if at_zero not in AT_ZERO:
         raise ValueError(f"binarize: `at_zero` must be one of {', '.join(map(str, AT_ZERO))}, got {at_zero!r}.")
-    operator = BinarizeEverywhere if window is None and not isinstance(scale, Tensor) else Binarize
+    operator = BinarizeStraightThrough if window is None and not isinstance(scale, Tensor) else Binarize
     split, (scale, window) = _arguments.in_blocks("binarize", x, None, {"scale": scale, "window": window})
     if split is None:
         return operator.apply(x, scale, window, float(at_zero))
@@ -91,7 +91,7 @@ class Binarize(Elementwise):
         return None
 
 
-class BinarizeEverywhere(Elementwise):
+class BinarizeStraightThrough(Elementwise):
     """The operator of :func:`binarize` without a window, for a scale without a gradient: nothing is read, and nothing saved."""
 
     reads = {0: (), 1: (), 2: ()}

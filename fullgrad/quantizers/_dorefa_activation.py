@@ -14,8 +14,8 @@ def dorefa_activation(x: Tensor, bits: int) -> Tensor:
     .. math::
         y = q_b(\operatorname{clamp}(x, 0, 1)), \qquad D(x) = [\,0 \le x \le 1\,]
 
-    It is :func:`fullgrad.k_bit_quantize` of :func:`fullgrad.clamp`. bitorch passes the gradient outside [0, 1] too. Half
-    precision is computed in float32 and rounded once. Saved: ``x``.
+    The operator is :func:`fullgrad.k_bit_quantize` of :func:`fullgrad.clamp`. bitorch passes the gradient outside [0, 1] too.
+    Half precision is computed in float32 and rounded once. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -36,7 +36,7 @@ def dorefa_gradient(
         bits: A positive integer, up to 24.
         dim: The dimensions that share a maximum, an int or several; None for all. The paper has all but the batch.
         noise: A floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         ``x`` as a view.

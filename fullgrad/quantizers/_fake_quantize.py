@@ -1,4 +1,4 @@
-"""`fake_quantize`: to a grid of integers, times a scale that learns."""
+"""`fake_quantize`: round to a grid of integers, times a scale that learns."""
 
 import math
 from collections.abc import Sequence
@@ -54,7 +54,8 @@ def fake_quantize(
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those
             of ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
             Elements of a tensor are not checked.
-        zero_point: The code of 0, likewise; a number is an integer in the range, unless ``round_zero_point`` is False.
+        zero_point: The code of 0, a number or a tensor as for ``scale``; a number is an integer in the range, unless
+            ``round_zero_point`` is False.
         quant_min: The smallest code, an integer.
         quant_max: The largest, an integer.
         dim: With it, parameters that are tensors have one number for each index of this dimension, as torch's ``axis``.
@@ -63,17 +64,17 @@ def fake_quantize(
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         reciprocal: Whether ``x`` is multiplied by ``1 / scale``, as in torch and torchao, or divided by ``scale``, as in LSQ and
             brevitas. The two differ at ties.
-        round_zero_point: Whether the zero point is rounded and clamped first. Without, :math:`q` is that of
-            :math:`\operatorname{round}(v + z)`.
+        round_zero_point: Whether the zero point is rounded and clamped first. If not, :math:`q` is
+            :math:`\operatorname{round}(v + z)`, clamped.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
         TypeError: ``x``, ``scale`` or ``zero_point`` is not real, or a bound or ``dim`` not an integer.
-        ValueError: A number or a name is out of its range, a parameter has another shape, or there is noise without use.
+        ValueError: A number or a name is out of its range, a parameter has another shape, or unused noise is given.
         IndexError: ``x`` has no dimension ``dim``.
 
     Example:
@@ -89,7 +90,7 @@ def fake_quantize(
     Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`,
     Esser et al., https://arxiv.org/abs/1902.08153.
     """
-    if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
+    if (  # fast path for the common arguments: the checks below would take longer than the kernels of a small tensor
         scale.__class__ is float
         and zero_point.__class__ is int
         and quant_min.__class__ is int
@@ -126,7 +127,7 @@ def fake_quantize(
         if not isinstance(scale, Tensor):
             scale = number_or_tensor(scale, _arguments.compute_dtype(dtype), x.device)
         number = not isinstance(scale, Tensor)
-    operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
+    operator = FakeQuantizeStraightThrough if number and inside == "all" else FakeQuantize
     return operator.apply(
         x, scale, zero_point, quant_min, quant_max, inside, rounding, bool(reciprocal), bool(round_zero_point), noise
     )
@@ -188,7 +189,7 @@ class FakeQuantize(Elementwise):
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Any:
         if not (needed[1] or needed[2]) or not can_reuse_buffers():
             return super().vjp_terms(needed, v, x, scale, zero_point, *options)
-        # Nothing is recorded: the scale needs no operator, and the zero point what does not pass.
+        # Nothing is recorded: the scale needs no operator, and the zero point gets the part that does not pass.
         dtype = v.dtype
         v, x, scale, zero_point = to_compute(v, x, scale, zero_point)
         to_x = pass_in_range(v, x, scale, zero_point, *options)
@@ -198,7 +199,7 @@ class FakeQuantize(Elementwise):
         return [to_x.to(dtype) if needed[0] else None, to_scale, to_zero_point, *[None] * (len(needed) - 3)]
 
 
-class FakeQuantizeEverywhere(Elementwise):
+class FakeQuantizeStraightThrough(Elementwise):
     """The operator of :func:`fake_quantize` for ``inside="all"`` and a number as scale: nothing is read, and nothing saved."""
 
     reads = {0: (), 2: (), 9: ()}
@@ -210,7 +211,7 @@ class FakeQuantizeEverywhere(Elementwise):
 
 
 class FakeQuantizeResidual(Elementwise):
-    """:math:`D_s = q - z - m v`, of which only the zero point has a derivative, :math:`-(1 - m)`."""
+    """:math:`D_s = q - z - m v`, which has a derivative with respect to the zero point only, :math:`-(1 - m)`."""
 
     reads = {0: (), 1: (), 2: (0, 1, 2, 9), 9: ()}
 

@@ -1,4 +1,4 @@
-"""`float_quantize`: to the numbers of a float format, times a scale that learns."""
+"""`float_quantize`: round to the numbers of a float format, times a scale that learns."""
 
 import functools
 from typing import Any
@@ -39,14 +39,14 @@ def float_quantize(
         v = x / s, \quad q = \operatorname{round}(v), \quad y = q s, \qquad D_x = m, \quad D_s = q - m v
 
     for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest
-    normal number; without subnormal numbers that number itself is the step below it. What is rounded beyond the largest number
-    becomes that, infinities too; with ``saturate=False`` infinite, or NaN where the format has no infinity, but for finite
-    numbers that ``"trunc"``, ``"floor"`` or ``"ceil"`` rounds toward zero. NaN stays, also where the format has none. Zeros keep
-    their sign, if the format has -0. Higher derivatives are 0.
+    normal number; without subnormal numbers that number itself is the step below it. Results beyond the largest number,
+    infinities too, become the largest; with ``saturate=False`` infinite, or NaN if the format has no infinity, except for finite
+    numbers that ``"trunc"``, ``"floor"`` or ``"ceil"`` rounds toward zero. NaN stays NaN, even if the format has none. Zeros keep
+    their sign if the format has -0. Higher derivatives are 0.
 
-    Half precision is computed in float32, and rounded once. The gradient has the dtype of ``x``, and is never rounded to the
-    format, as that of a cast is. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for
-    ``inside="all"`` without a tensor as scale.
+    Half precision is computed in float32 and rounded once. The gradient has the dtype of ``x`` and, unlike that of a cast, is
+    never rounded to the format. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for ``inside="all"``
+    without a tensor as scale.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -54,20 +54,20 @@ def float_quantize(
             numbers of the dtype of ``x``.
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
             None for 1.
-        saturate: Whether what is rounded beyond the largest number becomes that. A format of numbers alone has nothing else.
+        saturate: Whether results beyond the largest number become the largest. A format of numbers alone always saturates.
         inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x /
             scale`` is; ``"all"``, everywhere.
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: ``x`` or ``scale`` is not real, or ``format`` is no format.
+        TypeError: ``x`` or ``scale`` is not real, or ``format`` is not a format.
         ValueError: A name is unknown, the format does not fit the dtype of ``x``, ``scale`` is a number that is not positive and
-            finite or has another shape, or there is noise without use.
+            finite or has another shape, or unused noise is given.
 
     Example:
         >>> import torch
@@ -91,7 +91,7 @@ def float_quantize(
         if scale is not None:
             _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
             scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
-        operator = FloatQuantizeEverywhere if inside == "all" and not isinstance(scale, Tensor) else FloatQuantize
+        operator = FloatQuantizeStraightThrough if inside == "all" and not isinstance(scale, Tensor) else FloatQuantize
         return operator.apply(x, scale, code, bool(saturate), inside, rounding, noise)
     _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
     split, (scale,) = _arguments.in_blocks("float_quantize", x, None, {"scale": scale})
@@ -128,7 +128,7 @@ class FloatQuantize(Elementwise):
         return None
 
 
-class FloatQuantizeEverywhere(Elementwise):
+class FloatQuantizeStraightThrough(Elementwise):
     """The operator of :func:`float_quantize` for ``inside="all"`` without a tensor as scale, which saves nothing."""
 
     reads = {0: (), 6: ()}

@@ -34,15 +34,15 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         x: Of shape (…, channels); floating, or integer (which gives the default dtype).
         levels: The number of levels of each channel, integers from 2.
         bound: ``"tanh"`` or ``"clamp"``.
-        symmetric: Whether the levels are symmetric around zero also where their number is even.
-        eps: How much more the bound reaches, not negative.
+        symmetric: Whether the levels are symmetric around zero even if their number is even.
+        eps: The share by which the bound exceeds the outermost levels, not negative.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
         TypeError: ``x`` is not a real tensor, or a number of levels is not an integer.
-        ValueError: There are other channels than levels, a number is out of its range, or there is no such bound.
+        ValueError: The numbers of channels and levels differ, a number is out of its range, or ``bound`` is unknown.
 
     Example:
         >>> import torch

@@ -32,8 +32,8 @@ def value(
 ) -> Tensor:
     """The value in the dtype of the computation.
 
-    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 makes -0.0 into
-    0.0.
+    Where the zero point is an integer, ``clamp(r + z) - z`` is a clamp of ``r`` between other bounds. Adding 0 turns
+    -0.0 into 0.0.
     """
     if scale.__class__ is float and zero_point.__class__ is int and round_zero_point and noise is None:
         low, high = quant_min - zero_point, quant_max - zero_point
@@ -92,12 +92,12 @@ def _zero_point(zero_point: Any, quant_min: int, quant_max: int, is_rounded: boo
 
 
 def _is_zero(z: Any) -> bool:
-    """Whether a zero point is the number 0, as it mostly is: a kernel less."""
+    """Whether a zero point is the number 0, the common case, which saves a kernel."""
     return z.__class__ is int and z == 0
 
 
 def _rounded(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None, fresh: bool) -> Tensor:
-    """The code before it is clamped. 0 is added too, which makes -0.0 into 0.0, as in torch. ``fresh`` says that ``v`` may go."""
+    """The code before the clamp. Adding 0 turns -0.0 into 0.0, as in torch. ``fresh``: whether ``v`` may be overwritten."""
     if round_zero_point:
         r = round_to_integer(v, rounding, noise, out_buffer(v) if fresh else None)
         return torch.add(r, z, out=out_buffer(r))
@@ -117,17 +117,17 @@ def _in_range_of(
     round_zero_point: bool,
     noise: Tensor | None,
 ) -> Tensor:
-    """What is in the range where the gradient passes: the rounded code, or the exact one."""
+    """The code that is in the range where the gradient passes, rounded or exact."""
     x, scale, zero_point = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, zero_point)]
     x, scale, zero_point = to_compute(expanded(x, scale, zero_point, noise), scale, zero_point)
     v, z = _scaled(x, scale, reciprocal), _zero_point(zero_point, quant_min, quant_max, round_zero_point)
     if inside == "exact":
         return v if _is_zero(z) else v + z
-    return _rounded_again(v, z, rounding, round_zero_point, noise)
+    return _code_without_out(v, z, rounding, round_zero_point, noise)
 
 
-def _rounded_again(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None) -> Tensor:
-    """The code in a rule, which overwrites nothing; its comparisons do not see the sign of a zero."""
+def _code_without_out(v: Tensor, z: Any, rounding: str, round_zero_point: bool, noise: Tensor | None) -> Tensor:
+    """The code for use in rules, in new memory; their comparisons ignore the sign of a zero."""
     if _is_zero(z):
         return round_to_integer(v, rounding, noise)
     return round_to_integer(v, rounding, noise) + z if round_zero_point else round_to_integer(v + z, rounding, noise)
@@ -145,7 +145,7 @@ def pass_in_range(g: Tensor, x: Tensor, scale: Any, zero_point: Any, quant_min: 
     inside, rounding, reciprocal, round_zero_point, noise = options
     if inside == "all":
         return g
-    # Numbers that change in compiled code are of other classes.
+    # Numbers that vary in compiled code have other classes.
     are_known = is_known(scale) and quant_min.__class__ is int and quant_max.__class__ is int
     if are_known and zero_point.__class__ in _NUMBERS and (rounding == "half_even" or inside == "exact"):
         args = (scale, zero_point, quant_min, quant_max, inside == "exact", reciprocal, round_zero_point)

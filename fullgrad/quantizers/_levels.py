@@ -1,4 +1,4 @@
-"""`levels`: codebooks that have names."""
+"""`levels`: named codebooks."""
 
 import itertools
 
@@ -26,7 +26,7 @@ _NF4 = (
     0.7229568362236023,
     1.0,
 )
-# The exponents of the sets of additive powers of two, by the bits besides that of the sign.
+# The exponents of the sets of additive powers of two, by the number of bits without the sign.
 _ADDITIVE = {
     2: ((1, 2, 3),),
     3: ((1, 2, 4), (3,)),
@@ -48,14 +48,14 @@ def levels(name: str, bits: int = 4) -> Tensor:
 
     Args:
         name: ``"nf4"``, ``"power_of_two"`` or ``"apot"``.
-        bits: How many, an integer.
+        bits: The number of bits, an integer.
 
     Returns:
         A float32 tensor of one dimension.
 
     Raises:
         TypeError: ``bits`` is not an integer.
-        ValueError: There is no such name, or no such number of bits for it.
+        ValueError: ``name`` is unknown, or ``bits`` is out of its range.
 
     Example:
         >>> from fullgrad import quantizers

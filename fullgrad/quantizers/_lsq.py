@@ -28,9 +28,9 @@ def lsq(
         D_s = f\,(q - m v), \quad D_b = f\,(1 - m), \qquad f = \frac{1}{\sqrt{N \max(h, 1)}}
 
     for the mask *m* of :math:`l \le v \le h`, :math:`v = (x - b) / s`, and *N* elements of ``x``, those of a sample under
-    ``vmap``. It is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is multiplied by *f*.
-    A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Half precision is computed in float32 and rounded once. Saved:
-    what that saves.
+    ``vmap``. The operator is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is
+    multiplied by *f*. A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Half precision is computed in float32 and
+    rounded once. Saved: what it saves.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -38,7 +38,7 @@ def lsq(
         quant_min: The smallest code, an integer.
         quant_max: The largest, an integer.
         offset: A number or a tensor that broadcasts to ``x``, and gets its own gradient; None for 0.
-        grad_scale: *f*, a positive number; None for the above.
+        grad_scale: *f*, a positive number; None for the formula above.
 
     Returns:
         A tensor of the shape and dtype of ``x``.

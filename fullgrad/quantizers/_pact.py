@@ -17,8 +17,8 @@ def pact(x: Tensor, alpha: Parameter, bits: int = 4) -> Tensor:
         y = \frac{\alpha}{n} \operatorname{round}\Bigl(\frac{n}{\alpha} \operatorname{clamp}(x, 0, \alpha)\Bigr), \qquad
         D_x = [\,0 \le x \le \alpha\,], \quad D_\alpha = [\,x > \alpha\,], \qquad n = 2^b - 1
 
-    Higher derivatives are 0. It is :func:`fullgrad.step_quantize` of :func:`fullgrad.clamp`, with a step that is a constant.
-    Half precision is computed in float32 and rounded once. Saved: what they save.
+    Higher derivatives are 0. The operator is :func:`fullgrad.step_quantize` of :func:`fullgrad.clamp`, with a step that is a
+    constant. Half precision is computed in float32 and rounded once. Saved: what these save.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -16,7 +16,7 @@ from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import divided, to_compute
 
-# Where x / scale is clamped.
+# The bound at which x / scale is clamped.
 END = 0.99
 
 
@@ -35,8 +35,8 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`.
-        levels: How many, an integer from 2.
-        grad_scale: *f*, a positive number; None for the above.
+        levels: The number of levels, an integer from 2.
+        grad_scale: *f*, a positive number; None for the formula above.
 
     Returns:
         A tensor of the shape and dtype of ``x``.

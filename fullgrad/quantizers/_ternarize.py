@@ -42,9 +42,9 @@ def ternarize(
         x: Any shape; floating, or integer (which gives the default dtype).
         threshold: A number that is not negative; or a tensor that broadcasts to ``x``, or has one number per block, as in
             :func:`fake_quantize`.
-        scale: The value above the threshold: any number, or a tensor, likewise.
+        scale: The value above the threshold: any number, or a tensor as for ``threshold``.
         negative_scale: Minus the value below its negative; None for ``scale``.
-        window: Up to which absolute value the gradient passes: a number that is not negative, or a tensor; None for all.
+        window: The largest absolute value at which the gradient passes: a nonnegative number, or a tensor; None for all.
         scale_gradient: Whether the gradient of ``x`` is multiplied by the scale, as in trained ternary quantization.
 
     Returns:
@@ -76,7 +76,7 @@ def ternarize(
     window = _arguments.checked_window("ternarize", window)
     parameters = {"threshold": threshold, "scale": scale, "negative_scale": negative_scale, "window": window}
     learns = isinstance(scale, Tensor) or isinstance(negative_scale, Tensor)
-    operator = Ternarize if learns or scale_gradient or window is not None else TernarizeEverywhere
+    operator = Ternarize if learns or scale_gradient or window is not None else TernarizeStraightThrough
     split, parameters = _arguments.in_blocks("ternarize", x, None, parameters)
     options = bool(scale_gradient), negative_scale is not None
     if split is None:
@@ -131,8 +131,8 @@ class Ternarize(Elementwise):
         return v * TernaryCode.apply(x, t, w, above, below, scale_gradient)
 
 
-class TernarizeEverywhere(Elementwise):
-    """The operator of :func:`ternarize` where nothing is read for its derivative."""
+class TernarizeStraightThrough(Elementwise):
+    """The operator of :func:`ternarize` where its derivative reads nothing."""
 
     reads = dict.fromkeys(range(5), ())
     forward = staticmethod(Ternarize.forward)

@@ -18,7 +18,7 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
         s = 2^{\lceil t \rceil} / 2^{b - 1} \;\text{(signed)}, \quad 2^{\lceil t \rceil} / 2^b, \qquad
         y = s \operatorname{clamp}(\operatorname{round}(x / s),\, l,\, h), \qquad D_x = m, \quad D_t = s \ln 2\,(q - m v)
 
-    It is :func:`fake_quantize` of that scale. Saved: what that and a power save.
+    The operator is :func:`fake_quantize` with that scale. Saved: what it and a power save.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

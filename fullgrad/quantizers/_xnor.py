@@ -18,7 +18,7 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
         y = a \operatorname{sgn}(w), \quad a = \operatorname{mean} |w|, \qquad
         \mathrm{jvp}(t) = a\,[\,|w| \le 1\,]\, t + \operatorname{sgn}(w)\, \operatorname{mean}(\operatorname{sgn}(w)\, t)
 
-    It is the product of the mean, over ``dim`` and under ``vmap`` of each sample, and :func:`binarize`. Without
+    The value is the product of the mean, over ``dim`` and under ``vmap`` of each sample, and :func:`binarize`. Without
     ``scale_gradient`` the mean is a constant, and the second term is missing, as in larq. Half precision is computed in float32.
     Saved: what these operations save.
 

@@ -1,6 +1,6 @@
-"""Random operators: the value is a sample, the derivative that of an estimator.
+"""Random operators: the value is a sample, the derivative is that of an estimator.
 
-The noise is drawn once, before the operator, of which it is an input: pass ``noise``, or let the operator draw it.
+The noise is an input of the operator, drawn once before it: pass ``noise``, or let the function draw it.
 """
 
 from fullgrad._core.noise import exponential_like, gumbel_like, uniform_like

@@ -25,7 +25,7 @@ def bernoulli_logits_st(
     noise: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
-    r"""A random 0 or 1 with the probability of a logit, with the derivative of a sigmoid.
+    r"""A random 0 or 1 with the probability of a logit and the derivative of a sigmoid.
 
     .. math::
         y = [\,u < \sigma(\theta)\,], \qquad D = \text{that of } \sigma(\theta / \tau)
@@ -37,16 +37,16 @@ def bernoulli_logits_st(
         logits: The logits θ, any shape; floating.
         tau: The temperature of the derivative, positive: a number, or a tensor that broadcasts and gets its own gradient.
         gradient: ``"sigmoid"``, ``"relaxed"`` or ``"identity"``.
-        noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them. Has a derivative with ``"relaxed"``.
-        generator: What draws them; None for torch's own.
+        noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them. It has a derivative with ``"relaxed"``.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``; NaN where they are.
+        A tensor of the shape and dtype of ``logits``; NaN where ``logits`` is NaN.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gradient`` is unknown, ``noise`` has another
-            shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gradient`` is unknown, or ``noise`` has
+            another shape or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -88,7 +88,7 @@ class BernoulliLogitsST(Elementwise):
             return None
         v, logits, tau = to_opmath(v, logits, tau)
         z = logits / tau
-        if i == 1:  # of an infinite logit the slope is 0
+        if i == 1:  # the slope at an infinite logit is 0
             z = torch.where(z.isinf(), 0, z)
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau

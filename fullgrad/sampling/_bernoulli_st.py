@@ -11,26 +11,26 @@ from fullgrad._dispatch import can_reuse_buffers
 
 
 def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-    r"""A random 0 or 1 with a probability, with the straight-through derivative.
+    r"""A random 0 or 1 with a given probability and the straight-through derivative.
 
     .. math::
         y = [\,u < p\,], \qquad D_p = 1
 
-    Never 1 at p = 0, always at p = 1; NaN where p is. Probabilities outside [0, 1] are not looked at. Higher derivatives are 0.
-    Nothing is saved.
+    The value is never 1 at p = 0, always 1 at p = 1, and NaN where p is NaN. Probabilities are not checked. Higher derivatives
+    are 0. Nothing is saved.
 
     Args:
         probs: The probabilities p, any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``probs``, a constant; None to draw them by
             :func:`fullgrad.sampling.uniform_like`.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``probs``.
 
     Raises:
-        TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -59,9 +59,9 @@ class BernoulliST(Elementwise):
 
 
 def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 where ``noise < probs``, else 0, and NaN where that is; without a tensor of bools, which torch converts slowly."""
+    """1 where ``noise < probs``, else 0; NaN where ``probs`` is NaN. Bool tensors, which torch converts slowly, are avoided."""
     if noise.dtype == probs.dtype and can_reuse_buffers() and noise.shape == probs.shape:
         less = torch.lt(noise, probs, out=torch.empty_like(probs))
         return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
-    # Only what is above 0 rounds up to 1.
+    # Only positive differences round up to 1.
     return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)

@@ -23,14 +23,14 @@ def binary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | 
     Args:
         x: Any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``x``, a constant; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``x``; NaN where it is.
+        A tensor of the shape and dtype of ``x``; NaN where ``x`` is NaN.
 
     Raises:
-        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad

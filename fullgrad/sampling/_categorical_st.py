@@ -31,25 +31,26 @@ def categorical_st(
         y = e_i, \quad i = \arg\max_j (\theta_j / \tau_s + G_j), \qquad D = \text{that of } \operatorname{softmax}(\theta / \tau)
 
     at every order; with ``gradient="identity"`` :math:`D_\theta = 1`. The class is drawn with the probabilities
-    :math:`\operatorname{softmax}(\theta / \tau_s)`; another temperature than that of the derivative is decoupled ST. There is no
-    derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs.
+    :math:`\operatorname{softmax}(\theta / \tau_s)`; a temperature other than that of the derivative gives decoupled ST. There is
+    no derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved:
+    inputs.
 
     Args:
         logits: The logits θ, any shape; floating.
         tau: The temperature of the derivative, positive: a number, or a tensor that broadcasts and gets its own gradient.
         dim: The dimension of the classes.
-        sample_tau: The temperature of the sample, likewise, a constant.
+        sample_tau: The temperature of the sample, positive: a number or a tensor, a constant.
         gradient: ``"softmax"`` or ``"identity"``.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it by :func:`fullgrad.sampling.gumbel_like`.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: A temperature is a number that is not positive or does not broadcast, ``gradient`` is unknown, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: A temperature is a number that is not positive or does not broadcast, ``gradient`` is unknown, or ``noise``
+            has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:

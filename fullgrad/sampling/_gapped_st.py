@@ -38,15 +38,15 @@ def gapped_st(
         gap: How far the class is ahead, not negative, or ``"probs"``.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gap`` is negative or another word, ``noise``
-            has another shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gap`` is negative or another word, or
+            ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:

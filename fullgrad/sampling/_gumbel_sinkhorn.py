@@ -19,23 +19,23 @@ def gumbel_sinkhorn(
     .. math::
         y = \lim_{m \to \infty} \operatorname{Sinkhorn}^m \Bigl(\exp \frac{S + G}{\tau}\Bigr)
 
-    whose rows and columns sum to 1. It is :func:`fullgrad.soft.proj_transport_polytope` of the cost :math:`-(S + G)`, with
-    its derivative, the true one of every order, of the noise too. Saved: as there.
+    whose rows and columns sum to 1. The operator is :func:`fullgrad.soft.proj_transport_polytope` of the cost :math:`-(S + G)`,
+    with its derivative, the true one of every order, of the noise too. Saved: what it saves.
 
     Args:
         scores: The scores S, shape (…, n, n); floating.
         tau: The temperature, positive: a number, or a tensor that broadcasts with ``scores``, of size 1 in the last two
             dimensions.
         noise: Gumbel noise G of the shape of ``scores``; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``scores``. NaN or infinity make their matrix NaN.
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, ``noise`` has another shape, or there is
-            a generator as well.
+        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, or ``noise`` has another shape or is
+            given with a generator.
         RuntimeError: The solver did not converge.
 
     Example:

@@ -41,15 +41,15 @@ def gumbel_softmax(
         hard: Whether the value is a one-hot vector.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``; None to draw it by :func:`fullgrad.sampling.gumbel_like`.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``noise`` has another shape, or there is a
-            generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, or ``noise`` has another shape or is given
+            with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -120,7 +120,7 @@ def _saved(ctx: Any) -> tuple[Tensor, Any]:
 
 
 def _log(y: Tensor) -> Tensor:
-    """log y where it is multiplied by more than 0."""
+    """log y where y is positive, else 0."""
     return torch.log(torch.where(y > 0, y, 1))
 
 

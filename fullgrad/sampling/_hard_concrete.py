@@ -41,7 +41,7 @@ def hard_concrete(
         zeta: The upper end, above 1.
         training: Whether the gate is random.
         noise: Uniform numbers u in [0, 1) of the shape of ``log_alpha``; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``log_alpha``.
@@ -49,7 +49,7 @@ def hard_concrete(
     Raises:
         TypeError: ``log_alpha`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
         ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gamma`` is not below 0 or ``zeta`` not above
-            1, ``noise`` has another shape, or there is a generator as well.
+            1, or ``noise`` has another shape or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -71,7 +71,7 @@ def hard_concrete(
 
 
 def check_stretch(name: str, gamma: float, zeta: float) -> None:
-    """The ends of the stretched interval."""
+    """Require the ends of a stretched interval."""
     checks.real_number(name, "gamma", gamma)
     checks.real_number(name, "zeta", zeta)
     if not holds(-math.inf < gamma) or not holds(gamma < 0):

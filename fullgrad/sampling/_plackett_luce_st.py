@@ -36,7 +36,7 @@ def plackett_luce_st(
         dim: The dimension of the elements.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         noise: Gumbel noise G of the shape of ``scores``; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension. A row with NaN, or infinity, is
@@ -44,8 +44,8 @@ def plackett_luce_st(
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or a tensor with dimensions, ``method`` is unknown, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or a tensor with dimensions, ``method`` is unknown, or ``noise`` has
+            another shape or is given with a generator.
         IndexError: ``scores`` has no such dimension.
 
     Example:

@@ -34,14 +34,14 @@ def reinmax(
         tau: The temperature, a positive number.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is not positive, ``noise`` has another shape, or there is a generator as well.
+        ValueError: ``tau`` is not positive, or ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -77,12 +77,12 @@ class ReinMax(SampleOfRows):
 
 
 def _derivative_times(v: Tensor, logits: Tensor, index: Tensor, tau: float, dim: int) -> Tensor:
-    r"""D v without the mean of both: with :math:`a = q \circ (v - v_i)`, of :math:`q = \operatorname{softmax}(\theta / \tau)`,
+    r"""D v without forming the mean: with :math:`a = q \circ (v - v_i)` and :math:`q = \operatorname{softmax}(\theta / \tau)`,
 
     .. math::
         2 J\Bigl(\frac{q + e_i}{2}\Bigr) v = a - \frac{q + e_i}{2} \sum a
 
-    and for :math:`\tau = 1` the rest takes half of a and all of q.
+    and for :math:`\tau = 1` the other term takes away half of a and all of q.
     """
     v, wide = to_opmath(v, logits)
     q = torch.softmax(wide if surely(tau == 1) else wide / tau, dim)

@@ -9,7 +9,7 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import Temperature, check_temperature
 
-# A score beyond this is 0 or 1 at every temperature, and finite where it multiplies a slope of 0.
+# Scores beyond this give 0 or 1 at every temperature; they are made finite, as they multiply a slope of 0.
 _FAR = 1e18
 
 
@@ -29,15 +29,15 @@ def relaxed_bernoulli(
         logits: The logits θ, any shape; floating.
         tau: The temperature, positive: a number, or a tensor that broadcasts and gets its own gradient.
         noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``noise`` has another shape, or there is a
-            generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, or ``noise`` has another shape or is given
+            with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -55,7 +55,7 @@ def relaxed_bernoulli(
 
 
 def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
-    """The value in float32 at least."""
+    """The value of `relaxed_bernoulli`, in float32 at least."""
     wide, tau, noise = to_opmath(logits, tau, noise)
     u = noise.clamp(min=torch.finfo(noise.dtype).tiny)
     score = wide - (u.log() - torch.log1p(-u))

@@ -1,4 +1,4 @@
-"""Samples and softmaxes of rows: what operators that choose among classes have in common."""
+"""Samples and softmaxes of rows, shared by the operators that choose among classes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from fullgrad._dispatch import can_reuse_buffers, surely
 
 
 def over_temperature(scores: Tensor, tau: Any) -> Tensor:
-    """``scores / tau``. A class of minus infinity has no part in the derivative by a tensor ``tau``, where 0 times it is NaN."""
+    """``scores / tau``, without classes of minus infinity in the derivative by a tensor ``tau``, as 0 times infinity is NaN."""
     if not isinstance(tau, Tensor):
         return scores if surely(tau == 1) else scores / tau
     masked = scores.detach() == -torch.inf
@@ -48,10 +48,10 @@ def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
 
 
 class SampleOfRows(Function):
-    """A sample with the derivative of a function of logits: a family of operators.
+    """A sample with the derivative of a function of logits: the base of several operators.
 
     The first input is the sample, the second the logits, the third the index of the sample or None; tensors among the others
-    broadcast. The sample enters as an integer or a constant: of a saved output autograd would take the derivative.
+    broadcast. The sample enters as an integer or a constant: autograd would differentiate a saved output.
     """
 
     whole_dims = "dim"

@@ -1,4 +1,4 @@
-"""`SoftmaxSample`: a sample with the derivative of a softmax, of which two estimators are made."""
+"""`SoftmaxSample`: a sample with the derivative of a softmax, for two estimators."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.sampling._rows import SampleOfRows, over_temperature, softmax_pull
 
-# Of a sure sample the exponential of its gap would not be finite.
+# The gap of a sample with probability 1 would be infinite.
 _SURE = 1 - 1e-5
 
 
@@ -52,7 +52,7 @@ class SoftmaxSample(SampleOfRows):
 
 
 def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | None, dim: int) -> tuple[Tensor, Tensor]:
-    """z and p."""
+    """The scores z and the probabilities p."""
     (wide,) = to_opmath(logits)
     if gap is not None and index is not None:
         wide = wide + _shift(wide.detach(), index, gap, dim)
@@ -61,7 +61,7 @@ def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | N
 
 
 def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
-    """c: what makes the sample the largest, by a gap."""
+    """The constant c, which makes the sample the largest by a gap."""
     if surely(x.shape[dim] == 0):
         return x
     top = x.amax(dim, keepdim=True)

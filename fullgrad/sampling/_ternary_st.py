@@ -10,7 +10,7 @@ from fullgrad.sampling._binary_st import RandomSign
 
 
 def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-    r"""The sign of a number, or 0, at random, so that the mean is the number, with the derivative of a clamp.
+    r"""The sign of a number or 0, drawn so that the mean is the number, with the derivative of a clamp.
 
     .. math::
         y = \operatorname{sign}(x)\, [\,u < |x|\,], \qquad D = [\,-1 \le x \le 1\,]
@@ -20,14 +20,14 @@ def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator |
     Args:
         x: Any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``x``, a constant; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``x``; NaN where it is.
+        A tensor of the shape and dtype of ``x``; NaN where ``x`` is NaN.
 
     Raises:
-        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad

@@ -1,4 +1,4 @@
-"""Spikes and signs: hard values, 0 or 1, with the slope of a surrogate, whose shape may learn."""
+"""Spikes, signs and counts: hard values with the slope of a surrogate, whose shape may learn."""
 
 from fullgrad._core.public import make_public
 from fullgrad.spikes._abs_binary_sign_grad import abs_binary_sign_grad

@@ -14,7 +14,8 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
     .. math::
         y = 1 \text{ for } x > 0, \text{ else } -1, \qquad D_x = 2 \max(0, 1 - |x|)
 
-    It has corners at 0 and at both ends, where the second derivative is 0. bitorch's slope is NaN at infinity. Saved: ``x``.
+    The slope has corners at 0 and at both ends, where the second derivative is 0. bitorch's slope is NaN at infinity. Saved:
+    ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -25,7 +26,7 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor.
-        ValueError: ``tie`` is another number.
+        ValueError: ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

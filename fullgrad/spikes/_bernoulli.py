@@ -8,7 +8,7 @@ from fullgrad.spikes._surrogate import Surrogate
 
 
 def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
-    r"""A random spike with a probability, with the straight-through slope 1.
+    r"""A random spike with a given probability and the straight-through slope 1.
 
     .. math::
         y = [\,r < p\,], \qquad D_p = 1

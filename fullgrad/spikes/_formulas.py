@@ -1,4 +1,4 @@
-"""What several surrogates are computed with, as plain torch code that autograd may differentiate."""
+"""Formulas that several surrogates share, as plain torch code that autograd may differentiate."""
 
 import math
 from typing import Any
@@ -10,24 +10,24 @@ from fullgrad._core.fast import replaceable
 from fullgrad._core.windows import where_between, where_inside, where_positive
 from fullgrad._dispatch import at_least
 
-# Beyond so many standard deviations a normal density is 0, in float64 too.
+# The number of standard deviations beyond which a normal density is 0, in float64 too.
 _FAR = 60.0
 
 
 def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
-    """``u``, of which the product with a factor is finite: where slopes are differentiated, infinity would meet a 0.
+    """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
-    Beyond the bound, half the largest number, every slope is that of infinity.
+    Beyond the bound, half the largest number, every slope equals its value at infinity.
     """
     largest = torch.finfo(u.dtype).max / 2
     return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:
-    """``u`` from minus a bound to the bound, which is a constant."""
+    """``u`` clamped to plus and minus a bound, which is a constant."""
     if not isinstance(bound, Tensor):
         return torch.clamp(u, -bound, bound)
-    # The forward derivative of a maximum adds and subtracts that of a bound, which may be huge.
+    # The forward derivative of a maximum adds and subtracts the derivative of the bound, which may be huge.
     bound = bound.detach().to(u.dtype)
     return torch.minimum(torch.maximum(u, -bound), bound)
 
@@ -60,7 +60,7 @@ def sech2(x: Tensor, factor: Any) -> Tensor:
 
 
 def normal(x: Tensor, deviation: Any) -> Tensor:
-    """The normal density."""
+    """The normal density at ``x``."""
     t = torch.clamp(x / deviation, -_FAR, _FAR)
     return torch.exp(t * t * -0.5) / (deviation * math.sqrt(2 * math.pi))
 
@@ -71,10 +71,10 @@ def normal_integral(x: Tensor, deviation: Any) -> Tensor:
 
 
 def tanh(x: Any) -> Any:
-    """Of a number or a tensor."""
+    """The hyperbolic tangent of a number or a tensor."""
     return torch.tanh(x) if isinstance(x, Tensor) else math.tanh(x)
 
 
 def exp(x: Any) -> Any:
-    """Of a number or a tensor."""
+    """The exponential of a number or a tensor."""
     return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)

@@ -28,17 +28,17 @@ def piecewise_leaky_relu(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         w: Half the width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        c: The slope beyond, likewise, of any sign.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        c: The slope beyond the rectangle, a number or a tensor, of any sign.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

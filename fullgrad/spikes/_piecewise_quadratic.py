@@ -16,22 +16,22 @@ def piecewise_quadratic(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad z = \alpha u, \qquad d(u) = \alpha \max(0, 1 - |z|), \qquad
         R(u) = \bar z - \tfrac12 \bar z |\bar z|, \quad \bar z = \operatorname{clamp}(z, -1, 1)
 
-    It has corners at the threshold and at both ends, where the second derivative is 0. norse's ``triangle`` of height a is
-    ``piecewise_quadratic(1.0, grad_scale=a, tie=0.0)``.
+    The slope has corners at the threshold and at both ends, where the second derivative is 0. norse's ``triangle`` of height a is
+    ``piecewise_quadratic(v, 1.0, grad_scale=a, tie=0.0)``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

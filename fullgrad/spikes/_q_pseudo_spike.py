@@ -23,21 +23,21 @@ def q_pseudo_spike(
         \qquad R(u) = \frac{\operatorname{sign} u}{2} (1 - q^{1 - \alpha}), \qquad
         \frac{\partial R}{\partial \alpha} = \frac{\operatorname{sign} u}{2} q^{1 - \alpha} \Bigl(\log q - 1 + \frac1q\Bigr)
 
-    It has a corner at the threshold, where the second derivative is 0.
+    The slope has a corner at the threshold, where the second derivative is 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: How fast the tails fall, above 1: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

@@ -17,21 +17,21 @@ def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_sca
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \alpha\,[\,|u| < 1 / 2\alpha\,],
         \qquad R(u) = \operatorname{clamp}(\alpha u, -\tfrac12, \tfrac12)
 
-    Open: 0 at its ends, and where ``v`` is NaN. Higher derivatives by ``v`` are 0.
+    The slope is 0 at the ends of the rectangle, and where ``v`` is NaN. Higher derivatives by ``v`` are 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

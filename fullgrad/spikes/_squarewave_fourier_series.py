@@ -23,22 +23,23 @@ def squarewave_fourier_series(
         \qquad R(u) = \frac2\pi \sum_{i<n} \frac{1}{2i+1} \sin\frac{2 \pi (2i+1) u}{T}, \qquad
         \frac{\partial R}{\partial T} = -\frac{u}{T} d(u)
 
-    Smooth. NaN at infinity, where it has no phase. spikingjelly's ``n`` is one more than the number of terms that it adds.
+    Smooth. The slope is NaN at infinity, which has no phase. spikingjelly's ``n`` is one more than the number of terms that it
+    adds.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         terms: The number of terms, a positive integer.
-        period: Of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        period: The period of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -77,10 +78,10 @@ class SquarewaveFourierSeries(Step):
 
     @staticmethod
     def _phase(u: Tensor, terms: int, period: Any) -> Tensor:
-        if not isinstance(period, Tensor) and surely((2 * terms - 1) * 2 * math.pi <= period):  # then no product overflows
+        if not isinstance(period, Tensor) and surely((2 * terms - 1) * 2 * math.pi <= period):  # no product overflows
             return u * (2 * math.pi / period)
         x = u / period
-        return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is one
+        return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is a phase
 
     @classmethod
     def _sum(cls, wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:

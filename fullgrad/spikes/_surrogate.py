@@ -39,7 +39,7 @@ class Surrogate(Elementwise):
 
 
 class Step(Surrogate):
-    r"""A step at a threshold, with a slope of one's own.
+    r"""A step at a threshold, with a declared slope.
 
     .. math::
         u = v - t, \qquad y = [\,u > 0\,] + tie\,[\,u = 0\,], \qquad D_v = -D_t = s\,d(u), \qquad
@@ -55,7 +55,7 @@ class Step(Surrogate):
     constants: ClassVar[tuple[str, ...]] = ()
     # The position of a parameter whose product with ``u`` the formulas make.
     inverse_width: ClassVar[int | None] = None
-    # Whether the formulas take ``tie`` after the parameters: those of slopes that jump at the threshold.
+    # Whether the slope jumps at the threshold, so that the formulas take ``tie`` after the parameters.
     jumps_at_threshold = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class Step(Surrogate):
 
     @classmethod
     def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """``u``, finite, and so that what the formulas make of it is finite where they are differentiated."""
+        """``u`` clamped so that the formulas and their derivatives are finite."""
         return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width])
 
     @classmethod
@@ -113,7 +113,7 @@ class Step(Surrogate):
 
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """Its integral *R* from 0."""
+        """The integral *R* of the slope from 0."""
         raise NotImplementedError
 
     @classmethod
@@ -156,5 +156,5 @@ class ScaledStep(Step):
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        """Its integral from 0."""
+        """The integral of ``density`` from 0."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ _NUMBERS = frozenset({float, int, type(None)})
 
 
 def step(v: Tensor, threshold: Any, tie: float) -> Tensor:
-    """1 above the threshold, ``tie`` on it, 0 below it and where ``v`` is NaN. A difference is not taken: it may round to 0."""
+    """1 above the threshold, ``tie`` on it, 0 below it and where ``v`` is NaN. No difference is taken, as it may round to 0."""
     threshold = threshold_for(v, threshold)
     if tie == 1:
         return compared(torch.ge, v, threshold)
@@ -33,7 +33,7 @@ def sign(x: Tensor, tie: float) -> Tensor:
 
 
 def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
-    """How many times the threshold is reached, at most ``max_spikes`` if that is given; NaN where ``v`` is NaN."""
+    """The number of times the threshold is reached, at most ``max_spikes``; NaN for NaN, but 0 if ``max_spikes`` is 1."""
     threshold = threshold_for(v, threshold)
     if max_spikes == 1:
         return compared(torch.ge, v, threshold)
@@ -42,12 +42,12 @@ def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
 
 @pointwise(opmath=True)
 def _count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
-    # Zeros below the threshold are positive: that of a clamp may have either sign.
+    # Adding 0 makes zeros below the threshold positive: the zero of a clamp may have either sign.
     return torch.clamp(torch.trunc(v / threshold), 0, max_spikes) + 0.0
 
 
 def expanded(value: Tensor, *inputs: Any) -> Tensor:
-    """A value in the shape to which it broadcasts with all inputs, so that a parameter may have more dimensions."""
+    """A value expanded to its broadcast shape with all inputs, as a parameter may have more dimensions."""
     if all_numbers(inputs):
         return value
     shape = broadcast_shape(value.shape, *[a.shape for a in inputs if isinstance(a, Tensor)])
@@ -57,7 +57,7 @@ def expanded(value: Tensor, *inputs: Any) -> Tensor:
 def threshold_for(v: Tensor, threshold: Any) -> Any:
     """A threshold as torch compares it with ``v``: rounded to the dtype of both.
 
-    Compiled code and float32 arithmetic would else see another number than a comparison in half precision.
+    Compiled code and float32 arithmetic would otherwise see another number than a comparison in half precision.
     """
     if isinstance(threshold, Tensor):
         dtype = v.dtype if threshold.dtype == v.dtype else torch.result_type(v, threshold)
@@ -69,5 +69,5 @@ _rounded = functools.lru_cache(maxsize=1024)(rounded)
 
 
 def all_numbers(inputs: tuple[Any, ...]) -> bool:
-    """Whether no input is a tensor. The types of plain numbers are looked at first: it takes a fifth of the time."""
+    """Whether no input is a tensor. Types of plain numbers are checked first, which takes a fifth of the time."""
     return _NUMBERS.issuperset(map(type, inputs)) or not any(isinstance(a, Tensor) for a in inputs)

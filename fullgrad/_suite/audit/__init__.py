@@ -1,4 +1,4 @@
-"""What breaks in the declared gradients of other code, and what replaces it: read from the source, of which nothing runs."""
+"""Problems of declared gradients in other code, and their replacements: found in the source, without running it."""
 
 from fullgrad._suite.audit._find import Finding, audit, audit_source
 from fullgrad._suite.audit._sources import sources

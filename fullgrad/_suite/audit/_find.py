@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fullgrad._suite.audit import _functions, _terms
 from fullgrad._suite.audit._sources import sources
 
-# Where what changes a tensor in place is a straight-through estimator: what is computed, and the function where it stands.
+# Signs that an in-place change is a straight-through estimator: words in the computation, and in the name of the function.
 _HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
 _FORWARD = ("forward", "__call__", "quant", "binar", "ste", "step")
 _NOT_FORWARD = ("init", "reset", "load", "setup", "state_dict")
@@ -16,15 +16,15 @@ _NOT_FORWARD = ("init", "reset", "load", "setup", "state_dict")
 
 @dataclass(frozen=True)
 class Finding:
-    """One place.
+    """A place in the source.
 
     Args:
         kind: ``"Function"``, ``"detach trick"``, ``"hook"`` or ``"in place"``.
         name: The class, or the expression.
-        file: The file, as it is told.
+        file: The file, as the report names it.
         line: Its line.
-        breaks: What does not work, or is wrong.
-        replacement: What to write.
+        breaks: The features that do not work, or are wrong.
+        replacement: The code to write instead.
     """
 
     kind: str
@@ -40,15 +40,15 @@ def audit(targets: Iterable[str]) -> list[Finding]:
 
     Raises:
         FileNotFoundError: There is no such file, folder or package.
-        SyntaxError: A file that was named is not Python; of a folder such files are left out.
+        SyntaxError: A named file is not Python; in folders such files are skipped.
     """
     found: list[Finding] = []
     for target in targets:
-        for path, told in sources(target):
+        for path, label in sources(target):
             try:
-                found += audit_source(path.read_text(encoding="utf-8", errors="replace"), told)
+                found += audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
             except SyntaxError:
-                if told == target:
+                if label == target:
                     raise
     return found
 
@@ -56,7 +56,7 @@ def audit(targets: Iterable[str]) -> list[Finding]:
 def audit_source(text: str, file: str) -> list[Finding]:
     """The findings in the text of a module."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in strings
+        warnings.simplefilter("ignore")  # about escapes in strings
         tree = ast.parse(text)
     found = [
         Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
@@ -80,7 +80,7 @@ def _expressions(tree: ast.Module, file: str) -> Iterator[Finding]:
             if trick is not None:
                 breaks = ("float16", "inf", "-0.0")
                 yield Finding("detach trick", _shortened(node), file, node.lineno, breaks, _terms.replacement(*trick))
-                inner = False  # a part of a sum is no trick of its own
+                inner = False  # a part of a sum is not a trick of its own
         elif isinstance(node, ast.Call):
             yield from _call(node, file, function, no_grad)
         elif isinstance(node, ast.Assign) and _is_forward(function) and _is_hard(node.value):
@@ -110,7 +110,7 @@ def _in_place(node: ast.AST, file: str, breaks: tuple[str, ...], changed: ast.AS
 
 
 def _of_hook(argument: ast.AST) -> str:
-    """What a hook is by its body, where it is a lambda."""
+    """The replacement of a hook, by its body if it is a lambda."""
     if not isinstance(argument, ast.Lambda):
         return "a gradient operator: clip_grad, scale_bwd, mask_grad, …, or Function"
     gradient = argument.args.args[0].arg if argument.args.args else ""

@@ -1,4 +1,4 @@
-"""What breaks in a ``torch.autograd.Function``, and what replaces it, by the shape of its forward and its backward."""
+"""Problems of a ``torch.autograd.Function``, and its replacement, by the shape of its forward and its backward."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fullgrad import spikes
 
-# What a backward of a step computes, and the spike of that slope. The first that fits.
+# Patterns in the backward of a step, and the spike of that slope. The first match counts.
 _SLOPES = (
     (r"sigmoid_backward|sigmoid\(", "spikes.sigmoid"),
     (r"atan", "spikes.atan"),
@@ -15,7 +15,7 @@ _SLOPES = (
     (r"abs\(.*\*\* ?2|abs\(\).*\*\* ?2|fast", "spikes.fast_sigmoid"),
     (r"relu\(1|max\(.*1 - |clamp\(1 - ", "spikes.piecewise_quadratic"),
 )
-# Published classes whose names say what they compute, where the shape does not; docs/which.md has what differs.
+# Published classes whose names say what they compute, where the shape does not; docs/which.md lists the differences.
 _PUBLISHED = {
     "AbsBinarySignGradFn": "spikes.abs_binary_sign_grad(x)",
     "BinarySignSteFn": "spikes.ste_sign(x, None)",
@@ -46,7 +46,7 @@ _ROUNDINGS = {"round": "round", "ceil": "ceil", "floor": "floor", "trunc": "trun
 
 
 def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    """The Functions of a module: by their bases, and those derived from them in it, that have a forward or a backward."""
+    """The Functions of a module, recognized by their bases, direct or in the module, that have a forward or a backward."""
     known = {"InplaceFunction"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.autograd"):
@@ -68,25 +68,25 @@ def method(cls: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 def breaks(cls: ast.ClassDef) -> tuple[str, ...]:
-    """What torch does not do with the class, or does wrong."""
+    """The features of torch that the class lacks, or that go wrong with it."""
     forward, backward = method(cls, "forward"), method(cls, "backward")
-    told = []
+    broken = []
     if forward is not None and method(cls, "setup_context") is None:
-        told.append("func.grad")  # torch.func needs setup_context
+        broken.append("func.grad")  # torch.func needs setup_context
     if method(cls, "vmap") is None and not _says(cls, "generate_vmap_rule"):
-        told.append("vmap")
+        broken.append("vmap")
     if method(cls, "jvp") is None:
-        told.append("jvp")
-    told.append("compiled transforms")
+        broken.append("jvp")
+    broken.append("compiled transforms")
     if backward is not None and any("once_differentiable" in ast.unparse(d) for d in backward.decorator_list):
-        told.append("second order")
+        broken.append("second order")
     if any("custom_fwd" in ast.unparse(d) for f in (forward, backward) if f for d in f.decorator_list):
-        told.append("autocast in transforms")
+        broken.append("autocast in transforms")
     if _keeps_a_tensor(cls):
-        told.append("in-place changes unnoticed")
+        broken.append("in-place changes unnoticed")
     if any(_reads_numbers(f) for f in (forward, backward) if f):
-        told.append("one sample at a time")
-    return tuple(told)
+        broken.append("one sample at a time")
+    return tuple(broken)
 
 
 def _says(cls: ast.ClassDef, name: str) -> bool:
@@ -132,12 +132,12 @@ def _by_shape(cls: ast.ClassDef, adopt: str) -> str:
     masks = _MASK.search(_body(backward)) is not None
     outermost = next(iter(_calls(value)), "") if _of_the_input(value, x) else ""
     if outermost in _ROUNDINGS:
-        if not isinstance(value, ast.Call) or value.keywords or len(value.args) > 1:  # to so many decimals
+        if not isinstance(value, ast.Call) or value.keywords or len(value.args) > 1:  # with a number of decimals
             return adopt
         return f"{_ROUNDINGS[outermost]}({x})" if passes else adopt
     if outermost in ("clamp", "clip", "hardtanh"):
         return f"replace_grad({x}.clamp(low, high), {x})" if passes else f"clamp({x}, low, high)" if masks else adopt
-    if outermost == "sign":  # 0 at 0
+    if outermost == "sign":  # the sign of 0 is 0
         return f"spikes.ternary_sign({x}, 0.0, None)" if passes else f"spikes.ternary_sign({x}, 0.0)" if masks else adopt
     if passes and {*_calls(value)} == {"round"}:
         return "step_quantize, k_bit_quantize or replace_grad"
@@ -152,14 +152,14 @@ def _arguments(function: ast.FunctionDef) -> list[str]:
 
 
 def _tie_of_step(value: ast.expr, x: str) -> str | None:
-    """Of a step of the input its value at the threshold, as an argument where it is not 1; None of what is no step."""
+    """The value of a step at its threshold, as an argument if it is not 1; None if the expression is not a step of the input."""
     value = _without_kept(value)
     if isinstance(value, ast.Compare) and len(value.ops) == 1 and _mentions(value.left, x):
         return {ast.Gt: ", tie=0.0", ast.GtE: ""}.get(type(value.ops[0]))
     if isinstance(value, ast.Call):
         name = next(iter(_calls(value)), "")
-        told = {"gt": ", tie=0.0", "greater": ", tie=0.0", "ge": "", "greater_equal": "", "heaviside": "", "_heaviside": ""}
-        return told.get(name) if _mentions(value, x) else None
+        ties = {"gt": ", tie=0.0", "greater": ", tie=0.0", "ge": "", "greater_equal": "", "heaviside": "", "_heaviside": ""}
+        return ties.get(name) if _mentions(value, x) else None
     return None
 
 
@@ -179,7 +179,7 @@ def _spike(name: str, x: str, passes: bool, body: str, tie: str) -> str:
 
 
 def of_gradient_map(slope: ast.expr, gradient: str) -> str | None:
-    """The operator of an identity with this map of the gradient."""
+    """The operator that is the identity with this map of the gradient."""
     text = ast.unparse(slope)
     if isinstance(slope, ast.UnaryOp) and isinstance(slope.op, ast.USub):
         return "reverse_grad(x)"
@@ -225,7 +225,7 @@ def _body(function: ast.FunctionDef) -> str:
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
-    """What the last return gives, with the names that are assigned once in their places."""
+    """The expression of the last return, with names that are assigned once replaced by their values."""
     returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
     if not returns:
         return None
@@ -234,7 +234,7 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
         if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], ast.Name):
             assigned.setdefault(n.targets[0].id, []).append(n.value)
         changed = _changed_in_place(n)
-        if changed is not None:  # so that it is not what it was assigned
+        if changed is not None:  # so that the name is not replaced
             assigned.setdefault(changed, []).extend([value for value in [returns[-1].value] if value is not None] * 2)
     value = returns[-1].value
     for _ in range(4):
@@ -273,7 +273,7 @@ _KEEP = ("clone", "view_as", "contiguous", "alias", "detach", "to", "float", "ty
 
 
 def _without_kept(value: ast.expr) -> ast.expr:
-    """What is copied, viewed or converted."""
+    """The expression that is copied, viewed or converted."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _KEEP:
         value = value.func.value
     return value

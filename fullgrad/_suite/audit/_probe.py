@@ -1,4 +1,4 @@
-"""`probe`: the checks of the kit on a Function that was found, as it is and adopted, where its inputs can be guessed."""
+"""`probe`: the checks of the kit on a found Function, as it is and adopted, if its inputs can be guessed."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from fullgrad.testing._check_operator import run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE
 from fullgrad.testing._subject import Subject
 
-# By the words of the table.
+# The checks, by their names in the table.
 PROBES = {
     "backward": "backward",
     "func.grad": "func_grad",
@@ -31,9 +31,9 @@ PROBES = {
 
 
 def probe(finding: Finding) -> dict[str, str]:
-    """Of each probe what the class does and what it does when it is adopted: ``"fails -> passes"``; or why there is none.
+    """The result of each probe before and after adoption, as ``"fails -> passes"``, or why there is none.
 
-    This imports the module of the class, and calls it.
+    The module of the class is imported, and the class called.
     """
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -52,7 +52,7 @@ def probe(finding: Finding) -> dict[str, str]:
     adopted = Subject(fullgrad.adopt(cls), inputs, None, cls.apply, max_saved_bytes=None)
     for name, check in PROBES.items():
         before, after = run_check(check, own), run_check(check, adopted)
-        # Without a tangent in the class the kit has nothing to say about one; it raises all the same.
+        # For a class without a tangent, a check of tangents is not applicable; torch raises all the same.
         words = {FAILED: "fails", NOT_APPLICABLE: "-"}
         found[name] = f"{words.get(before.status, 'passes')} -> {words.get(after.status, 'passes')}"
     return found
@@ -72,7 +72,7 @@ def _module(file: str) -> Any:
 
 
 def _guesses(cls: Any) -> Iterator[tuple[Any, ...]]:
-    """A tensor, and of the arguments without a default a number, an integer or a tensor each."""
+    """A tensor, and for the other arguments without a default a number, an integer, a tensor or True each."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parameters = [*inspect.signature(cls.forward).parameters.values()]
     parameters = parameters[cls.setup_context is torch.autograd.Function.setup_context :]
@@ -84,7 +84,7 @@ def _guesses(cls: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _tried(cls: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The inputs, if the class has a value and a gradient there; in the dtype of its value, which many step functions choose."""
+    """The inputs, if the class has a value and a gradient for them; in the dtype of the value, as many step functions fix it."""
     x = inputs[0]
     try:
         y, _ = _value_and_gradient(cls, inputs)

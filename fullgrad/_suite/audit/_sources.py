@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def sources(target: str) -> Iterator[tuple[Path, str]]:
-    """Each file, with the name under which it is told."""
+    """Each file, with its name in the report."""
     path = Path(target)
     if path.suffix == ".py" and path.is_file():
         yield path, target
@@ -22,7 +22,7 @@ def sources(target: str) -> Iterator[tuple[Path, str]]:
 
 
 def _package(name: str) -> Path:
-    # The spec of a package inside another would import that one.
+    # Finding a package inside another would import the outer one.
     first, *inner = name.split(".")
     try:
         spec = importlib.util.find_spec(first)

@@ -1,4 +1,4 @@
-"""The detach trick as a sum of terms: ``a + b - b.detach()``, in whatever order and brackets it is written."""
+"""The detach trick as a sum of terms, ``a + b - b.detach()``, in any order and with any brackets."""
 
 import ast
 from typing import NamedTuple
@@ -7,7 +7,7 @@ _STRAIGHT = {"round": "round", "ceil": "ceil", "floor": "floor", "trunc": "trunc
 
 
 class Term(NamedTuple):
-    """A summand: its sign, whether it is detached, and what it is."""
+    """A summand: its sign, whether it is detached, and its expression."""
 
     sign: int
     detached: bool
@@ -24,7 +24,7 @@ def terms(node: ast.expr, sign: int = 1, detached: bool = False) -> list[Term]:
 
 
 def _detached(node: ast.expr) -> ast.expr | None:
-    """What ``.detach()``, ``.data`` or a function of that name is applied to."""
+    """The operand of ``.detach()``, ``.data`` or a function such as ``stop_gradient``; None for other expressions."""
     if isinstance(node, ast.Attribute) and node.attr == "data":
         return node.value
     if not isinstance(node, ast.Call):
@@ -74,7 +74,7 @@ def _factors(node: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
 
 
 def replacement(value: list[Term], soft: ast.expr) -> str:
-    """What to write."""
+    """The code to write instead."""
     if len(value) == 1 and value[0].sign == 1:
         straight = _straight(value[0].node, soft)
         if straight is not None:
@@ -86,7 +86,7 @@ def replacement(value: list[Term], soft: ast.expr) -> str:
 
 
 def _straight(node: ast.expr, soft: ast.expr) -> str | None:
-    """The operator of which the value is a rounding of the tensor that gives the gradient."""
+    """The operator whose value is a rounding of the tensor that gives the gradient; None if there is none."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _STRAIGHT:
         return None
     of = node.args[0] if len(node.args) == 1 else node.func.value if not node.args else None

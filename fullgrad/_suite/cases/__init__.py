@@ -1,4 +1,4 @@
-"""The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
+"""The cases: every public operator with inputs and oracles, in the one list from which the tests of all operators are made."""
 
 from fullgrad._suite.cases import (
     clamping,

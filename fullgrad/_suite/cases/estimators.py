@@ -8,7 +8,7 @@ from fullgrad._suite.cases._case import Case, numbers, straight_through
 X, Y = numbers(4, 3, scale=0.7), numbers(4, 3, scale=0.7, seed=1)
 
 
-# Of operations that torch 2.13 can compile under forward over forward, which a number times a tensor and a sine are not.
+# Made of operations that torch 2.13 can compile under forward over forward, unlike a number times a tensor, or a sine.
 
 
 def _soft(x, y):

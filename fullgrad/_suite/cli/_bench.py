@@ -46,7 +46,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure with a progress bar, print tables. The exit status is 0 whatever the times are: they do not gate."""
+    """Measure with a progress bar, print tables. The exit status is 0 whatever the times are."""
     progress_module, console_module = extra("rich.progress", "cli"), extra("rich.console", "cli")
     pyplot = None
     if options.plot:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
             progress.update(task, description=name)
             try:
                 rows[kind] += make()
-            except Exception as error:  # what cannot run is reported, and the rest is measured
+            except Exception as error:  # a piece that cannot run is reported, and the rest is measured
                 failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
             progress.advance(task)
     _print(rows, failures, console_module)
@@ -88,16 +88,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list[dict[str, Any]]]]]:
-    """The small pieces that the progress bar counts: a name, the table that the rows belong to, and what makes them."""
+    """The small pieces that the progress bar counts: a name, the table of the rows, and the function that measures them."""
     seconds = options.seconds or (0.01 if options.quick else 0.2)
 
     def measured(make: Callable[[], Iterator[Comparison]]) -> Callable[[], list[dict[str, Any]]]:
-        # Rows hold numbers alone: the tensors of a comparison go when it is measured.
+        # Rows hold numbers alone: the tensors of a comparison are freed when it is measured.
         return lambda: [as_dict(result) for result in measure(list(make()), seconds, options.device)]
 
     plan: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
     if not options.names or TARGETS in options.names:
-        # With torch's compilers, for which the other commands need not wait.
+        # Imported late, as it imports torch's compilers, for which other commands need not wait.
         from fullgrad._suite.bench._targets import facts, targets
 
         plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
@@ -113,7 +113,7 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
     ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
     for case in chosen(names, options.variants):
         for n, dtype in [(n, dtype) for n in sizes for dtype in options.dtypes]:
-            # What is compiled takes seconds to make; it matters most at the largest size.
+            # Compiling takes seconds; compiled code matters most at the largest size.
             asked = [w for w in ways if w != COMPILED or n == max(sizes)]
             how = options.device, asked, options.memory, options.one_row
             make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)

@@ -1,7 +1,6 @@
-"""Half precision on the CPU, and formulas of several steps: computed piece by piece, so that no temporary is written to memory.
+"""Half precision on the CPU, and formulas of several steps, computed piece by piece so that temporaries stay in the cache.
 
-The cost of an elementwise operation on a large tensor is memory traffic, and a copy in float32 has twice the bytes. A piece stays
-in the cache.
+The cost of an elementwise operation on a large tensor is memory traffic, and a copy in float32 has twice the bytes.
 """
 
 import functools
@@ -17,10 +16,10 @@ from fullgrad._dispatch import can_reuse_buffers, surely
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
-# What behaves as a tensor does, whole and in pieces.
+# Classes that behave alike whole and in pieces.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-# Elements of a piece: temporaries of it stay in the cache, and the cost of a call is small beside theirs.
+# Elements of a piece: its temporaries stay in the cache, and the cost of a call is small compared with the arithmetic.
 PIECE = 2**18
 
 Formula = Callable[..., Sequence[Tensor | None]]
@@ -30,21 +29,20 @@ Index = tuple[int | slice, ...]
 
 
 def to_opmath(*args: Any) -> list[Any]:
-    """Half precision in float32, where slopes do not overflow and are rounded once."""
+    """The arguments with half precision in float32, where slopes do not overflow and are rounded once."""
     return [a.float() if a.__class__ is not float and isinstance(a, Tensor) and a.dtype in HALF else a for a in args]
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, which even where there is nothing to do takes the time of an operation."""
+    """``x.to(dtype)``, which takes the time of an operation even where there is nothing to convert."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool = True) -> list[Any] | None:
-    """The outputs of an elementwise formula of pieces of the arguments, in float32 at least if ``widen``.
+    """The outputs of an elementwise formula, computed piece by piece, in float32 at least if ``widen``.
 
-    None where pieces are no gain: the first tensor is small, on another device or of less than the shape to which all broadcast,
-    or steps are recorded.
-    An output of fewer elements is summed to its shape, in float32 at least.
+    None where pieces gain nothing: the first tensor is small, on another device or smaller than the shape to which all broadcast,
+    or operations are recorded. An output of fewer elements is summed to its shape, in float32 at least.
     """
     first = args[0]
     if not surely(first.numel() > PIECE) or first.device.type != "cpu" or not can_reuse_buffers():
@@ -77,15 +75,15 @@ def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool
 
 
 def chunked_terms(terms: Any, needed: Sequence[bool], g: Tensor, inputs: Sequence[Any], widen: bool) -> list[Any] | None:
-    """The gradients ``terms(needed, g, *inputs)`` piece by piece, each like its input; None as of `chunked`."""
-    like = [v if isinstance(v, Tensor) else g for v in inputs]  # what is not read is None, and may have a gradient all the same
+    """The gradients ``terms(needed, g, *inputs)`` piece by piece, each like its input; None where `chunked` returns None."""
+    like = [v if isinstance(v, Tensor) else g for v in inputs]  # an input that is not read is None, but may have a gradient
     outputs = [(v.shape, v.dtype) if n else None for n, v in zip(needed, like, strict=False)]
     return chunked(functools.partial(terms, needed), outputs, g, *inputs, widen=widen)
 
 
 def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
-    """An elementwise formula of several steps, which gives a tensor of the shape and dtype of the first argument: piece by piece
-    where that is large, so that the steps are in the cache.
+    """An elementwise formula of several steps whose value has the shape and dtype of the first argument, computed piece by piece
+    if that is large, so that the steps stay in the cache.
     """
     first = args[0]
     if not surely(first.numel() >= PIECE) or not first.is_cpu or not can_reuse_buffers():
@@ -107,9 +105,8 @@ def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def rounded_once(formula: Callable[..., Tensor], *args: Any) -> Tensor:
-    """An elementwise formula of arguments some of which are in half precision: in float32, and rounded once to the dtype that
-    torch gives such a formula. An intermediate result that is rounded may be rounded to another integer, or fall on the other
-    side of a threshold.
+    """An elementwise formula with some arguments in half precision, computed in float32 and rounded once to the dtype that torch
+    gives such a formula. A rounded intermediate result could round to another integer, or fall on the other side of a threshold.
     """
     floating = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
     some = [a for a in floating if a.ndim] or floating
@@ -130,14 +127,14 @@ def any_half(*args: Any) -> bool:
 
 
 def _in_float32(piece: Tensor, buffer: Tensor | None) -> Tensor:
-    """In a buffer, where there is one of its shape: memory that was just in use is in the cache."""
+    """The piece in float32, in the buffer if its shape fits: memory that was just in use is in the cache."""
     if piece.dtype not in HALF:
         return piece
     return piece.float() if buffer is None or buffer.shape != piece.shape else buffer.copy_(piece)
 
 
 def pieces_of(shape: torch.Size, size: int) -> Iterator[Index]:
-    """Positions in the leading dimensions and a slice of the next, of pieces of about equal size."""
+    """The indices of pieces of about equal size: positions in the leading dimensions, and a slice of the next."""
     row, dim = shape.numel(), -1
     while row > size:
         dim += 1

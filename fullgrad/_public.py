@@ -1,10 +1,10 @@
-"""What the functions of a family become when they are public."""
+"""`make_public`: the public functions of a family."""
 
 import sys
 
 from fullgrad._dispatch import make_overridable
 
-# Keywords of softtorch's functions that ours do not have: they raise, with what to write instead.
+# Keywords of softtorch's functions that ours lack: they raise and say what to write instead.
 _ORDER = ("argmax", "argmedian", "argmin", "argquantile", "argsort", "max", "median", "min", "quantile", "rank", "sort", "topk")
 _SOLVER = {"ot_kwargs": "the solver of the method 'ot' has no settings here, so leave it out"}
 _BOUNDS = {"a": "the bounds are called `min_value` and `max_value`", "b": "the bounds are called `min_value` and `max_value`"}
@@ -17,5 +17,5 @@ _REFUSED = {
 
 
 def make_public(family: str, known_as: str | None = None) -> None:
-    """Let the functions of a family honor ``__torch_function__``, under the name by which users know their module."""
+    """Make the functions of a family honor ``__torch_function__``, under the public name of their module."""
     make_overridable(sys.modules[family], known_as or family, _REFUSED)

@@ -1,4 +1,4 @@
-"""`Recomputed`: the rules of an operator with the derivative of a plain function, which is computed when a derivative is."""
+"""`Recomputed`: the rules of an operator whose derivative is that of a plain function, computed with each derivative."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from fullgrad._recompute import pulled_back, pushed_forward
 class Recomputed(Function):
     """A function of rows along the last dimension, with the derivative of ``relaxed(*inputs)``, plain differentiable code.
 
-    Saved are inputs alone. ``forward`` may have another value. Tensors broadcast in front of the rows; the first has their shape.
+    Only inputs are saved. ``forward`` may have another value. Tensors broadcast in front of the rows, to the first one's shape.
     """
 
     whole_dims = 1
@@ -34,7 +34,7 @@ class Recomputed(Function):
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         found: list[Tensor] = []
         for v in pulled_back(cls.relaxed, inputs, where, g):
-            # A sum gives one gradient to both its terms, which autograd may go on to change in place.
+            # A sum gives one gradient to both its terms, and autograd may change it in place.
             found.append(v.clone() if any(is_alias_of(v, other) for other in found) else v)
         parts = iter(found)
         return tuple([next(parts) if i in where else None for i in range(len(inputs))])

@@ -1,11 +1,11 @@
-"""Products of matrices in the precision of their factors."""
+"""Matrix products in the precision of their factors."""
 
 import torch
 from torch import Tensor
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``torch.matmul``, which autocast would lower: the product is part of an operator's value or rule, not a layer."""
+    """``torch.matmul`` without autocast: the product is part of an operator's value or rule, not a layer."""
     device = a.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return torch.matmul(a, b)

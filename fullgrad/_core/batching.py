@@ -14,7 +14,7 @@ def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any,
     args = tuple(aligned(in_dims, args))
     y = operator.apply(*args)
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
-    if y.ndim < max(map(len, shapes)):  # the value does not depend on what is batched, the derivative may
+    if y.ndim < max(map(len, shapes)):  # the value does not depend on the batched argument, the derivative may
         shape = broadcast_shape(*shapes)
         y = operator.apply(*[a.expand(shape) if isinstance(a, Tensor) else a for a in args])
     return y, 0
@@ -24,8 +24,8 @@ def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...], core: tuple[
     """Arguments of an elementwise operator with the batch in dim 0, broadcasting as one sample of them would.
 
     A sample of shape (3,) next to one of shape (2, 3) becomes (B, 1, 3) next to (B, 2, 3). A per-sample scalar takes part in type
-    promotion as a scalar, as it does outside ``vmap``: it takes the floating dtype of the others. ``core`` says how many of the
-    last dimensions of each argument do not broadcast: 2 for matrices, 1 for vectors.
+    promotion as a scalar, as it does outside ``vmap``: it takes the floating dtype of the others. ``core`` is the number of the
+    last dimensions of each argument that do not broadcast: 2 for matrices, 1 for vectors.
     """
     samples = [a.ndim - (d is not None) if isinstance(a, Tensor) else 0 for a, d in zip(args, in_dims, strict=True)]
     ranks = samples if core is None else [n - k for n, k in zip(samples, core, strict=True)]

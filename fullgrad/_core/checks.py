@@ -1,7 +1,7 @@
-"""Checks of arguments. All of their error messages are here: name, rule, found.
+"""Checks of arguments that several operators share. Their error messages have one form: name, rule, value found.
 
-Public functions call them before the operator, so that nothing is recorded when one fails, under ``torch.compile`` and ``vmap``
-too.
+Public functions call the checks before the operator, so that nothing is recorded when one fails, also under ``torch.compile`` and
+``vmap``.
 """
 
 import math
@@ -16,7 +16,7 @@ from fullgrad._dispatch import holds, is_tracing, perhaps, same_shape
 
 _FLOAT32 = torch.float32
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-# A quantized tensor has no gradient, and few of torch's functions.
+# A quantized tensor has no gradient, and few of torch's functions take it.
 _QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 _NOT_REAL = frozenset({torch.bool} | _COMPLEX | _QUANTIZED)
 
@@ -29,7 +29,7 @@ def tensor(name: str, argument: str, value: Any) -> None:
 
 def real_tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of real numbers: integer or floating, neither bool nor complex nor quantized."""
-    # Every small operation comes here: the first halves of both conditions save the time of the second.
+    # This is the hot path: the first half of each condition saves the time of the second.
     if type(value) is not Tensor and not isinstance(value, Tensor):
         tensor(name, argument, value)
     if value.dtype is not _FLOAT32 and value.dtype in _NOT_REAL:
@@ -37,7 +37,7 @@ def real_tensor(name: str, argument: str, value: Any) -> None:
 
 
 def floating_tensor(name: str, argument: str, value: Any) -> None:
-    """A tensor of floating numbers."""
+    """A floating tensor."""
     if not isinstance(value, Tensor):
         tensor(name, argument, value)
     if not value.is_floating_point():
@@ -45,13 +45,13 @@ def floating_tensor(name: str, argument: str, value: Any) -> None:
 
 
 def function(name: str, argument: str, value: Any) -> None:
-    """What can be called."""
+    """A callable."""
     if not callable(value):
         raise TypeError(f"{name}: `{argument}` must be a function, got {_type(value)}.")
 
 
 def known_argument(name: str, argument: str, known: Sequence[str], among: str = "") -> None:
-    """The name of an argument that there is, or, ``among`` the names of another argument, that was given."""
+    """The name of an existing argument, or, with ``among``, of one that was given."""
     if argument not in known:
         words = ", ".join(known) or "none"
         if among:
@@ -60,7 +60,7 @@ def known_argument(name: str, argument: str, known: Sequence[str], among: str = 
 
 
 def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None:
-    """One of several words."""
+    """One of several strings."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
@@ -84,7 +84,7 @@ def real_number(name: str, argument: str, value: Any) -> None:
 
 
 def bool_tensor(name: str, argument: str, value: Any) -> None:
-    """A tensor of truth values."""
+    """A bool tensor."""
     tensor(name, argument, value)
     if value.dtype != torch.bool:
         raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}.")
@@ -109,7 +109,7 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
-    """A positive, finite Python number, or a real tensor, whose elements are not checked."""
+    """A positive, finite Python number, or a real tensor; its elements are not checked."""
     if value.__class__ is float and 0.0 < value < math.inf:
         return
     if isinstance(value, Tensor):
@@ -128,7 +128,7 @@ def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Se
 
 
 def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a tensor of a shape broadcasts to another; what data decides may."""
+    """Whether a tensor of a shape broadcasts to another. Sizes that depend on data count as fitting."""
     if len(shape) > len(target):
         return False
     sizes = zip(reversed(shape), reversed(target), strict=False)
@@ -138,14 +138,14 @@ def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
 
 
 def broadcast_shape(shape: torch.Size, *others: torch.Size) -> torch.Size:
-    """The shape to which all broadcast. torch.broadcast_shapes takes longer than the kernels of a small tensor."""
+    """The shape to which all shapes broadcast. torch.broadcast_shapes takes longer than the kernels of a small tensor."""
     others = tuple([s for s in others if not same_shape(s, shape) and (is_tracing() or not can_broadcast(s, shape))])
     return torch.broadcast_shapes(shape, *others) if others else shape
 
 
 def dim(name: str, value: Any, ndim: int) -> None:
     """None, a dimension of a tensor, or several different ones."""
-    if value is None or (value.__class__ is int and -ndim <= value < ndim):  # what almost every call gives
+    if value is None or (value.__class__ is int and -ndim <= value < ndim):  # the common arguments
         return
     named = (value,) if isinstance(value, (int, torch.SymInt)) else value
     if not isinstance(named, (tuple, list)) or not all(
@@ -161,7 +161,7 @@ def dim(name: str, value: Any, ndim: int) -> None:
 
 
 def one_dim(name: str, value: Any, ndim: int) -> None:
-    """A dimension of a tensor, and one alone."""
+    """A single dimension of a tensor."""
     if not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name}: `dim` must be an integer, got {value!r}.")
     dim(name, value, ndim)

@@ -1,4 +1,4 @@
-"""`Elementwise`: the base class of operators that are given by their partial derivatives."""
+"""`Elementwise`: the base class of operators given by their partial derivatives."""
 
 import functools
 import inspect
@@ -33,15 +33,15 @@ class Elementwise(Function):
     * ``vjp_term(i, v, *inputs)``, which returns :math:`D_i\,v`, or None where that is 0. Inputs that ``reads[i]`` does not name
       may be None.
 
-    Where the partial derivatives share work it may also write ``vjp_terms(needed, v, *inputs)``, all terms at once: one entry for
-    each input, None where ``needed`` is false for it. A backward of several tensors asks it once.
+    If the partial derivatives share work, it may also write ``vjp_terms(needed, v, *inputs)``, all terms at once: one entry for
+    each input, None where ``needed`` is false for it. A backward of several tensors calls it once.
 
     ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
     large tensors on the CPU then computes them piece by piece, in the cache. ``opmath = True`` computes terms of half precision
     in float32, and rounds once. ``reads_output``, a function of the inputs, says whether ``vjp_term`` reads the value, which is
     then saved, and given after the inputs; None is given otherwise, and for a value in half precision, which has lost its slope.
 
-    The base has the other rules. It saves the inputs that are read, and nothing else; computes the terms that are needed, and
+    The base has the other rules. It saves the inputs that are read and nothing else, computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
     An input that is in ``reads`` may be a number, which has no derivative.
 
@@ -78,11 +78,11 @@ class Elementwise(Function):
 
     reads: ClassVar[Mapping[int, Sequence[int]]]
 
-    # The rules that were made for a class, and not written by its author.
+    # The rules that this base made for a class, which its author did not write.
     _made: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # What a class or a family writes itself is kept; what was made for a parent is made again.
+        # Rules that a class or a family writes are kept; rules made for a parent are made again.
         missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
         if hasattr(cls, "forward") and missing:
             cls._made = _rules(cls, *_checked_definition(cls))
@@ -134,8 +134,8 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int,
 
 
 def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> dict[str, Callable[..., Any]]:
-    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method costs in small calls."""
-    make = _of_one_input if len(names) == 1 else _of_nothing_read if reads == {0: ()} else _of_several_inputs
+    """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method is slow in small calls."""
+    make = _one_input_rules if len(names) == 1 else _save_nothing_rules if reads == {0: ()} else _several_input_rules
     return dict(zip(_RULES, make(cls, names, reads), strict=True))
 
 
@@ -160,7 +160,7 @@ def _schedule(cls: Any, count: int) -> tuple[Callable[[Tensor], bool], Callable[
     return is_scheduled, scheduled, first
 
 
-def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+def _one_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term = cls.vjp_term
     if not reads[0]:
         return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: _or_zero(term(0, t, None), t)
@@ -176,8 +176,8 @@ def _of_one_input(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, 
     return setup_context, vjp, lambda ctx, t: _or_zero(vjp(ctx, t), t)
 
 
-def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    """A first input of which nothing is read, and constants."""
+def _save_nothing_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+    """The rules of a class that reads nothing: a first input, and constants."""
     term, nothing = cls.vjp_term, (None,) * len(names)
     first_alone = (True, *(False,) * (len(names) - 1))
 
@@ -196,7 +196,7 @@ def _of_nothing_read(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[in
 
 
 class _Plan(NamedTuple):
-    """What a call keeps, by the types of its inputs and by which of them need a gradient: tensors, as positions."""
+    """The tensors that a call keeps, as positions; the types of its inputs, and which need a gradient, decide."""
 
     needs: tuple[bool, ...]
     needed: list[int]
@@ -208,7 +208,7 @@ class _Plan(NamedTuple):
     """The inputs without the tensors, where all are tensors."""
 
 
-def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
     term, reads_output, no_other_gradients = cls.vjp_term, cls.reads_output, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
@@ -226,8 +226,8 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
         no_numbers = [None] * len(names) if len(tensors) == len(names) else None
         return _Plan(needs, needed, read, could, _picker(read), _picker(could), no_numbers)
 
-    # On the hot path each attribute of ctx costs: what is kept besides tensors is in one. It is a tuple of numbers where the
-    # first input is the only tensor, which then has the shape and dtype of the output.
+    # This is the hot path, where each attribute of ctx costs: `kept` has everything but the tensors. It is a tuple of numbers if
+    # the first input is the only tensor, which then has the shape and dtype of the output.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         numbers, value = inputs[1:], ()
@@ -262,7 +262,7 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
             inputs[j] = t
         return inputs if reads_output is None else [*inputs, saved[-1]]
 
-    # Autograd sums a gradient to the shape of its input, and converts it to its dtype.
+    # Autograd sums a gradient to the shape of its input and converts it to the input's dtype.
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.kept.__class__ is tuple:
@@ -300,12 +300,12 @@ def _of_several_inputs(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[
 
 
 def _or_zero(tangent: Tensor | None, given: Any) -> Any:
-    """A tangent, of which None is 0: the output has the shape of the only tensor then."""
+    """A tangent; zeros for None, of the shape of the only tensor, which is that of the output."""
     return torch.zeros_like(given) if tangent is None else tangent
 
 
 def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What gives the items at some positions; it takes a fifth of the time of a loop over one or two."""
+    """A function that returns the items at some positions, in a fifth of the time of a loop over one or two."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
     return operator.itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0))

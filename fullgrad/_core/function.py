@@ -33,22 +33,23 @@ class Function:
     torch would silently lose. Non-tensor arguments under ``torch.compile`` are plain scalars, strings and tuples of them.
 
     A class whose ``vjp`` is made of elementwise operations may set ``recompute_in_backward = True``: compiled code on the CPU
-    then computes them in the backward and saves what ``setup_context`` saves, where it would keep masks.
+    then computes them in the backward, and saves what ``setup_context`` saves instead of masks.
 
-    On distributed tensors (`torch.distributed.tensor.DTensor`) an operator that says by ``whole_dims`` which dimensions one rank
-    must have whole runs on shards that are whole there, and the others may stay split:
+    On distributed tensors (`torch.distributed.tensor.DTensor`) an operator runs on shards if it declares by ``whole_dims`` which
+    dimensions a rank must have whole; the others may stay split:
 
-    * ``whole_dims = 0``: none, the operator treats every element alike and broadcasts its inputs, as an `Elementwise` does.
-    * ``whole_dims = 1``: the last dimension of each tensor, the others broadcast; ``(2, 1)``, the last two of the first argument
+    * ``whole_dims = 0``: none; the operator treats every element alike and broadcasts its inputs, as an `Elementwise` does.
+    * ``whole_dims = 1``: the last dimension of each tensor; the others broadcast. ``(2, 1)``: the last two of the first argument
       and the last one of the second. The outputs begin with the dimensions that may be split.
-    * ``whole_dims = "dim"``: those of the first argument that its parameter ``dim`` names (None for all). Tensors with as many
-      dimensions are split as it is. The outputs begin with its dimensions, without those of ``dim`` if ``keeps_dim`` is False.
+    * ``whole_dims = "dim"``: the dimensions of the first argument that the parameter ``dim`` names (None for all). Tensors with
+      as many dimensions are split in the same way. The outputs begin with the dimensions of the first argument, without those
+      of ``dim`` if ``keeps_dim`` is False.
 
-    An operator whose forward or backward may raise because of the numbers that it meets says so by ``raises_by_numbers = True``,
-    or by a function of its arguments: ranks agree then, by one number that each sends, so that all raise and none waits.
+    An operator whose forward or backward may raise because of the values in its tensors declares ``raises_by_numbers = True``, or
+    a function of its arguments that tells: each rank then sends one number, so that all ranks raise and none waits.
 
-    Without ``whole_dims``, the rules run operation by operation, where torch has sharding rules for them. A jagged nested tensor
-    goes by the same words: an operator that has them runs on its buffer, if the ragged dimension need not be whole.
+    Without ``whole_dims``, the rules run operation by operation, where torch has sharding rules for them. ``whole_dims`` also
+    decides about jagged nested tensors: the operator runs on the buffer, if the ragged dimension need not be whole.
 
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
@@ -91,8 +92,8 @@ class Function:
     keeps_dim: ClassVar[bool] = True
     raises_by_numbers: ClassVar[Any] = False  # or a function of the arguments
 
-    # A family that `whole_dims` does not describe: a function of the arguments that returns, for each of them, a label for each
-    # dimension that may be split and None for the others; and the labels of the first dimensions of each output.
+    # For a family that `whole_dims` does not describe: a function of the arguments that returns, for each argument, a label for
+    # each dimension that may be split and None for the others; and the labels of the first dimensions of each output.
     dim_labels: ClassVar[Any] = None
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
@@ -126,7 +127,7 @@ class Function:
 
 
 def _check_definition(cls: type) -> None:
-    """Refuse at definition what could only fail, or be wrong, later."""
+    """Refuse a class whose calls would fail or be wrong."""
     missing = [rule for rule in _RULES if not hasattr(cls, rule)]
     if missing:
         hint = " (fullgrad's name for backward is vjp)" if "vjp" in missing and hasattr(cls, "backward") else ""
@@ -145,7 +146,7 @@ def _check_definition(cls: type) -> None:
 
 
 def _check_arity(cls: Any, inputs: list[str]) -> None:
-    """Refuse a rule that cannot be called with what it is given."""
+    """Refuse a rule whose signature does not take its arguments."""
     for rule, given in (
         ("setup_context", ["ctx", "inputs", "output"]),
         ("jvp", ["ctx", *(f"tangent of {name}" for name in inputs)]),
@@ -157,7 +158,7 @@ def _check_arity(cls: Any, inputs: list[str]) -> None:
 
 
 def _takes(function: Any, count: int) -> bool:
-    """Whether a function takes so many positional arguments; a signature of `inspect` would take most of the import's time."""
+    """Whether a function takes ``count`` positional arguments; `inspect.signature` would take most of the import's time."""
     code = getattr(function, "__code__", None)
     if code is None:
         return True

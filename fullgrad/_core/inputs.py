@@ -1,4 +1,4 @@
-"""Helpers for ``setup_context``: keep inputs that may be tensors or plain numbers."""
+"""Helpers for ``setup_context``: save inputs that may be tensors or plain numbers."""
 
 from typing import Any
 

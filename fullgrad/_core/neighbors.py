@@ -1,4 +1,4 @@
-"""The floating-point neighbors of a number in a dtype, by bit arithmetic: without tensors, so it is safe while torch traces."""
+"""The floating-point neighbors of a number in a dtype, by bit arithmetic without tensors, which is safe while torch traces."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ _LAYOUT = {
 # The dtypes whose neighbors are known.
 DTYPES = frozenset(_LAYOUT)
 
-# Read through a name, so that Python does not fold the product away.
+# A name, so that Python does not fold the product away.
 _SMALLEST = 5e-324
 
 
@@ -57,7 +57,7 @@ def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> int:
-    """The bits of ``value`` as Python rounds it, which refuses what rounds to infinity."""
+    """The bits of ``value`` rounded by Python; infinity where Python raises an OverflowError."""
     number, integer = _LAYOUT[dtype]
     try:
         packed = struct.pack(number, value)

@@ -1,9 +1,9 @@
-"""Noise: drawn here and nowhere else, once per call, before the operator, of which it is an ordinary input.
+"""Noise, drawn here alone: once per call and before the operator, which takes it as an ordinary input.
 
-So the value, the gradient and the tangent of a call share one draw, and no rule can draw again. Only :func:`torch.rand`, and
-:func:`torch.rand_like` without a generator, obey every ``randomness`` of :func:`torch.func.vmap`. With a generator `rand_like`
-draws for each sample where one draw is asked for, and once where many are, without an error; so do the functional forms of the
-in-place samplers. `torch.bernoulli` and its like raise where one draw is asked for.
+The value, the gradient and the tangent of a call therefore share one draw, and no rule can draw again. Only :func:`torch.rand`,
+and :func:`torch.rand_like` without a generator, obey every ``randomness`` of :func:`torch.func.vmap`. With a generator
+`rand_like` draws for each sample under ``"same"`` and once under ``"different"``, without an error; so do the functional forms of
+the in-place samplers. `torch.bernoulli` and its like raise under ``"same"``.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import HALF
-from fullgrad._dispatch import any_distributed, has_shape, is_distributed, is_tracing, mark_for_dynamo, on_shards
+from fullgrad._dispatch import any_distributed, distributed_module, has_shape, is_distributed, is_tracing, mark_for_dynamo
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -25,10 +25,11 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     probability 0.001 would be three times as frequent. The numbers do not depend on the strides of ``x``.
 
     Args:
-        x: Whose shape and device the noise has; any dtype. That of a distributed tensor is distributed alike: shards differ, and
-            replicas are equal, whatever the seeds of the ranks. The CPU draws what one process with the first rank's seed does.
+        x: The tensor whose shape and device the noise has; any dtype. The noise of a distributed tensor is distributed alike:
+            shards differ, and replicas are equal, whatever the seeds of the ranks. On the CPU the numbers are those of one
+            process with the first rank's seed.
         sample_shape: Dimensions in front of those of ``x``.
-        generator: What draws it; None for torch's own.
+        generator: The generator that draws; None for torch's own.
 
     Returns:
         A contiguous tensor without a derivative.
@@ -45,17 +46,17 @@ def uniform_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gene
     """
     checks.tensor("uniform_like", "x", x)
     dtype = torch.float32 if x.dtype in HALF else x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    # Not like x: in forward mode the noise would have a tangent, of zeros.
+    # Not rand_like: in forward mode the noise would have a tangent of zeros.
     shape, options = (*sample_shape, *x.shape), {"dtype": dtype, "device": x.device}
 
     def draw(generator: Generator | None) -> Tensor:
-        # With a generator, also None, torch does not trace sizes that change.
+        # With the argument `generator`, even None, torch does not trace sizes that change.
         return torch.rand(shape, **options) if generator is None else torch.rand(shape, generator=generator, **options)
 
-    if any_distributed((x,)) and not (generator is None and on_shards().has_own_noise(x)):
-        return on_shards().noise(x, len(sample_shape), draw, generator)
-    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is one, too
-        if is_distributed(x) and x.device.type != "cuda":  # compiled code, in which each rank would draw its own
+    if any_distributed((x,)) and not (generator is None and distributed_module().has_own_noise(x)):
+        return distributed_module().noise(x, len(sample_shape), draw, generator)
+    if generator is None and x.__class__ not in _PLAIN:  # such as a DTensor, whose noise is a DTensor
+        if is_distributed(x) and x.device.type != "cuda":  # in compiled code each rank would draw its own
             return _uniform_uncompiled(x, sample_shape)
         like = x.expand(*sample_shape, *x.shape) if sample_shape else x
         return torch.rand_like(like, dtype=dtype, memory_format=torch.contiguous_format)
@@ -68,7 +69,7 @@ def _uniform_uncompiled(x: Tensor, sample_shape: Sequence[int]) -> Tensor:
 
 
 def _disable(function: Callable[..., Tensor]) -> None:
-    """Called once Dynamo is there, which `torch.compiler.disable` would import."""
+    """Exclude a function from Dynamo, once Dynamo is imported: `torch.compiler.disable` would import it."""
     globals()[function.__name__] = torch.compiler.disable(function)
 
 
@@ -114,7 +115,7 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
 
 
 def _minus_log(temporary: Tensor) -> Tensor:
-    """In its own memory, but where a mode may keep the temporary as it was before."""
+    """``-log`` of a temporary, in its own memory unless a mode may record the temporary."""
     return -torch.log(temporary) if is_tracing() else temporary.log_().neg_()
 
 
@@ -126,7 +127,7 @@ def noise_for(
     draw: Callable[..., Tensor] = uniform_like,
     sample_shape: Sequence[int] = (),
 ) -> Tensor:
-    """The noise that was given, or new noise.
+    """The given noise, or new noise.
 
     Raises:
         TypeError: ``noise`` is not a floating tensor, or ``generator`` is not a generator.

@@ -1,4 +1,4 @@
-"""The derivative of a function from its inputs alone: the function is called when a derivative is computed, once for each."""
+"""The derivative of a function from its inputs alone: each derivative calls the function once, when it is computed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotan
 def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], tangents: Sequence[Tensor], like: Any) -> Any:
     """The derivative of the output along tangents of the inputs at ``where``; ``like`` has the outputs' shapes and dtypes.
 
-    It is the transpose of the transpose: forward mode inside a forward rule is more than torch allows.
+    It is the transpose of the transpose, since torch does not allow forward mode inside a forward rule.
     """
     pull = pullback(soft, inputs, where)
     zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
@@ -32,10 +32,10 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
 def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Callable[[Any], tuple[Tensor, ...]]:
     """The function that pulls cotangents back to the inputs at ``where``, itself differentiable.
 
-    Where no transform is active autograd is enough, costs less, and works inside of saved-tensor hooks, as transforms do not.
+    Where no transform is active, autograd costs less, and works inside saved-tensor hooks, which transforms do not.
     """
     if transforms_active() or torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled():
-        # Inference mode records nothing outside of transforms.
+        # Under inference mode autograd records nothing outside of transforms.
 
         def of_some(*some: Tensor) -> Any:
             return soft(*replaced(inputs, where, some))
@@ -44,7 +44,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
 
     def pull(cotangents: Any) -> tuple[Tensor, ...]:
         given = (cotangents,) if isinstance(cotangents, Tensor) else cotangents
-        # Of inputs that require no gradient the leaves are known here alone, and the result is no function of them.
+        # The leaves of inputs that require no gradient exist here only, and the result is not a function of them.
         again = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in (*inputs, *given))
         return gradients(*recorded(soft, inputs, where), cotangents, again)
 
@@ -52,7 +52,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
 
 
 def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
-    """The output with its graph, and the inputs at ``where`` as they are in it: leaves, where it is not differentiated again."""
+    """The output with its graph, and the inputs at ``where`` as the graph has them: leaves, if it is not differentiated again."""
     alone = can_reuse_buffers()
     with torch.enable_grad():
         plain = [v.detach() if alone and isinstance(v, Tensor) else v for v in inputs]
@@ -71,7 +71,7 @@ def gradients(y: Any, some: Sequence[Tensor], cotangents: Any, create_graph: boo
 
 
 def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any]) -> list[Any]:
-    """The inputs with others at some places."""
+    """The inputs with other values at ``where``."""
     changed = list(inputs)
     for i, v in zip(where, values, strict=True):
         changed[i] = v
@@ -79,5 +79,5 @@ def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any
 
 
 def without_aux(result: Any) -> tuple[Any, Any]:
-    """What vjp returns without ``has_aux``."""
+    """The result of ``vjp`` without ``has_aux``, typed as a pair."""
     return result

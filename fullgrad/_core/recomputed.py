@@ -25,7 +25,7 @@ def pulled_back(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], cotan
 def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], tangents: Sequence[Tensor], like: Any) -> Any:
     """The derivative of the output along tangents of the inputs at ``where``; ``like`` has the outputs' shapes and dtypes.
 
-    It is the transpose of the transpose: forward mode inside a forward rule is more than torch allows.
+    It is the transpose of the transpose, since torch does not allow forward mode inside a forward rule.
     """
     pull = pullback(soft, inputs, where)
     zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
@@ -37,10 +37,10 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
 def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Callable[[Any], tuple[Tensor, ...]]:
     """The function that pulls cotangents back to the inputs at ``where``, itself differentiable.
 
-    Where no transform is active autograd is enough, costs less, and works inside of saved-tensor hooks, as transforms do not.
+    Where no transform is active, autograd costs less, and works inside saved-tensor hooks, which transforms do not.
     """
     if transforms_active() or torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled():
-        # Inference mode records nothing outside of transforms.
+        # Under inference mode autograd records nothing outside of transforms.
 
         def of_some(*some: Tensor) -> Any:
             return soft(*replaced(inputs, where, some))
@@ -49,7 +49,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
 
     def pull(cotangents: Any) -> tuple[Tensor, ...]:
         given = (cotangents,) if isinstance(cotangents, Tensor) else cotangents
-        # Of inputs that require no gradient the leaves are known here alone, and the result is no function of them.
+        # The leaves of inputs that require no gradient exist here only, and the result is not a function of them.
         again = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in (*inputs, *given))
         return gradients(*recorded(soft, inputs, where), cotangents, again)
 
@@ -57,7 +57,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
 
 
 def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
-    """The output with its graph, and the inputs at ``where`` as they are in it: leaves, where it is not differentiated again."""
+    """The output with its graph, and the inputs at ``where`` as the graph has them: leaves, if it is not differentiated again."""
     alone = can_reuse_buffers()
     with torch.enable_grad():
         plain = [v.detach() if alone and isinstance(v, Tensor) else v for v in inputs]
@@ -76,7 +76,7 @@ def gradients(y: Any, some: Sequence[Tensor], cotangents: Any, create_graph: boo
 
 
 def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any]) -> list[Any]:
-    """The inputs with others at some places."""
+    """The inputs with other values at ``where``."""
     changed = list(inputs)
     for i, v in zip(where, values, strict=True):
         changed[i] = v
@@ -84,7 +84,7 @@ def replaced(inputs: Sequence[Any], where: tuple[int, ...], values: Sequence[Any
 
 
 def without_aux(result: Any) -> tuple[Any, Any]:
-    """What vjp returns without ``has_aux``."""
+    """The result of ``vjp`` without ``has_aux``, typed as a pair."""
     return result
 
 
@@ -107,7 +107,7 @@ def saved_inputs(ctx: Any) -> list[Any]:
 class Recomputed(Function):
     """A function of rows along the last dimension, with the derivative of ``relaxed(*inputs)``, plain differentiable code.
 
-    Saved are inputs alone. ``forward`` may have another value. Tensors broadcast in front of the rows; the first has their shape.
+    Only inputs are saved. ``forward`` may have another value. Tensors broadcast in front of the rows, to the first one's shape.
     """
 
     whole_dims = 1
@@ -127,7 +127,7 @@ class Recomputed(Function):
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         found: list[Tensor] = []
         for v in pulled_back(cls.relaxed, inputs, where, g):
-            # A sum gives one gradient to both its terms, which autograd may go on to change in place.
+            # A sum gives one gradient to both its terms, and autograd may change it in place.
             found.append(v.clone() if any(is_alias_of(v, other) for other in found) else v)
         parts = iter(found)
         return tuple([next(parts) if i in where else None for i in range(len(inputs))])

@@ -1,4 +1,4 @@
-"""`clamp`: between two bounds, gradient 1 on the bounds too."""
+"""`clamp`: clamping between two bounds, with gradient 1 on the bounds too."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
         y = \min(\max(x, l), h), \qquad
         D_x = [\,l \le x \le h\,], \quad D_l = [\,x < l \le h\,], \quad D_h = [\,x > h \text{ or } l > h\,]
 
-    The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
-    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient. A NaN
-    in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
+    The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives the gradient of the
+    elements beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient.
+    A NaN in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
     derivatives are 0. Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
 
     Args:
@@ -73,7 +73,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
         A tensor of the shape and dtype of ``grad_output``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
+        TypeError: ``grad_output`` or ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
         ValueError: Both bounds are None.
 
     Example:
@@ -112,12 +112,12 @@ class Clamp(Elementwise):
 
 
 def _below(x: Tensor, low: Any, high: Any) -> Tensor:
-    """Where the value is the lower bound, and would follow it."""
+    """The mask of the elements whose value is the lower bound and follows it."""
     return x < low if high is None else (x < low) & (low <= high)
 
 
 def _above(x: Tensor, low: Any, high: Any) -> Tensor:
-    """Where the value is the upper bound, and would follow it: also where the bounds are crossed."""
+    """The mask of the elements whose value is the upper bound and follows it, crossed bounds included."""
     return x > high if low is None else (x > high) | ((x == x) & (low > high))
 
 

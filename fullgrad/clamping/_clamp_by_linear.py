@@ -19,8 +19,8 @@ def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
 
     over the whole tensor, and per sample under ``vmap``. This is the true derivative; elements tied for the minimum or the
     maximum share it equally, and derivatives of every order follow. Half precision is computed in float32. Where spikingjelly
-    loses ``eps`` beside a large maximum (constant input of 300 in float32, of 1 in float16) and gives NaN, this gives 0, and a
-    range beyond the largest number of the dtype is no problem. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
+    loses ``eps`` to rounding and gives NaN (constant input of 300 in float32, of 1 in float16), this gives 0. The range may
+    exceed the largest number of the dtype. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
 
     Args:
         x: Any shape with at least one element; floating, or integer (which gives the default dtype).
@@ -92,10 +92,10 @@ class ClampByLinear(Function):
 
 
 class _Sample:
-    """The quantities of the formula for every sample: in float32 at least, and halved.
+    """The quantities of the formula for every sample, in float32 at least and halved.
 
     Halving is exact, and differences of halves do not overflow. eps is added to the difference of the extremes, not to the
-    maximum, beside which it would be lost.
+    maximum, where rounding could lose it.
     """
 
     def __init__(self, x: Tensor, eps: float, batch_dims: int) -> None:

@@ -1,7 +1,7 @@
-"""The hard value with the derivative of a relaxation, or of anything else.
+"""Hard values with the derivative of a relaxation, or of any other function.
 
-The straight-through versions of relaxations are defined beside them in `fullgrad.soft`; here they are together, with what makes
-your own.
+The straight-through versions of relaxations are defined beside them in `fullgrad.soft` and collected here, together with
+functions that make new ones.
 """
 
 from fullgrad._core.public import make_public

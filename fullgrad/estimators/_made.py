@@ -1,4 +1,4 @@
-"""`Made`: what a decorator returns, so that it can be pickled and copied."""
+"""`PicklablePartial`: the result of a decorator, which can be pickled and copied."""
 
 import functools
 import operator
@@ -8,12 +8,12 @@ from types import MethodType
 from typing import Any
 
 
-class Made(functools.partial[Any]):
+class PicklablePartial(functools.partial[Any]):
     """A function that pickles as its name, or else as the call ``maker(*made_of)`` that made it.
 
-    What a module-level decorator made has a name, and pickles by it as a function does. Everything else, such as an attribute of
-    a module, is made again of ``made_of``, which is to be picklable itself. A partial object is called from C, so a call of it
-    costs less than one of a class with ``__call__``.
+    The result of a module-level decorator has a name, and pickles by it as a function does. Any other, such as an attribute of a
+    module, is made again from ``made_of``, which must be picklable. A partial object is called from C, so a call costs less than
+    with a class that has ``__call__``.
     """
 
     function: Callable[..., Any]
@@ -40,7 +40,7 @@ class Made(functools.partial[Any]):
 
 
 def made(function: Any, maker: Any, *made_of: Any) -> Any:
-    """``function``, with its name, signature and docstring, as what ``maker`` made of ``made_of``."""
-    result: Any = functools.update_wrapper(Made(function), function)
+    """``function`` as a `PicklablePartial` that ``maker`` made of ``made_of``, with its name, signature and docstring."""
+    result: Any = functools.update_wrapper(PicklablePartial(function), function)
     result.function, result.maker, result.made_of = function, maker, made_of
     return result

@@ -17,13 +17,13 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
     .. math::
         y = v, \qquad D_v = 0, \quad D_u = 1
 
-    for ``value`` :math:`v` and ``surrogate`` :math:`u`, whose derivatives of every order are those of the result. It is what
-    ``surrogate + (value - surrogate).detach()`` is meant to be: exact for every number, infinities and NaN included. Nothing is
+    for ``value`` :math:`v` and ``surrogate`` :math:`u`, whose derivatives of every order are those of the result. Unlike
+    ``surrogate + (value - surrogate).detach()`` the value is exact for every number, infinities and NaN included. Nothing is
     saved.
 
     Args:
         value: Any shape, floating. Gets no gradient.
-        surrogate: Of the same shape and dtype. Gets the gradient as it is.
+        surrogate: Same shape and dtype. Gets the gradient unchanged.
 
     Returns:
         ``value`` as a view.

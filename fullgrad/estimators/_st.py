@@ -22,17 +22,17 @@ def st(fn: F) -> F:
     .. math::
         y = f(x;\ \text{hard}), \qquad D = f'(x;\ \text{mode}),
 
-    at every order, exact in value. ``fn`` is called twice where its value may be differentiated, and once, hard, where it cannot:
-    under ``torch.no_grad``. Whatever it computes with gets its gradient, tensors that it closes over and parameters of
-    modules included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
+    at every order, exact in value. ``fn`` is called twice if its value may be differentiated, and only once, hard, under
+    ``torch.no_grad``. All tensors that it uses get their gradients, those that it closes over and parameters of modules
+    included. Random numbers in ``fn`` are drawn twice, and side effects happen twice.
 
     The result keeps the signature of ``fn``, and can be pickled and copied where ``fn`` can. The outputs may be any structure;
-    leaves that are not floating tensors, such as integers and None, are those of the hard call. What the soft call saves is
-    saved.
+    leaves that are not floating tensors, such as integers and None, are those of the hard call. Saved: the tensors that the soft
+    call saves.
 
     Args:
         fn: A function, method, ``functools.partial`` or other callable with a parameter ``mode``, positional or by keyword, or
-            with ``**kwargs``, where the default is ``"smooth"``.
+            with ``**kwargs``; the mode is then ``"smooth"`` by default.
 
     Returns:
         The function with a straight-through derivative.
@@ -67,12 +67,12 @@ def st(fn: F) -> F:
 
 
 def grad_replace(fn: F) -> F:
-    r"""A function of ``forward`` with its value where that is True and its derivative where it is False.
+    r"""A function of ``forward`` with the value for ``forward=True`` and the derivative for ``forward=False``.
 
     .. math::
         y = f(x;\ \text{forward=True}), \qquad D = f'(x;\ \text{forward=False}),
 
-    in everything else as :func:`st`. The callers of the result do not give ``forward``.
+    and otherwise like :func:`st`. The callers of the result do not pass ``forward``.
 
     Args:
         fn: A callable with a keyword ``forward``.
@@ -111,7 +111,7 @@ def _value_of_first(name: str, fn: Any, first: tuple[Any, Any], second: tuple[An
 
 
 def _replaced(name: str, value: Any, surrogate: Any) -> Any:
-    if is_override(value) or is_override(surrogate):  # a node of a graph: what it stands for is told when that runs
+    if is_override(value) or is_override(surrogate):  # nodes of a graph, whose values are known when it runs
         return handle_torch_function(_replaced, (value, surrogate), name, value, surrogate)
     if not (isinstance(value, Tensor) and value.is_floating_point() and isinstance(surrogate, Tensor)):
         return value

@@ -1,4 +1,4 @@
-"""`straight_through`: an operator from a hard and a soft function, of which the forward calls the hard one alone."""
+"""`straight_through`: an operator from a hard and a soft function; the forward calls the hard one only."""
 
 import inspect
 from collections.abc import Callable
@@ -19,12 +19,12 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
     .. math::
         y = h(x), \qquad D(x) = s'(x)
 
-    at every order. The forward calls ``hard`` alone; ``soft`` is called when a derivative is computed, once for each. Saved: the
+    at every order. The forward calls ``hard`` only; ``soft`` is called when a derivative is computed, once for each. Saved: the
     inputs that are tensors. Under ``vmap`` both functions see one sample.
 
-    Both are functions of their arguments alone: a gradient of a tensor that ``soft`` closes over, such as a parameter of a
-    module, would be lost, as ``soft`` is not called before the backward. That is an error; :func:`st` and :func:`grad_replace`
-    take such functions.
+    Both must be functions of their arguments alone: the gradient of a tensor that ``soft`` closes over, such as a parameter of a
+    module, would be lost, as ``soft`` is not called before the backward. Such a ``soft`` raises; :func:`st` and
+    :func:`grad_replace` take it.
 
     Args:
         hard: Called with the inputs; returns a tensor.
@@ -56,7 +56,7 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
 
 
 def _operator(name: str, hard: Any, soft: Any) -> Any:
-    """The operator class of two functions, and for each pattern of batched arguments of their ``vmap``."""
+    """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
     batched: dict[Any, Any] = {}
 
     class StraightThroughOf(Function):
@@ -104,7 +104,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
 
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
-    """The check of the output where leaves of a graph cannot be told apart: with detached inputs it must have no graph."""
+    """Check the output if leaves of a graph cannot be distinguished: with detached inputs it must have no graph."""
     with torch.enable_grad():
         alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
     _check_output(name, alone, like, alone.requires_grad)
@@ -137,7 +137,7 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
 
 
 def _refuse_closures(soft: Any) -> None:
-    """What can be seen before a call: modules, and tensors that a function or method holds."""
+    """Refuse modules, and tensors that a function or method holds, if they require a gradient; checked before any call."""
     held = [soft, getattr(soft, "__self__", None)]
     if inspect.isfunction(soft):
         seen = inspect.getclosurevars(soft)

@@ -66,5 +66,5 @@ class ClipGrad(CotangentMap):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         m: Any = saved_inputs(ctx)[1]
         if m.__class__ is float and m > torch.finfo(g.dtype).max:
-            m = rounded(m, g.dtype)  # torch refuses what is beyond the dtype
+            m = rounded(m, g.dtype)  # torch refuses numbers beyond the dtype
         return torch.clamp(g, -m, m).to(g.dtype), None

@@ -24,9 +24,9 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
 
     for ``max_norm`` :math:`m` and ``norm_type`` :math:`p`, with the norm over ``dim``. A gradient within the bound is unchanged,
     to the last bit. Under ``vmap`` each sample has a norm of its own. The norm is computed in float32 at least and neither
-    overflows nor underflows. A NaN makes what shares its norm NaN; an infinite element becomes NaN, the finite ones that share
-    its norm 0. The map is not linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates the map as
-    it is. Saved: ``max_norm`` if it is a tensor.
+    overflows nor underflows. A NaN makes all elements that share its norm NaN; an infinite element becomes NaN, and finite ones
+    that share its norm 0. The map is not linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates
+    the map as it is. Saved: ``max_norm`` if it is a tensor.
 
     Args:
         x: Any shape, empty ones too; floating, or integer (without a gradient).
@@ -52,7 +52,7 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
 
-    Source: :func:`torch.nn.utils.clip_grad_norm_`, anywhere in a network, without its 1e-6 in the denominator.
+    Source: :func:`torch.nn.utils.clip_grad_norm_`, applied anywhere in a network, without its 1e-6 in the denominator.
     """
     checks.real_tensor("clip_grad_norm", "x", x)
     checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)

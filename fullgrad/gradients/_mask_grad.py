@@ -16,7 +16,7 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     .. math::
         y = x, \qquad D(x) = [\,\mathrm{mask}\,]
 
-    What is masked out is 0 even where the gradient is infinite or NaN. The map is linear: ``jvp`` masks the tangent. Higher
+    Masked elements get 0 even where the gradient is infinite or NaN. The map is linear: ``jvp`` masks the tangent. Higher
     derivatives are 0. Saved: ``mask``.
 
     Args:
@@ -54,7 +54,7 @@ class MaskGrad(CotangentMap):
     def forward(x: Tensor, mask: Tensor) -> Tensor:
         return alias(x)
 
-    # Not an `Elementwise`: a mask has no derivative, so there is nothing to find out in a small call.
+    # Not an `Elementwise`, whose check for derivatives a mask does not need; small calls are faster.
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

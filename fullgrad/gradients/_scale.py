@@ -21,7 +21,7 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
         y = f\, x, \qquad D_x = b, \quad D_f = x
 
     for ``forward`` :math:`f` and ``backward`` :math:`b`. The map is linear: ``jvp`` multiplies the tangent by :math:`b`. A tensor
-    ``forward`` gets its own true gradient; the value does not depend on ``backward``, which gets one from second derivatives
+    ``forward`` gets its true gradient; the value does not depend on ``backward``, which gets a gradient from second derivatives
     only. Where ``forward`` is the number 1 the value is the input itself, not a copy. Saved: factors that are tensors, and ``x``
     if ``forward`` needs a gradient; nothing beyond inputs.
 
@@ -59,7 +59,7 @@ def scale_fwd(input: Tensor, scale: Factor) -> Tensor:
     .. math::
         y = s\, x, \qquad D_x = 1, \quad D_s = x
 
-    for ``input`` :math:`x`. It is :func:`scale` with ``forward=scale``, and saves what that saves.
+    for ``input`` :math:`x`. It is :func:`scale` with ``forward=scale``, and saves the same.
 
     Args:
         input: Any shape; floating, or integer (without a gradient).

@@ -15,14 +15,14 @@ from torch import Tensor
 from fullgrad import clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes
 from fullgrad.nn._function_module import FunctionModule, kept_arguments, module_of
 
-# Words whose case is not that of a word.
+# Words that are not merely capitalized.
 _WORDS = {"atan": "ATan", "dorefa": "DoReFa", "imle": "IMLE", "reinmax": "ReinMax", "relu": "ReLU"}
 _WORDS |= {w: w.upper() for w in ("bsq", "fsq", "lsq", "mx", "nvfp4", "pact", "s2nn", "sso", "st", "ste", "tqt", "twn", "xnor")}
-# Soft functions whose names say so.
+# Soft functions that need no prefix.
 _SOFT_ALREADY = ("entmax", "normmax", "proj_", "sigmoidal", "softrelu", "sparsemax", "subset_")
-# Tensors without a default that belong to the module, and are no inputs of a call.
+# Tensors without a default that belong to the module and are not inputs of a call.
 _STATE = ("codebook", "mask", "scale", "v")
-# Helpers that compute no layer, and makers of operators.
+# Helpers that are not layers, and functions that make operators.
 _EXCLUDED = ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
 
 
@@ -30,12 +30,12 @@ def _class_name(package: ModuleType, name: str, first: str) -> str:
     words = "".join(_WORDS.get(word, word.capitalize()) for word in name.split("_"))
     if package is soft and not name.startswith(_SOFT_ALREADY):
         return f"Soft{words}"
-    # Of a potential v; a sign is of x.
+    # A spike has the potential v as input, a sign has x.
     return f"{words}Spike" if package is spikes and first == "v" and "spike" not in name else words
 
 
 def _inputs(function: Callable[..., Any]) -> int:
-    """How many of the first arguments are the inputs of a call: tensors without a default, and the other side of a comparison."""
+    """The number of leading arguments that are inputs of a call: tensors without a default, and the ``y`` of a comparison."""
     count = 0
     for p in inspect.signature(function).parameters.values():
         is_input = (p.annotation is Tensor and p.name not in _STATE) or p.name == "y"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fullgrad._dispatch import unscriptable
 
-# Given to the call and not to the constructor: they change with the input, or cannot be copied.
+# Arguments of the call and not of the constructor: they change with the input, or cannot be copied.
 _CALL_ONLY = ("noise", "generator")
-# To a neighbor of the function, which is none of the class.
+# A reference to a neighbor of the function, which is not a neighbor of the class.
 _REFERENCE = re.compile(r":(func|class|meth):`(\w+|[A-Z]\w*\.\w+)`")
 
 
@@ -27,7 +27,7 @@ class FunctionModule(nn.Module):
     Raises:
         TypeError: An argument is missing or unknown; ``learnable`` names one that takes no tensor, or that is not a number or a
             floating tensor.
-        ValueError: ``learnable`` names what is not an argument.
+        ValueError: ``learnable`` has a name that is not an argument.
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -60,27 +60,27 @@ class FunctionModule(nn.Module):
                 setattr(self, key, value)
 
     def forward(self, *inputs: Any, **others: Any) -> Any:
-        """The function of the inputs with the arguments of the module. Others are passed on, such as ``noise``."""
+        """Call the function with the inputs and the arguments of the module. ``others``, such as ``noise``, are passed on."""
         arguments = {name: getattr(self, name) for name in self._arguments}
         if self._takes_training:
             arguments["training"] = self.training
         return self._function(*inputs, **{**arguments, **others})
 
     def extra_repr(self) -> str:
-        """The arguments that are not as by default."""
+        """The arguments that differ from their defaults."""
         values = {name: getattr(self, name) for name in self._arguments}
         shown = [f"{k}={_shown(v)}" for k, v in values.items() if isinstance(v, Tensor) or v != self._arguments[k].default]
         return ", ".join(shown)
 
 
 def kept_arguments(function: Callable[..., Any], inputs: int) -> dict[str, inspect.Parameter]:
-    """The arguments of the constructor: what follows the inputs, but what is given to a call."""
+    """The arguments of the constructor: those after the inputs, without those of the call."""
     rest = [*inspect.signature(function).parameters.values()][inputs:]
     return {p.name: p for p in rest if p.name not in (*_CALL_ONLY, "training")}
 
 
 def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, module: str) -> type[FunctionModule]:
-    """The class of a function that is public under a path: its first arguments are the inputs of a call."""
+    """The class of a function with a public path; the first ``inputs`` arguments are the inputs of a call."""
     parameters, kept = [*inspect.signature(function).parameters], kept_arguments(function, inputs)
 
     def __init__(self: FunctionModule, *args: Any, learnable: Sequence[str] = (), **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, m
 
 
 def _docstring(function: Any, path: str, name: str, inputs: list[str], kept: Mapping[str, inspect.Parameter]) -> str:
-    """What the class is, and of the function's docstring the first sentence and what it says of the arguments."""
+    """The docstring of the class, with the first sentence and the arguments of the function's docstring."""
     text = inspect.getdoc(function) or ""
     first = " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
     section = re.search(r"\nArgs:\n((?:    .*\n|\n)*)", text + "\n")

@@ -1,4 +1,4 @@
-"""`affine_k_bit_quantize`: k-bit quantization with a scale and an offset that learn."""
+"""`affine_k_bit_quantize`: k-bit quantization with a learnable scale and offset."""
 
 from typing import Any
 

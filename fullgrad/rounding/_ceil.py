@@ -1,4 +1,4 @@
-"""`ceil`: up to the next integer, derivative 1."""
+"""`ceil`: rounding up to the next integer, with derivative 1."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""`floor`: down to the previous integer, derivative 1."""
+"""`floor`: rounding down to the previous integer, with derivative 1."""
 
 from torch import Tensor
 

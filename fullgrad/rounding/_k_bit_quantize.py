@@ -1,4 +1,4 @@
-"""`k_bit_quantize`: to k bits on [0, 1], derivative 1."""
+"""`k_bit_quantize`: quantization to k bits on [0, 1], with derivative 1."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def k_bit_quantize(x: Tensor, k: int) -> Tensor:
     .. math::
         y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad D(x) = 1
 
-    Values outside :math:`[0, 1]` are not clamped; the grid goes on. Higher derivatives are 0. Half precision is computed in
+    Values outside :math:`[0, 1]` are not clamped; the grid continues. Higher derivatives are 0. Half precision is computed in
     float32 and rounded once. In float32 ``2^k - 1`` overflows from ``k = 128`` on, which gives NaN. Nothing is saved.
 
     Args:
@@ -89,7 +89,7 @@ class KBitQuantize(StraightThrough):
             return rounded_once(on_grid, x, levels)
         y = x * levels
         y = torch.round(y, out=out_buffer(y))
-        # Division, not multiplication by the reciprocal, which is another function.
+        # Division, not multiplication by the reciprocal, which rounds differently.
         return torch.div(y, levels, out=out_buffer(y))
 
 

@@ -1,4 +1,4 @@
-"""`learned_round`: down or up, as a variable says that learns."""
+"""`learned_round`: rounding down or up, as a learned variable says."""
 
 from typing import Any
 
@@ -20,16 +20,16 @@ def learned_round(
     gamma: float = -0.1,
     temperature: float = 1.0,
 ) -> Tensor:
-    r"""Round down or up, as far as a variable says: a rounding that learns.
+    r"""Round down or up, as a learnable variable says.
 
     .. math::
         y = \lfloor x \rfloor + h, \qquad
         h = \operatorname{clamp}\bigl(\sigma(v / T)\,(\zeta - \gamma) + \gamma,\; 0,\; 1\bigr), \qquad D_x = 1, \quad D_v = h'
 
-    With ``hard`` the value has :math:`[\,h > 1/2\,]` for :math:`h`, with the same derivatives. Higher derivatives are those of
-    :math:`h'`. Half precision is computed in float32. Saved: ``v``.
+    With ``hard`` the value has :math:`[\,h > 1/2\,]` in place of :math:`h`, with the same derivatives. Higher derivatives are
+    those of :math:`h'`. Half precision is computed in float32. Saved: ``v``.
 
-    AdaRound has the defaults; its sigmoid alone is ``zeta=1.0, gamma=0.0``. SignRound is
+    The defaults are those of AdaRound; a plain sigmoid is ``zeta=1.0, gamma=0.0``. SignRound is
     ``round(x + replace_grad(v.clamp(-0.5, 0.5), v))``.
 
     Args:
@@ -44,7 +44,7 @@ def learned_round(
         A tensor of the broadcast shape, of the dtype of ``x``.
 
     Raises:
-        TypeError: ``x`` or ``v`` is not a real tensor, or a number is none.
+        TypeError: ``x`` or ``v`` is not a real tensor, or ``zeta``, ``gamma`` or ``temperature`` is not a number.
         ValueError: ``temperature`` is not positive and finite.
 
     Example:

@@ -1,4 +1,4 @@
-"""`pass_round`: `round` under the name that it has in shok."""
+"""`pass_round`: `round` under its name in shok."""
 
 from torch import Tensor
 
@@ -14,8 +14,10 @@ def pass_round(x: Tensor) -> Tensor:
     .. math::
         y = \operatorname{round}(x), \qquad D(x) = 1
 
+    Nothing is saved.
+
     Args:
-        x: Any shape; floating, or integer (returned unchanged, without a gradient). Nothing is saved.
+        x: Any shape; floating, or integer (returned unchanged, without a gradient).
 
     Returns:
         A tensor of the shape and dtype of ``x``.

@@ -72,12 +72,12 @@ class SoftRound(Elementwise):
         return torch.mul(v, slope, out=slope)
 
 
-# Elements of a large tensor that a thread takes at a time: five operations on them read the cache, and not memory.
+# Elements of a large tensor that a thread takes at a time: five operations on them read the cache, not memory.
 _PIECE = 2**17
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor is a part of memory as a whole, of torch's own class."""
+    """Whether a tensor is contiguous and of torch's own class."""
     return x.is_contiguous() and x.__class__ in (Tensor, torch.nn.Parameter)
 
 
@@ -88,7 +88,7 @@ class _Slope(Elementwise):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        if is_compiling():  # which fuses comparisons, and looks for NaN one element after another
+        if is_compiling():  # compiled code fuses comparisons, but nan_to_num goes element by element
             slope = torch.round(x)
             return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
         return _slope(x)
@@ -99,7 +99,7 @@ class _Slope(Elementwise):
 
 
 def _slope(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """``D``, in a given tensor or a new one."""
+    """``D``, in ``out`` or a new tensor."""
     slope = torch.round(x, out=out)
     # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
     slope = torch.div(x, slope, out=out_buffer(slope))

@@ -1,4 +1,4 @@
-"""`step_quantize`: to multiples of a step, derivative 1."""
+"""`step_quantize`: rounding to multiples of a step, with derivative 1."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         y = \operatorname{round}(x / s)\, s, \qquad D_x = 1, \quad D_s = \operatorname{round}(x / s) - x / s
 
     :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round``
-    being 1, known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Half precision is
-    computed in float32 and rounded once. Nothing is saved, but ``x`` and ``step`` themselves when ``step`` is a tensor.
+    being 1, as in learned step size quantization; in spikingjelly such a step gets no gradient. Higher derivatives are 0. Half
+    precision is computed in float32 and rounded once. Saved: ``x`` and ``step`` if ``step`` is a tensor, else nothing.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         step: A positive number, or a tensor that broadcasts with ``x``. The elements of a tensor are not checked, since that
-            would wait for the device: 0 gives NaN, a negative step is as good as its absolute value.
+            would wait for the device: 0 gives NaN, and a negative step acts as its absolute value.
 
     Returns:
         A tensor of the broadcast shape.
@@ -91,7 +91,7 @@ class StepQuantize(Elementwise):
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         if any_half(x, step):
             return rounded_once(_multiple, x, step)
-        # Division, not multiplication by the reciprocal, which is another function.
+        # Division, not multiplication by the reciprocal, which rounds differently.
         y = x / step
         y = torch.round(y, out=out_buffer(y))
         return torch.mul(y, step, out=out_buffer(y))
@@ -102,7 +102,7 @@ class StepQuantize(Elementwise):
             return v
         v, x, step = to_opmath(v, x, step)
         u = x / step
-        return v * (Round.apply(u) - u)  # of which the derivatives cancel
+        return v * (Round.apply(u) - u)  # their derivatives cancel
 
 
 def _multiple(x: Tensor, step: Any) -> Tensor:

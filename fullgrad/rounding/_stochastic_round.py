@@ -1,4 +1,4 @@
-"""`stochastic_round`: up or down at random, right on average, derivative 1."""
+"""`stochastic_round`: rounding up or down at random, unbiased, with derivative 1."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Gener
     .. math::
         y = t + \operatorname{sgn}(x)\,[\,u < f\,], \qquad t = \operatorname{trunc}(x), \quad f = |x - t|, \qquad D(x) = 1
 
-    for noise :math:`u` in [0, 1): away from zero with the probability of the fraction, which is exact. The rule is symmetric, and
-    -0.0 and infinities stay. The noise is drawn once, with the value, in float32 at least: the 256 steps of bfloat16 noise are a
-    bias. Under ``vmap`` it obeys ``randomness``. Higher derivatives are 0. Nothing is saved.
+    for noise :math:`u` in [0, 1): away from zero with a probability equal to the fraction, which is exact. The rule is symmetric,
+    and -0.0 and infinities stay. The noise is drawn once, with the value, in float32 at least: bfloat16 noise has 256 steps and
+    would be biased. Under ``vmap`` it obeys ``randomness``. Higher derivatives are 0. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (returned unchanged, without a gradient).
         noise: A floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given. Compiled code takes noise only.
+        generator: Draws the noise if it is not given. Compiled code takes noise only.
 
     Returns:
         A tensor of the shape and dtype of ``x``.

@@ -1,4 +1,4 @@
-"""`StraightThrough`: every operator whose declared derivative with respect to its first input is 1."""
+"""`StraightThrough`: the base of operators whose declared derivative with respect to the first input is 1."""
 
 from typing import Any
 

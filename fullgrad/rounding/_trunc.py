@@ -1,4 +1,4 @@
-"""`trunc`: toward zero, derivative 1."""
+"""`trunc`: rounding toward zero, with derivative 1."""
 
 from torch import Tensor
 

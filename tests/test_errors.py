@@ -216,11 +216,11 @@ def test_a_script_is_refused(name):
     "module",
     [
         fullgrad.nn.Round(),
-        torch.nn.Sequential(fullgrad.nn.SoftReLU()),
+        torch.nn.Sequential(fullgrad.nn.soft.ReLU()),
         fullgrad.spikes.Spike(fullgrad.spikes.atan),
         fullgrad.quantizers.Quantizer(fullgrad.quantizers.fake_quantize, scale=0.1),
     ],
-    ids=["Round", "SoftReLU", "Spike", "Quantizer"],
+    ids=["Round", "ReLU", "Spike", "Quantizer"],
 )
 def test_a_script_of_a_module_is_refused(module, request):
     """The error names its class."""

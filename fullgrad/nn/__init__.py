@@ -3,7 +3,7 @@
 A class is made from the signature of its function, so that its constructor takes the arguments after the inputs, with the same
 names, defaults and meaning, and ``learnable`` names those that become an ``nn.Parameter``. Names are those of the functions in
 camel case: ``…ST`` of straight-through versions, ``…Spike`` of surrogates of a step. The modules of :mod:`fullgrad.soft` are in
-:mod:`fullgrad.nn.soft`.
+:mod:`fullgrad.nn.soft`; :class:`FunctionModule <fullgrad.nn.FunctionModule>` is that of any other function.
 """
 
 from typing import Any

@@ -27,6 +27,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
+import fullgrad
 from fullgrad import quantizers
 
 torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
@@ -87,22 +88,22 @@ def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
         low, high = quantizers.quant_range(bits, signed=is_weight)
         size = x.detach().abs().mean(1, keepdim=True) if is_weight else x.detach().abs().mean()
         scale = nn.Parameter(2 * size / math.sqrt(max(high, 1)))
-        return quantizers.Quantizer(quantizers.lsq, scale=scale, quant_min=low, quant_max=high)
+        return fullgrad.nn.LSQ(scale, quant_min=low, quant_max=high)
 
     return make
 
 
 def ternary(x: Tensor, is_weight: bool) -> nn.Module:
-    return quantizers.Quantizer(quantizers.twn, dim=1) if is_weight else lsq(4)(x, is_weight)
+    return fullgrad.nn.TWN(dim=1) if is_weight else lsq(4)(x, is_weight)
 
 
 def fp8(x: Tensor, is_weight: bool) -> nn.Module:
     scale = nn.Parameter(x.detach().abs().max() / 448)
-    return quantizers.Quantizer(quantizers.float_quantize, format="float8_e4m3fn", scale=scale, inside="exact")
+    return fullgrad.nn.FloatQuantize("float8_e4m3fn", scale, inside="exact")
 
 
 def mx_fp4(x: Tensor, is_weight: bool) -> nn.Module:
-    return quantizers.Quantizer(quantizers.mx_quantize, element="float4_e2m1fn", block_size=16)
+    return fullgrad.nn.MXQuantize("float4_e2m1fn", block_size=16)
 
 
 WAYS = {

@@ -44,6 +44,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+import fullgrad
 from fullgrad import spikes
 
 torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
@@ -205,7 +206,7 @@ def in_snntorch(current: Tensor, alpha: Tensor) -> Tensor:
 def in_spikingjelly(current: Tensor, alpha: Tensor) -> Tensor:
     from spikingjelly.activation_based.neuron import LIFNode
 
-    spike = spikes.Spike(spikes.atan, alpha=alpha)
+    spike = fullgrad.nn.ATanSpike(alpha)
     node = LIFNode(1 / (1 - DECAY), decay_input=False, v_reset=None, detach_reset=True, surrogate_function=spike)
     return torch.stack([node(x) for x in current])
 

@@ -216,11 +216,11 @@ def test_a_script_is_refused(name):
     "module",
     [
         fullgrad.nn.Round(),
-        torch.nn.Sequential(fullgrad.nn.SoftReLU()),
-        fullgrad.spikes.Spike(fullgrad.spikes.atan),
-        fullgrad.quantizers.Quantizer(fullgrad.quantizers.fake_quantize, scale=0.1),
+        torch.nn.Sequential(fullgrad.nn.soft.ReLU()),
+        fullgrad.nn.FakeQuantize(0.1),
+        fullgrad.nn.FunctionModule(fullgrad.spikes.atan),
     ],
-    ids=["Round", "SoftReLU", "Spike", "Quantizer"],
+    ids=["Round", "ReLU", "FakeQuantize", "FunctionModule"],
 )
 def test_a_script_of_a_module_is_refused(module, request):
     """The error names its class."""

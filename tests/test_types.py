@@ -55,9 +55,23 @@ x = torch.randn(3)
 y: Tensor = fullgrad.round(x) + fullgrad.clamp(x, min_value=-1.0) + soft.relu(x) + spikes.atan(x)
 z: Tensor = Spike.apply(x) + Heaviside.apply(x) + quantizers.lsq(x, torch.tensor(0.1))
 step: Tensor = fullgrad.straight_through(torch.sign, torch.tanh)(x)
-layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0))
+layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0), nn.soft.Round(0.2, learnable="softness"))
+own = nn.FunctionModule(soft.relu, softness=0.2, learnable="softness")
+probability: Tensor = nn.soft.Any()(x)
 """
-WRONG = ["fullgrad.rund(x)", "soft.srot(x)", "quantizers.lqs(x, 0.1)", "fullgrad.clamp(x, minimum=0.0)", "Spike.aply(x)"]
+WRONG = [
+    "fullgrad.rund(x)",
+    "soft.srot(x)",
+    "quantizers.lqs(x, 0.1)",
+    "fullgrad.clamp(x, minimum=0.0)",
+    "Spike.aply(x)",
+    "spikes.Spike(spikes.atan)",
+    "quantizers.Quantizer(quantizers.lsq, scale=0.1)",
+    "nn.FunctionModule(soft.relu, learnable=1)",
+    "nn.SoftRound()",
+    "nn.soft.Rund()",
+    "nn.soft.ReLU(width=0.2)",
+]
 CHECKERS = {
     "mypy": (["mypy", "--strict"], r":(\d+): error"),
     "pyright": (["basedpyright", "--pythonpath", sys.executable, "--level", "error"], r":(\d+):\d+ - error"),

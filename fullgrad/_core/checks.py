@@ -50,15 +50,6 @@ def function(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a function, got {_type(value)}.")
 
 
-def known_argument(name: str, argument: str, known: Sequence[str], among: str = "") -> None:
-    """The name of an existing argument, or, with ``among``, of one that was given."""
-    if argument not in known:
-        words = ", ".join(known) or "none"
-        if among:
-            raise ValueError(f"{name}: `{among}` must name arguments that are given, which are {words}, got {argument!r}.")
-        raise TypeError(f"{name}: the arguments of the surrogate are {words}, got {argument!r}.")
-
-
 def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None:
     """One of several strings."""
     if not isinstance(value, str) or value not in choices:

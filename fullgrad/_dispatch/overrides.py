@@ -13,8 +13,8 @@ import linecache
 import numbers
 import operator
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ _CONVERSION = """
         {numbers} = __plain_numbers({numbers})"""
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str, Mapping[str, str]]) -> None:
@@ -71,7 +72,7 @@ def is_override(value: Any) -> bool:
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
-def unscriptable(target: Any) -> Any:
+def unscriptable(target: _Target) -> _Target:
     """The function or module class, made to raise a helpful error under `torch.jit.script`, which would else complain about the
     first line that it cannot compile.
     """

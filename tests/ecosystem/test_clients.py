@@ -38,7 +38,7 @@ def network(per_channel=False):
     step, alpha = (torch.full((4,), 0.1), torch.full((2,), 2.0)) if per_channel else (0.1, 2.0)
     quantizer = fnn.FakeQuantize(step, quant_min=-8, quant_max=7, dim=-1 if per_channel else None, learnable=("scale",))
     spike = fnn.ATanSpike(alpha=alpha, learnable=("alpha",))
-    return nn.Sequential(nn.Linear(3, 4), quantizer, fnn.SoftAbs(0.5), nn.Linear(4, 2), spike)
+    return nn.Sequential(nn.Linear(3, 4), quantizer, fnn.soft.Abs(0.5), nn.Linear(4, 2), spike)
 
 
 def data(samples=5):
@@ -185,7 +185,7 @@ def test_backpack():
     backpack = package("backpack")
     from backpack.extensions import BatchGrad
 
-    model = nn.Sequential(nn.Linear(3, 4), fnn.Round(), fnn.SoftReLU(0.5), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(3, 4), fnn.Round(), fnn.soft.ReLU(0.5), nn.Linear(4, 2))
     X, Y = data()
     expected = [gradient_of(model, x[None], y[None]) for x, y in zip(X, Y, strict=True)]
     backpack.extend(model)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fullgrad
-from fullgrad import quantizers, spikes
+from fullgrad import spikes
 from tests.ecosystem.test_overrides import OVERRIDABLE, PUBLIC
 
 
@@ -19,8 +19,8 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.5))
-        self.spike = spikes.Spike(spikes.atan, learn="alpha", alpha=3.0)
-        self.quantizer = quantizers.Quantizer(quantizers.lsq, scale=nn.Parameter(torch.tensor(0.25)))
+        self.spike = fullgrad.nn.FunctionModule(spikes.atan, learnable="alpha", alpha=3.0)
+        self.quantizer = fullgrad.nn.LSQ(nn.Parameter(torch.tensor(0.25)))
 
     def forward(self, x):
         x = fullgrad.clamp(self.quantizer(x), max_value=self.scale * 4)

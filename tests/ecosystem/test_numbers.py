@@ -204,5 +204,5 @@ def test_sequences_of_numbers_of_numpy():
 
 def test_a_number_of_numpy_may_learn():
     """As a parameter of a module."""
-    module = fullgrad.nn.SoftReLU(np.float32(0.5), learnable="softness")
+    module = fullgrad.nn.soft.ReLU(np.float32(0.5), learnable="softness")
     assert module.softness.item() == 0.5

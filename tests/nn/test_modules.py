@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import operator
 import pickle
 
 import pytest
@@ -14,7 +15,7 @@ import fullgrad
 from fullgrad import quantizers, sampling, soft, spikes
 from fullgrad.nn import FunctionModule
 
-CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"]
+CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"] + [f"soft.{n}" for n in fullgrad.nn.soft.__all__]
 X = torch.tensor([[0.3, -1.2, 2.5, 0.9], [1.4, 0.1, -0.6, 0.7]])
 # Arguments without a default, those of some classes, and inputs that are no X.
 REQUIRED = {
@@ -26,23 +27,23 @@ REQUIRED = {
 ARGUMENTS = {
     "Clamp": {"min_value": -1.0},
     "MXQuantize": {"block_size": 4},
-    "SoftTakeAlongDim": {"dim": -1},
+    "soft.TakeAlongDim": {"dim": -1},
     "VectorQuantize": {"codebook": torch.randn(8, 4, generator=torch.Generator().manual_seed(0))},
 }
 WEIGHTS = torch.softmax(X, -1)
 INPUTS = {
-    "EntmaxLoss": (X, torch.tensor([1, 0])), "NormmaxLoss": (X, torch.tensor([1, 0])), "SoftTake": (X[0], WEIGHTS),
-    "SoftTakeAlongDim": (X, torch.stack([WEIGHTS, WEIGHTS])), "SoftIndexSelect": (X.T, WEIGHTS[0]),
-    "SoftNarrow": (X.T, WEIGHTS[0]), "GumbelSinkhorn": (X @ X.T,), "NVFP4Quantize": (torch.cat([X, X, X, X], -1),),
-    "ProjTransportPolytope": (X.T, torch.full((4,), 0.25), torch.full((2,), 0.5)), "BernoulliSpike": (WEIGHTS,),
-    "SoftAll": (WEIGHTS,), "SoftAny": (WEIGHTS,), "SoftLogicalAnd": (WEIGHTS, WEIGHTS),
-    "SoftLogicalOr": (WEIGHTS, WEIGHTS), "SoftLogicalXor": (WEIGHTS, WEIGHTS),
+    "soft.EntmaxLoss": (X, torch.tensor([1, 0])), "soft.NormmaxLoss": (X, torch.tensor([1, 0])), "soft.Take": (X[0], WEIGHTS),
+    "soft.TakeAlongDim": (X, torch.stack([WEIGHTS, WEIGHTS])), "soft.IndexSelect": (X.T, WEIGHTS[0]),
+    "soft.Narrow": (X.T, WEIGHTS[0]), "GumbelSinkhorn": (X @ X.T,), "NVFP4Quantize": (torch.cat([X, X, X, X], -1),),
+    "soft.ProjTransportPolytope": (X.T, torch.full((4,), 0.25), torch.full((2,), 0.5)), "BernoulliSpike": (WEIGHTS,),
+    "soft.All": (WEIGHTS,), "soft.Any": (WEIGHTS,), "soft.LogicalAnd": (WEIGHTS, WEIGHTS),
+    "soft.LogicalOr": (WEIGHTS, WEIGHTS), "soft.LogicalXor": (WEIGHTS, WEIGHTS),
 }  # fmt: skip
 
 
 def made(name):
     """A module, the arguments that it got, and inputs for it."""
-    cls = getattr(fullgrad.nn, name)
+    cls = operator.attrgetter(name)(fullgrad.nn)
     required = {k for k, p in inspect.signature(cls._function).parameters.items() if p.default is p.empty}
     arguments = {k: REQUIRED[k] for k in cls._arguments if k in required} | ARGUMENTS.get(name, {})
     return cls(**arguments), arguments, INPUTS.get(name, (X, X.flip(-1))[: len(required - {*cls._arguments})])
@@ -66,7 +67,7 @@ def test_a_module_is_its_function(name):
     function = inspect.signature(cls._function).parameters
     assert [*constructor] == [*cls._arguments, "learnable"]
     assert all(constructor[k] == function[k] and hasattr(module, k) for k in cls._arguments)
-    assert (cls.__name__, cls.__module__) == (name, "fullgrad.nn")
+    assert f"{cls.__module__}.{cls.__qualname__}" == f"fullgrad.nn.{name}"
     described = [
         line.split(":")[0].strip()
         for line in cls.__doc__.split("Args:")[1].splitlines()
@@ -138,7 +139,7 @@ def test_in_a_compiled_network():
 
 def in_a_network():
     """A layer with a quantized weight and an activation that learns."""
-    network = nn.Sequential(nn.Linear(4, 3), fullgrad.nn.SoftReLU(0.2, learnable="softness"), fullgrad.nn.ClipGrad(1.0))
+    network = nn.Sequential(nn.Linear(4, 3), fullgrad.nn.soft.ReLU(0.2, learnable="softness"), fullgrad.nn.ClipGrad(1.0))
     quantize = fullgrad.nn.StepQuantize(0.1, learnable="step")
     nn.utils.parametrize.register_parametrization(network[0], "weight", quantize)
     torch.testing.assert_close(network[0].weight, fullgrad.step_quantize(network[0].parametrizations.weight.original, 0.1))
@@ -161,11 +162,11 @@ def test_noise_is_given_to_the_call():
         (lambda: fullgrad.nn.LSQ(), TypeError, "LSQ: missing a required argument: 'scale'"),
         (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: got an unexpected keyword argument 'low'"),
         (
-            lambda: fullgrad.nn.SoftAbs(learnable="width"),
+            lambda: fullgrad.nn.soft.Abs(learnable="width"),
             ValueError,
             "`learnable` must be among softness, mode, got 'width'",
         ),
-        (lambda: fullgrad.nn.SoftAbs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
+        (lambda: fullgrad.nn.soft.Abs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
         (
             lambda: fullgrad.nn.Clamp(learnable="min_value"),
             TypeError,

@@ -5,8 +5,7 @@ import math
 import numpy
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import fullgrad
 from fullgrad import quantizers
@@ -283,36 +282,12 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.twn(x[:0]), ValueError, "at least one element"),
         (lambda x: quantizers.levels("apot", 8), ValueError, "`bits` must be from 3 to 7"),
         (lambda x: quantizers.levels("power_of_two", 1), ValueError, "`bits` must be from 2 to 8"),
-        (lambda x: quantizers.Quantizer(3), TypeError, "^Quantizer: `function` must be a function"),
-        (lambda x: quantizers.Quantizer(quantizers.lsq, step=1.0), TypeError, "the arguments of lsq are scale"),
     ],
 )
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, match):
     """Before anything is recorded."""
     with raises(error, match=match):
         call(torch.randn(3, 3))
-
-
-# --- The module ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_module_in_ensembles_and_as_a_parametrization():
-    """With functional_call, stacked states and vmap; what was saved of it is what it is."""
-    models = [
-        nn.Sequential(nn.Linear(4, 3), quantizers.Quantizer(quantizers.lsq, scale=nn.Parameter(torch.tensor(0.1 * (i + 1)))))
-        for i in range(3)
-    ]
-    x = torch.randn(5, 4)
-    params, buffers = stack_module_state(models)
-    stacked = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(params, buffers)
-    torch.testing.assert_close(stacked, torch.stack([m(x) for m in models]))
-    assert [*models[0].state_dict()] == ["0.weight", "0.bias", "1.scale"]
-    layer = nn.Linear(4, 3)
-    quantizer = quantizers.Quantizer(quantizers.codebook_quantize, codebook=quantizers.levels("nf4"), inside="exact")
-    nn.utils.parametrize.register_parametrization(layer, "weight", quantizer)
-    assert {*layer.weight.flatten().tolist()} <= {*quantizers.levels("nf4").tolist()}
-    assert [name for name, _ in quantizer.named_buffers()] == ["codebook"]
-    assert "inside='exact'" in repr(quantizer)
 
 
 def test_large_tensors_in_pieces_are_the_same():

@@ -1,10 +1,8 @@
 """Every operator against its surrogate, in plain torch code: all partial derivatives of first and second order, ties, shapes."""
 
-import copy
 import functools
 import inspect
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -238,17 +236,6 @@ def test_derivatives_of_q_pseudo_spike_are_finite_far_away(alpha, u):
         assert all(d.isfinite() for d in (*first, *torch.autograd.grad(first[0], (v, a))))
 
 
-def test_a_spike_of_numbers():
-    """Which are no part of the state."""
-    spike = spikes.Spike(spikes.atan, alpha=3.0, threshold=0.5)
-    assert repr(spike) == "Spike(atan, alpha=3.0, threshold=0.5)"
-    assert not spike.state_dict()
-    x, y = (V.clone().requires_grad_() for _ in range(2))
-    spike(x).sum().backward()
-    spikes.atan(y, alpha=3.0, threshold=0.5).sum().backward()
-    assert x.grad.equal(y.grad)
-
-
 def test_windows_are_ordered():
     """An empty window is a mistake."""
     with pytest.raises(ValueError, match=r"`low` must be less than `high`, got 1\.0 and 1\.0"):
@@ -305,28 +292,6 @@ def test_rare_spikes_of_bfloat16_are_rare():
 
 
 # --- What is made of surrogates ---------------------------------------------------------------------------------------
-
-
-def test_spike_learns():
-    """A module keeps tensors and learns what it is told to; it is copied, pickled, and shown."""
-    alpha = torch.full((3, 1), 2.0)
-    spike = spikes.Spike(spikes.atan, alpha=alpha, threshold=0.5, grad_scale=torch.tensor(2.0), learn=("alpha", "threshold"))
-    assert {*dict(spike.named_parameters())} == {"alpha", "threshold"}
-    assert {*dict(spike.named_buffers())} == {"grad_scale"}
-    v = torch.randn(3, 5)
-    expected = torch.autograd.functional.vjp(lambda a, t: spikes.atan(v, a, t, 2.0).sum(), (alpha, torch.tensor(0.5)))[1]
-    for module in (spike, copy.deepcopy(spike), pickle.loads(pickle.dumps(spike))):
-        assert torch.equal(module(v), spikes.atan(v, threshold=0.5))
-        gradients = torch.autograd.grad(module(v).sum(), [module.alpha, module.threshold])
-        torch.testing.assert_close(gradients, expected)
-    assert (
-        repr(spike)
-        == "Spike(atan, alpha=Parameter of shape (3, 1), threshold=Parameter of shape (), grad_scale=tensor of shape ())"
-    )
-    with pytest.raises(TypeError, match=r"the arguments of the surrogate are alpha, .*, got 'slope'"):
-        spikes.Spike(spikes.atan, slope=1.0)
-    with pytest.raises(ValueError, match=r"`learn` must name arguments that are given, which are none, got 'alpha'"):
-        spikes.Spike(spikes.atan, learn=("alpha",))
 
 
 def test_from_slope_has_the_derivatives_of_the_slope():

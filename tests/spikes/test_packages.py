@@ -130,9 +130,9 @@ def test_a_norse_cell_with_a_step_of_ones_own():
     ("package", "loss"), [("spikingjelly", spikingjelly_loss), ("snntorch", snntorch_loss), ("sinabs", sinabs_loss)]
 )
 def test_a_module_is_part_of_their_neurons(package, loss):
-    """`Spike` with a width that learns: ordinary training reaches it, and a copy keeps it."""
+    """`ATanSpike` with a width that learns: ordinary training reaches it, and a copy keeps it."""
     install(package)
-    spike = spikes.Spike(spikes.atan, alpha=torch.full((FEATURES,), 2.0), learn=("alpha",))
+    spike = fullgrad.nn.ATanSpike(torch.full((FEATURES,), 2.0), learnable="alpha")
 
     def surrogate(v, alpha=None, **rest):
         return spikes.atan(v, spike.alpha, **rest)
@@ -146,7 +146,7 @@ def test_spikingjelly_registers_the_width():
     install("spikingjelly")
     from spikingjelly.activation_based import neuron
 
-    node = neuron.LIFNode(surrogate_function=spikes.Spike(spikes.atan, alpha=2.0, learn=("alpha",)))
+    node = neuron.LIFNode(surrogate_function=fullgrad.nn.ATanSpike(2.0, learnable="alpha"))
     assert "surrogate_function.alpha" in dict(copy.deepcopy(node).named_parameters())
 
 
@@ -156,7 +156,7 @@ def test_snntorch_keeps_the_dtype():
     from snntorch import Leaky
 
     for dtype in (torch.float64, torch.bfloat16):
-        spike, _ = Leaky(beta=0.8, spike_grad=spikes.Spike(spikes.atan, tie=0.0)).to(dtype)(torch.rand(3, dtype=dtype))
+        spike, _ = Leaky(beta=0.8, spike_grad=fullgrad.nn.ATanSpike(tie=0.0)).to(dtype)(torch.rand(3, dtype=dtype))
         assert spike.dtype == dtype
 
 

@@ -1,6 +1,6 @@
-"""The types of fullgrad.nn, whose classes are made of functions: ``python docs/stubs.py`` writes fullgrad/nn/__init__.pyi.
+"""The types of fullgrad.nn, whose classes are made from functions: ``python docs/stubs.py`` writes fullgrad/nn/__init__.pyi.
 
-A class that is not in it yet has the types of `FunctionModule`. tests/nn/test_stub.py holds the others to their functions.
+A class that is not in it yet has the types of `FunctionModule`. tests/nn/test_stub.py compares the others with their functions.
 """
 
 import inspect
@@ -36,11 +36,11 @@ def text() -> str:
 
 
 def stub_of(name: str) -> str:
-    """A class: its arguments as attributes, its constructor, and the call with the inputs and what else it may be given."""
+    """The stub of a class: its arguments as attributes, its constructor, and the call with the inputs and call-time arguments."""
     cls = getattr(nn, name)
     kept, function = cls._arguments, inspect.signature(cls._function)
     called = [p for p in function.parameters.values() if p.name not in kept and p.name != "training"]
-    # Several types, of which the arguments choose one, help nobody.
+    # A union of types, of which the arguments choose one, helps nobody.
     returned = Any if get_args(function.return_annotation) else function.return_annotation
     lines = [
         f"class {name}(FunctionModule):",

@@ -3,8 +3,8 @@ The Hessian spectrum of a quantized network
 ===========================================
 
 The eigenvalues of the Hessian say how sharply a loss bends, and in how many directions. The Hessian of a network with rounded
-weights and binary units is 0; with declared derivatives it is that of the loss which the training follows. It can be taken in four
-ways, reverse or forward mode over reverse or forward mode, and all must agree.
+weights and binary units is 0; with declared derivatives it is that of the loss which the training follows. It can be taken
+in four ways, reverse or forward mode over reverse or forward mode, and all must agree.
 
 Here the network is small enough for the exact Hessian of all its parameters. It learns the handwritten digits that scikit-learn
 ships, averaged to 4 x 4 pixels. The same derivative is then written in the two other ways that torch offers:

@@ -24,7 +24,7 @@ hypothesis.settings.register_profile("exhaustive", max_examples=600, deadline=No
 
 
 def devices() -> list[str]:
-    """The devices at hand: the CPU always."""
+    """The available devices; always the CPU."""
     return float64_devices() + ["mps"] * torch.backends.mps.is_available()
 
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser):
 
 
 def exhaustive_slice(config) -> tuple[int, int] | None:
-    """Which slice of the exhaustive tests runs: none by default, with ``--long`` one that changes with the day in CI."""
+    """The slice of the exhaustive tests that runs: none by default, with ``--long`` in CI one that changes with the day."""
     wanted = config.getoption("--exhaustive")
     if wanted == "all":
         return 0, 1
@@ -107,7 +107,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    """Every test starts from the same random numbers and dispatch keys, with nothing compiled, on one thread per process."""
+    """Give every test the same random numbers and dispatch keys, with nothing compiled, on one thread per process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.compiler.reset()
@@ -118,5 +118,5 @@ def _fresh():
 
 @pytest.fixture(params=devices())
 def device(request) -> str:
-    """Each device at hand."""
+    """Each available device."""
     return request.param

@@ -14,7 +14,7 @@ STUB = ROOT / "fullgrad" / "nn" / "__init__.pyi"
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python writes types in other words from 3.14 on")
 def test_each_class_has_the_types_of_its_function():
-    """Of those that are written; ``python docs/stubs.py`` writes them anew."""
+    """Written classes have the types of their functions; ``python docs/stubs.py`` writes them."""
     spec = importlib.util.spec_from_file_location("stubs", ROOT / "docs" / "stubs.py")
     stubs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stubs)

@@ -66,7 +66,7 @@ def pytest_report_header(config):
 
 
 def short_ones(items) -> list:
-    """Of the tests of one function those of the short suite: some parameters, by the hash of their names, so that where there are
+    """The short suite's tests of one function: some parameters, by the hash of their names, so that where there are
     several every value of each has its turn; all where the function is marked `short`; the first ones where `long` says so.
     """
     others = [item for item in items if not item.get_closest_marker("long")]
@@ -97,8 +97,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """What is collected and imported stays, and tracing makes objects by the million: a tenth of its time goes to the garbage
-    collector, if that looks at them all as often as it does by default.
+    """Make garbage collection rare: tracing makes objects by the million, and by default a tenth of its time goes to the garbage
+    collector, which looks at them and at all that is imported.
     """
     gc.collect()
     gc.freeze()

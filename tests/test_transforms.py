@@ -59,7 +59,7 @@ def applies(case, name):
 
 
 def marks(case, name):
-    """When a check of one case runs. Variants are traced in groups alone, everyday cases in the slices also one at a time."""
+    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
     return [pytest.mark.long] if case.long else []

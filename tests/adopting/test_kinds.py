@@ -175,7 +175,7 @@ def test_attributes_are_named_where_compiled_code_would_lose_them():
 
 
 def told(transform):
-    """What torch says to the forward and the backward of a class of two tensors, a number and a list of a tensor."""
+    """Records what the forward and the backward of a class of two tensors, a number and a list of a tensor are told."""
     found = []
 
     def forward(ctx, x, y, scale, held):

@@ -231,7 +231,7 @@ def test_double_backward_through_a_checkpoint(case):
 
 
 def test_saved_tensor_hooks(case):
-    """What hooks pack, they unpack: a round trip through numpy changes nothing, and all that is saved goes through it."""
+    """Hooks pack and unpack all that is saved: a round trip through numpy changes nothing."""
     x = sample().requires_grad_()
     packed, unpacked = [], []
 

@@ -189,7 +189,7 @@ def test_in_place_on_a_temporary():
 )
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_nothing_is_kept_alive(call, requires_grad):
-    """When the results are gone so are the inputs, without the garbage collector."""
+    """The inputs are gone with the results, without the garbage collector."""
     x = sample() * 1
     x.requires_grad_(requires_grad)
     gone = weakref.ref(x)

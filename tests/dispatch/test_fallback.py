@@ -1,4 +1,4 @@
-"""Which dispatch is in use, and what is lost when it is the fallback."""
+"""The choice of the dispatch, and what is lost when it is the fallback."""
 
 import os
 import subprocess

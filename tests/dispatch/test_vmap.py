@@ -105,7 +105,7 @@ def test_nested_over_different_arguments(dims):
 
 
 def test_optional_and_plain_arguments():
-    """None, numbers and tensors of both kinds side by side."""
+    """None, numbers, and tensors with and without a batch may be arguments of one call."""
     x, w, b = sample(3), sample(seed=1), sample(3, seed=2)
     dims = (0, None, 0, None, None)
     assert_close(vmap(Affine.apply, dims)(x, w, b, 0.5, 2), vmap(affine, dims)(x, w, b, 0.5, 2))

@@ -350,7 +350,7 @@ def test_broken_operator_is_caught(operator, name):
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_broken_operator_is_caught_among_others(operator, name):
-    """In one graph with right ones, before and after it."""
+    """The check raises on the broken operator in one graph with right ones before and after it."""
     with pytest.raises(Exception):  # noqa: B017
         CHECKS[name](in_one_graph(name, list(map(subject, (Cube, operator, Cube)))))
 

@@ -48,7 +48,7 @@ def stub_of(module: ModuleType, name: str) -> str:
     cls = getattr(module, name)
     kept, function = cls._arguments, inspect.signature(cls._function)
     called = [p for p in function.parameters.values() if p.name not in kept and p.name != "training"]
-    # Several types, of which the arguments choose one, help nobody.
+    # A union of types, of which the arguments choose one, helps nobody.
     returned = Any if get_args(function.return_annotation) else function.return_annotation
     lines = [
         f"class {name}(FunctionModule):",

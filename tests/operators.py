@@ -1,4 +1,4 @@
-"""What the tests of several folders share: right operators, all subsets, the list of what autograd saves, flushed
+"""Shared parts of the tests: right operators, all subsets, the list of what autograd saves, flushed
 subnormal numbers.
 """
 
@@ -45,7 +45,7 @@ class Cube(Function):
 
 
 class ThroughRound(Function):
-    """Straight-through round: nothing is saved, every derivative beyond the first is 0. Others have another forward."""
+    """Straight-through round: nothing is saved, every derivative beyond the first is 0. Subclasses have another forward."""
 
     @staticmethod
     def forward(x):
@@ -90,7 +90,7 @@ def subset_probabilities(theta: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class TorchCube(torch.autograd.Function):
-    """The same on torch's own base class."""
+    """`Cube` on torch's own base class."""
 
     forward, setup_context = staticmethod(Cube.forward), staticmethod(Cube.setup_context)
     backward, jvp = staticmethod(Cube.vjp), staticmethod(Cube.jvp)
@@ -102,7 +102,7 @@ class TorchCube(torch.autograd.Function):
 
 @contextlib.contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Subnormal numbers are 0 in it; the test ends as skipped where the processor cannot do that."""
+    """A context in which subnormal numbers are 0; skips the test where the processor cannot do that."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
     try:
@@ -113,7 +113,7 @@ def flushed_denormals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raises(error: type[Exception], match: str) -> Iterator[None]:
-    """As `pytest.raises`; and the message begins with the public name of what was called."""
+    """`pytest.raises`, with a message that begins with the public name of the function."""
     with pytest.raises(error, match=match) as raised:
         yield
     name = str(raised.value).partition(":")[0]

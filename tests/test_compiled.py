@@ -1,4 +1,4 @@
-"""What torch.compile makes of operators: kernels, what is kept for the backward, and the cache of compiled graphs.
+"""torch.compile of operators: kernels, what is kept for the backward, and the cache of compiled graphs.
 
 That nothing breaks the graph and that values and gradients are right is proved for every operator in `test_transforms`.
 """
@@ -96,7 +96,7 @@ def test_compiled_code_keeps_inputs_and_no_masks(case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [c for c in ELEMENTWISE if c.exhaustive], ids=lambda c: c.name)
 def test_compiled_code_keeps_inputs_and_no_masks_in_every_mode(case):
-    """Likewise for all modes and variants."""
+    """The compiled forward keeps inputs and no masks in all modes and variants."""
     check_kept(case)
 
 
@@ -110,14 +110,14 @@ def check_chain_kept(cases):
 @pytest.mark.long(but=4)
 @pytest.mark.parametrize("cases", chains(False))
 def test_a_chain_keeps_its_input(cases):
-    """Of a chain of operators no more than the input is kept."""
+    """A chain of operators keeps only the input."""
     check_chain_kept(cases)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", chains(True))
 def test_a_chain_keeps_its_input_in_every_mode(cases):
-    """Likewise for all modes and variants."""
+    """A chain keeps only the input in all modes and variants."""
     check_chain_kept(cases)
 
 
@@ -205,7 +205,7 @@ def test_a_chain_is_one_kernel_each_way():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", chains(False))
 def test_every_chain_is_one_kernel_each_way(cases):
-    """So is every other chain; between them they have all elementwise operators."""
+    """Every chain is one kernel each way; together they have all elementwise operators."""
     check_kernels(chain(cases))
 
 
@@ -220,7 +220,7 @@ def test_every_chain_is_one_kernel_each_way(cases):
     ],
 )
 def test_quantizers_around_a_matrix_product_are_one_kernel_on_each_side(quantizer, kernels):
-    """Forward, and backward."""
+    """One kernel runs before and one after the matrix product, forward and backward."""
     s = torch.tensor(0.1, requires_grad=True)
     x, w = torch.randn(16, 32, requires_grad=True), torch.randn(8, 32, requires_grad=True)
 
@@ -286,7 +286,7 @@ class CallsHelper(torch.autograd.Function):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A folder of its own for what torch caches; the function compiles a chain and returns what torch counts."""
+    """A folder for what torch caches, and a function that compiles a chain and returns torch's counts."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile_cache, "_fingerprint", lambda: "one")
     known = inductor.unsafe_marked_cacheable_functions
@@ -325,7 +325,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
 
 @pytest.mark.long(but=1)
 def test_operators_of_users_are_not_cached(cache):
-    """Where the code of a user's operator ends is unknown."""
+    """Graphs are not cached, since the code that a user's operator depends on is unknown."""
 
     class Twice(fullgrad.Round):
         pass
@@ -370,7 +370,7 @@ def test_an_edited_function_is_compiled_anew(tmp_path):
 
 @pytest.mark.long
 def test_adopted_classes_are_not_cached(cache, monkeypatch):
-    """Neither alone nor in a transform: what a backward calls may be other code in the next process."""
+    """Adopted classes are not cached, alone or in a transform: what a backward calls may change in the next process."""
     alone, per_sample = fullgrad.adopt(CallsHelper), lambda x: vmap(grad(CallsHelper.apply))(x) * x
     assert cache(lambda x: alone(x)) == {"bypass"}
     with fullgrad.adopting():
@@ -381,7 +381,7 @@ def test_adopted_classes_are_not_cached(cache, monkeypatch):
 
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
-    """It is a hash of every file, the same at every call, and None where a file has changed since the import."""
+    """The fingerprint is a hash of every file, the same at every call, and None where a file has changed since the import."""
     monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
     fresh = compile_cache._fingerprint.__wrapped__
     assert fresh() == fresh()
@@ -419,6 +419,6 @@ def test_the_rivals_of_the_benchmark_compute_the_same():
 
 @pytest.mark.long
 def test_the_time_of_a_compilation_is_taken():
-    """Of both chains of twenty operators, in a process."""
+    """A process measures the compilation of both chains of twenty operators."""
     for name in ("ours", "torch"):
         assert first_gradient(name, "aot_eager")["seconds"] > 0

@@ -1,4 +1,4 @@
-"""The three touches of CONTRIBUTING.md, made in a copy of the package as they stand there, are all that an operator takes."""
+"""The three changes of CONTRIBUTING.md, applied as written to a copy of the package, are all that an operator takes."""
 
 import os
 import re
@@ -26,14 +26,14 @@ GUARDS = (
 
 
 def test_each_section_has_three_touches():
-    """A new file, an edit of the family's ``__init__``, an edit of its cases."""
+    """Each section has a new file, an edit of the family's ``__init__``, and an edit of its cases."""
     assert "round_even" in SECTIONS
     for blocks in SECTIONS.values():
         assert [edit for edit, _, _ in blocks] == ["", "in ", "in "]
 
 
 def edited(text: str, change: str) -> str:
-    """A module with the lines of a change: those of a list at the top of that list, the others before the first import."""
+    """A module with the lines of a change: entries at the top of a list, the other lines before the first import."""
     for name, items in re.findall(r"^(\w+) = \[\n(.*?)^\]\n", change, re.DOTALL | re.MULTILINE):
         text, found = re.subn(rf"^({name}\b.* = \[\n)", lambda match, items=items: match[1] + items, text, flags=re.MULTILINE)
         assert found == 1
@@ -43,7 +43,7 @@ def edited(text: str, change: str) -> str:
 
 
 def touched(name: str, folder: Path, touches: int = 3) -> Path:
-    """A copy of the package and its tests in which the first touches of a section are made."""
+    """A copy of the package and its tests with the first changes of a section."""
     for part in ("fullgrad", "tests", "docs"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "_build"))
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
@@ -56,7 +56,7 @@ def touched(name: str, folder: Path, touches: int = 3) -> Path:
 
 
 def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The tests of the copy, in a process of their own."""
+    """Run the tests of the copy in their own process."""
     environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "--everyday", "-n", "0", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
@@ -65,7 +65,7 @@ def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_every_linter_is_the_same():
-    """The ruff of pre-commit is the one that the constraints give CI and contributors."""
+    """pre-commit has the ruff that the constraints give to CI and contributors."""
     pinned = re.search(r"^ruff==(.*)$", ROOT.joinpath("constraints.txt").read_text(), re.MULTILINE)[1]
     assert f"rev: v{pinned} " in ROOT.joinpath(".pre-commit-config.yaml").read_text()
 

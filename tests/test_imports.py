@@ -1,4 +1,4 @@
-"""Imports point one way: what a newcomer reads first stands on nothing that comes later."""
+"""Imports point one way: what a newcomer reads first imports nothing that comes later."""
 
 import ast
 import functools
@@ -87,7 +87,7 @@ def test_no_arrow_upward():
 
 
 def test_order_statistics_by_layer():
-    """Public pairs, operators, rules, methods, rows, projections, kernels, numbers."""
+    """Order statistics have the layers public pairs, operators, rules, methods, rows, projections, kernels, numbers."""
     assert upward(ORDER_LAYERS, ORDER) == []
 
 
@@ -103,7 +103,7 @@ def test_the_kit_knows_no_family():
 
 
 def test_only_the_dispatch_knows_torchs_private_names():
-    """Families import what they need of the dispatch from its ``__init__``."""
+    """Families import from the ``__init__`` of the dispatch."""
     inner = [
         (n, o)
         for n in MODULES
@@ -114,6 +114,6 @@ def test_only_the_dispatch_knows_torchs_private_names():
 
 
 def test_an_arrow_upward_is_seen():
-    """The test itself: turned around, the layers are wrong in many places."""
+    """The test itself can fail: turned around, the layers are wrong in many places."""
     assert len(upward(LAYERS[::-1], "fullgrad")) > 50
     assert len(upward(ORDER_LAYERS[::-1], ORDER)) > 20

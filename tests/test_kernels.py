@@ -1,4 +1,4 @@
-"""The fused kernels against the formulas that they stand for, and the neighbors of numbers."""
+"""The fused kernels compared with the formulas that they stand for, and the neighbors of numbers."""
 
 import math
 
@@ -24,7 +24,7 @@ def edges(dtype):
 @pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_where_between_is_its_formula(dtype):
-    """Bounds included, one or two of them, infinite, crossed and NaN; infinities of the gradient are 0 outside."""
+    """One or two bounds, included, infinite, crossed and NaN, are right; infinite gradients are 0 outside."""
     x = edges(dtype)
     g = torch.full_like(x, INF)
     for low in (None, -1.0, 0.0, -0.0, 0.3, -INF, INF, NAN):
@@ -35,7 +35,7 @@ def test_where_between_is_its_formula(dtype):
 
 
 def test_where_between_where_subnormal_numbers_are_flushed():
-    """There the neighbors of 0 are 0, and the formula is taken."""
+    """The formula is used there, as the neighbors of 0 are 0."""
     with flushed_denormals():
         x, g = edges(torch.float32), torch.tensor(2.0)
         for low, high in ((0.0, 1.0), (-1.0, 0.0), (0.0, None), (None, 0.0)):
@@ -46,7 +46,7 @@ def test_where_between_where_subnormal_numbers_are_flushed():
 
 @pytest.mark.parametrize("bounds", [(-0.5, 0.5), (0.3, None), (None, 0.3)], ids=str)
 def test_large_tensors_are_compared_by_pieces(bounds):
-    """By those that both kernels take as they are, in plain memory, of one dtype; to the numbers of the formula."""
+    """Pieces in plain memory and one dtype, which both kernels accept, have the numbers of the formula."""
     pieces = 2**17 * torch.get_num_threads()
     x = torch.randn(4 * pieces + 3)
     x[::1000] = NAN
@@ -64,7 +64,7 @@ def test_large_tensors_are_compared_by_pieces(bounds):
 @pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_where_positive_is_its_formula(dtype):
-    """For masks and for numbers, NaN included; infinities of the gradient are 0 where the mask is false."""
+    """Masks and numbers, NaN included, are right; infinite gradients are 0 where the mask is false."""
     m = edges(dtype)
     g = torch.full_like(m, INF)
     for mask in (m, m > 0.5):
@@ -73,7 +73,7 @@ def test_where_positive_is_its_formula(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sigmoid_gate_is_its_formula(dtype):
-    """In half precision to one unit of the last place, as it is rounded once."""
+    """Half precision agrees to one unit of the last place, as it is rounded once."""
     x = torch.linspace(-3, 3, 1001, dtype=torch.float64).to(dtype)
     v = torch.full_like(x, 0.7)
     for s in (0.1, -0.1, 2.0):
@@ -85,7 +85,7 @@ def test_sigmoid_gate_is_its_formula(dtype):
 @pytest.mark.parametrize("shape", [(600, 3), (40, 16), (10, 7, 8), (600, 1), (2, 3), (0, 3), (3, 0), ()])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
-    """Rows of any length, few and many, along every dimension; of infinities and NaN what torch makes of them."""
+    """Rows of any length, few and many, along every dimension agree with torch, infinities and NaN included."""
     x, g = (torch.randn(shape, dtype=torch.float64).mul_(3).to(dtype) for _ in range(2))
     special = torch.tensor([INF, -INF, NAN, -INF, 100.0, -1000.0], dtype=dtype)
     if x.numel() > 100:
@@ -101,7 +101,7 @@ def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
 
 @pytest.mark.parametrize(("rows", "is_fused"), [(600, False), (100, True)])
 def test_many_short_rows_are_computed_together(rows, is_fused):
-    """Rows that torch's kernels compute number by number: by other kernels where nothing is recorded."""
+    """Rows that torch's kernels compute one number at a time take other kernels where nothing is recorded."""
     x, g = torch.randn(2, rows, 3)
 
     def both(x, g):
@@ -120,7 +120,7 @@ def test_many_short_rows_are_computed_together(rows, is_fused):
 
 
 def test_a_number_beside_a_tensor():
-    """A tensor of its dtype where that is as exact and torch's own, on the CPU; else the number itself."""
+    """A number becomes a tensor of the dtype where that is as exact and torch's own, on the CPU."""
     for dtype in (torch.float32, torch.float64):
         known = number_for(torch.ones(2, dtype=dtype), 0.1)
         assert (type(known), known.dtype, known.shape) == (torch.Tensor, dtype, ())
@@ -136,7 +136,7 @@ def test_a_number_beside_a_tensor():
 @pytest.mark.short
 @pytest.mark.parametrize(("function", "of_torch"), [(mul_into, torch.mul), (divide_into, torch.div)])
 def test_a_buffer_is_used_where_the_result_fits(function, of_torch):
-    """One of another shape or dtype stays as it is, as does one of a graph."""
+    """A buffer of another shape or dtype stays as it is, as does one of a graph."""
     for v in (torch.rand(3, 4), torch.rand(4), torch.rand(2, 3, 4), torch.rand(3, 4, dtype=torch.float64), torch.tensor(0.1)):
         for dtype in (torch.float32, torch.float64, torch.float16):
             temporary = torch.rand(3, 4).to(dtype) + 1

@@ -1,4 +1,4 @@
-"""Large tensors, whose derivatives are computed piece by piece, against the same computed whole."""
+"""Derivatives of large tensors, computed piece by piece, equal those computed whole."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ ELEMENTWISE = [c for c in CASES if not c.exhaustive and c.of == "elements"]
 
 
 def value_and_gradients(case, inputs):
-    """By the same noise and cotangent each time."""
+    """The value and the gradients, with the same noise and cotangent each time."""
     torch.manual_seed(0)
     leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
     y = bound(case.operator, inputs)(*leaves)
@@ -29,7 +29,7 @@ def value_and_gradients(case, inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
 def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
-    """The value to the last bit, gradients but for some roundings: torch's exponential has others for the last few of a piece.
+    """Values agree to the last bit, gradients to some roundings: torch's exponential differs for the last few of a piece.
 
     The gradient of a parameter is a sum.
     """
@@ -73,7 +73,7 @@ def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, 
 
 @torch.no_grad()
 def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
-    """What is computed in pieces is what is computed whole: of transposed, strided and expanded tensors, and of operands that
+    """Pieces equal the whole, for transposed, strided and expanded tensors, and for operands that
     broadcast in leading, inner and all dimensions.
     """
     monkeypatch.setattr(pieces, "PIECE", 8)
@@ -102,7 +102,7 @@ def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
 @pytest.mark.parametrize("shape", [(5, 6, 7), (64,), (3, 1, 50), (2, 9)])
 @pytest.mark.parametrize("size", [1, 8, 20, 63])
 def test_pieces_are_about_as_large_as_asked_for(shape, size):
-    """Less than twice that, and they hold every element once."""
+    """Pieces have less than twice that size, and hold every element once."""
     x = torch.arange(torch.Size(shape).numel()).reshape(shape)
     parts = [x[piece] for piece in pieces.pieces_of(x.shape, size)]
     assert max(p.numel() for p in parts) < 2 * size
@@ -124,7 +124,7 @@ class Normalized(fullgrad.Elementwise):
 
 
 def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):
-    """A sum, or a number of elements, in a term of a user's would be another one in pieces."""
+    """A sum, or a number of elements, in a term of a user's operator would be another one in pieces."""
     x, scale = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     expected = torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale))
     monkeypatch.setattr(pieces, "PIECE", 8)
@@ -132,7 +132,7 @@ def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):
 
 
 def test_pieces_are_used(monkeypatch):
-    """By an operator that says so, where it has several gradients."""
+    """An operator with the flag uses pieces where it has several gradients."""
     asked = []
     monkeypatch.setattr(pieces, "PIECE", 8)
     monkeypatch.setattr(pieces, "chunked", lambda *args, **how: asked.append(args))
@@ -170,7 +170,7 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
 
 
 def test_a_first_tensor_of_fewer_dimensions_is_computed_whole(monkeypatch):
-    """Pieces are its own: an operand with more dimensions has others."""
+    """Pieces are those of the first tensor; an operand with more dimensions has others."""
     x, softness = torch.linspace(-1, 1, 9).half(), torch.tensor([[0.2], [0.4]], dtype=torch.float16)
     expected = fullgrad.soft.sigmoidal(x, softness, "c1")
     monkeypatch.setattr(pieces, "PIECE", 4)
@@ -182,7 +182,7 @@ def test_a_first_tensor_of_fewer_dimensions_is_computed_whole(monkeypatch):
 @pytest.mark.parametrize("inside", ["exact", "all"])
 @pytest.mark.parametrize("scale", [None, 0.7, "tensor", "per row"])
 def test_a_codebook_in_pieces_and_counted_is_that_of_a_search(dtype, inside, scale, monkeypatch):
-    """All gradients, of an unsorted codebook with two equal levels; ties, infinities and NaN too."""
+    """All gradients of an unsorted codebook with two equal levels agree; ties, infinities and NaN included."""
     g = torch.Generator().manual_seed(0)
     x = (torch.randn(6, 40, generator=g) * 2).to(dtype)
     codebook = torch.tensor([0.5, -2.0, -0.5, 1.5, 1.5, 0.25], dtype=dtype).requires_grad_()

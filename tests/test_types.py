@@ -1,4 +1,4 @@
-"""What mypy and pyright say of a user's program: nothing of a right one, and of a wrong one each line that is wrong."""
+"""mypy and pyright accept a right program of a user, and find each wrong line of a wrong one."""
 
 import re
 import subprocess
@@ -81,7 +81,7 @@ CHECKERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_type_checker_finds_what_is_wrong_and_no_more(checker, tmp_path):
-    """Classes of one's own pass, documented overrides among them; names and arguments that there are not are found."""
+    """Users' classes pass, documented overrides included; names and arguments that do not exist are found."""
     command, pattern = CHECKERS[checker]
     pytest.importorskip(command[0])
     program = tmp_path / "program.py"

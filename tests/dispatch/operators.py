@@ -19,7 +19,7 @@ def through_round(x: Tensor) -> Tensor:
 
 
 class CubicRound(Function):
-    """round(x) with the derivative x ** 2: value and derivative disagree, so a rule that is dropped shows in every order."""
+    """round(x) with the derivative x ** 2: value and derivative disagree, so a dropped rule shows in every order."""
 
     @staticmethod
     def forward(x):
@@ -154,7 +154,7 @@ def _aligned(in_dims, tensors):
 
 
 class MatMul(Function):
-    """The product of two matrices, which skips a gradient that is not needed."""
+    """The product of two matrices, whose rule skips a gradient that is not needed."""
 
     @staticmethod
     def forward(a, b):
@@ -189,7 +189,7 @@ class MatMul(Function):
 
 
 class Norm(Function):
-    """The norm over a dimension: it reduces, so its vmap rule has to move the dimension."""
+    """The norm over a dimension, whose vmap rule has to move the dimension."""
 
     @staticmethod
     def forward(x, dim=-1):

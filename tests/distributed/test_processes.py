@@ -1,4 +1,4 @@
-"""A few of the same in real processes, on gloo."""
+"""Distributed operators in real processes, on gloo."""
 
 import itertools
 
@@ -18,7 +18,7 @@ NAMES = {
 
 
 class RaisesByNumbers(fullgrad.Elementwise):
-    """The identity of what is not negative."""
+    """The identity of nonnegative numbers; raises for others."""
 
     reads = {0: ()}
     raises_by_numbers = True
@@ -65,5 +65,5 @@ def compare(rank, world, shape):
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
 def test_processes(shape):
-    """A mesh of one dimension and one of two."""
+    """The placements are right on a mesh of one dimension and of two."""
     in_processes(compare, torch.Size(shape).numel(), shape)

@@ -26,7 +26,7 @@ def two(x, mode="smooth", scale=1.0):
 
 
 def test_value_is_hard_and_derivative_soft():
-    """At first and second order, in both modes of differentiation."""
+    """The value is hard and the derivative soft, at first and second order, in both modes of differentiation."""
     f = fullgrad.st(two)
     equal(f(X), two(X, "hard"))
     close(vmap(grad(f))(X), vmap(grad(two))(X))
@@ -35,7 +35,7 @@ def test_value_is_hard_and_derivative_soft():
 
 
 def test_mode_positional_keyword_default_and_hard():
-    """The mode asked for, however it is given; its default; and hard, whose derivative is hard's own."""
+    """The mode may be positional, a keyword or the default; with "hard" the derivative is hard's own."""
     f = fullgrad.st(two)
     for call in (
         lambda x: f(x, "c1"),
@@ -83,7 +83,7 @@ def test_methods_and_partials():
 
 
 def test_what_the_function_closes_over_gets_its_gradient():
-    """Parameters of modules and tensors from outside: by backward, by functional_call under grad, per sample, by forward mode."""
+    """Parameters of modules and captured tensors get gradients: by backward, functional_call, vmap and forward mode."""
     layer = Layer()
     layer(X).sum().backward()
     expected = grad(lambda w: soft.sign(X * w).sum())(layer.weight.detach())
@@ -110,7 +110,7 @@ Pair = collections.namedtuple("Pair", ["values", "indices"])
 
 
 def test_any_structure_of_outputs():
-    """Tuples, named ones, dicts, None, integers, numbers: of the hard call, with derivatives where there are floats."""
+    """Tuples, named tuples, dicts, None, integers and numbers are those of the hard call; floats have derivatives."""
 
     @fullgrad.st
     def f(x, mode="smooth"):
@@ -127,7 +127,7 @@ def test_any_structure_of_outputs():
 
 
 def test_without_grad_mode_the_function_is_called_once():
-    """Hard alone under no_grad, twice where a derivative may follow."""
+    """The function is called once, hard, under no_grad, and twice where a derivative may follow."""
     modes = []
 
     @fullgrad.st
@@ -157,7 +157,7 @@ def test_replace_grad_is_exact_where_the_detach_trick_is_not():
 
 
 def test_vmap_of_one_of_the_two():
-    """A value or a surrogate that the samples share."""
+    """The samples may share the value or the surrogate."""
     batch = torch.stack([X, 2 * X])
     equal(vmap(fullgrad.replace_grad, (0, None))(batch, X), batch)
     equal(vmap(fullgrad.replace_grad, (None, 0))(X, batch), torch.stack([X, X]))
@@ -169,7 +169,7 @@ def test_vmap_of_one_of_the_two():
 
 
 def test_the_forward_calls_the_hard_function_alone():
-    """The soft one is called for a derivative, and only then."""
+    """The soft function is called only for a derivative."""
     calls = []
 
     def smooth(x):
@@ -186,7 +186,7 @@ def test_the_forward_calls_the_hard_function_alone():
 
 
 def test_a_value_that_is_the_input_is_a_copy():
-    """What changes it in place does not reach the input, in any mode."""
+    """An in-place change of the value does not reach the input, in any mode."""
     f = fullgrad.straight_through(lambda x: x, lambda x: x * 2)
     for mode in (torch.enable_grad, torch.no_grad):
         for requires_grad in (False, True):
@@ -216,7 +216,7 @@ def test_functions_of_a_whole_sample():
 
 
 def test_gradients_of_closures_are_not_lost():
-    """What a soft function closes over is refused at definition where it can be seen, and at the backward where it cannot."""
+    """Captured tensors are refused at definition where they can be seen, and in the backward where they cannot."""
     weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     with pytest.raises(TypeError, match="closes over a Tensor that requires a gradient"):
         fullgrad.straight_through(torch.round, lambda x: x * weight)

@@ -1,4 +1,4 @@
-"""What `st`, `grad_replace` and `straight_through` return is an object that modules can hold: pickled, copied, saved, sent."""
+"""Functions made by `st`, `grad_replace` and `straight_through` are objects: pickled, copied, saved and sent."""
 
 import copy
 import functools
@@ -76,7 +76,7 @@ COPIES = {
 @pytest.mark.short
 @pytest.mark.parametrize("name", MADE)
 def test_a_copy_has_the_value_and_the_derivative(name):
-    """Copied, deep-copied and pickled by every protocol."""
+    """Copies, deep copies and pickles by every protocol have the value and the derivative."""
     f = MADE[name]()
     for copied in COPIES.values():
         g = copied(f)
@@ -87,7 +87,7 @@ def test_a_copy_has_the_value_and_the_derivative(name):
 
 
 def test_what_has_a_name_is_pickled_by_it():
-    """As a function is: the decorated one stays one object, and a module-level operator too."""
+    """A function with a module-level name is pickled by it, decorated or made as an operator, and stays one object."""
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert copy.deepcopy(decorated) is decorated
     assert pickle.loads(pickle.dumps(Layer.forward)) is Layer.forward
@@ -117,7 +117,7 @@ def test_a_function_without_a_name_is_refused_by_pickle_alone():
 
 
 def test_attributes_of_a_class_are_methods():
-    """Inside the body of a class, which compiled code needs as functions, and set on it later."""
+    """A function set in or on a class is a method; compiled code needs functions in the body of a class."""
 
     class Later(nn.Module):
         decorated = fullgrad.st(lambda self, x, mode="smooth": signed(x, mode))
@@ -139,7 +139,7 @@ def _gradient(f, x):
 
 @pytest.mark.long
 def test_a_spawned_process_gets_them():
-    """Workers that import the module anew."""
+    """Workers that import the module anew can use the functions."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         for name in ("straight_through", "st", "decorated"):
             f = MADE[name]()

@@ -120,7 +120,7 @@ def _module(path):
 
 
 def _cases_of_files():
-    """By file, which cases run a line of one of its functions, backward, forward or in a batch: everyday ones, and all others."""
+    """The cases that run a line of each file's functions, backward, forward or in a batch: default ones, and all others."""
     from fullgrad._suite.cases import CASES
     from fullgrad.testing._check_operator import run_check
 
@@ -143,7 +143,7 @@ def _cases_of_files():
 
 
 def _few(names, count):
-    """So many of the names, from all over the list."""
+    """A number of the names, spread over the list."""
     return names[:: max(1, -(-len(names) // count))]
 
 
@@ -154,7 +154,7 @@ class Checks(NamedTuple):
     checks: tuple
 
     def failure(self):
-        """The first that fails, alone, and what it says."""
+        """The first check that fails, alone, and its message."""
         from fullgrad._suite.cases import CASES
         from fullgrad.testing._check_operator import run_check
         from fullgrad.testing._report import FAILED
@@ -177,7 +177,7 @@ class Tests(NamedTuple):
     options: tuple = ()
 
     def failure(self):
-        """That one fails."""
+        """The first test that fails."""
         command = ["-x", "-q", "-n0", "-p", "no:cacheprovider", *IMPORTED_BEFORE, *self.options, *self.paths]
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
             failed = pytest.main(command)
@@ -227,7 +227,7 @@ def _ask(path, source, stages, connection):
 
 
 def _in_child(function, *arguments):
-    """What a process of its own sends, where all of fullgrad is imported anew."""
+    """The result of a function in a child process that imports all of fullgrad anew."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=function, args=(*arguments, sender))
@@ -255,7 +255,7 @@ def _is_caught(path, source, stages, proved):
 
 
 def _chosen(files, options):
-    """By file, the mutants that are asked about: all, or those that were drawn."""
+    """The mutants of each file that run: all, or those that were drawn."""
     found = {path: mutants(path.read_text()) for path in files}
     if options.survivors:
         survived = json.loads(options.survivors.read_text())
@@ -272,7 +272,7 @@ def _chosen(files, options):
 
 
 def main():
-    """Each file's mutants, or a sample of them, and the score."""
+    """Run each file's mutants, or a sample of them, and print the score."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--sample", type=int, help="at most so many of each file")

@@ -52,7 +52,7 @@ def made(name):
 @pytest.mark.short
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_module_is_its_function(name):
-    """Value, name, constructor; pickled and copied; the words that show it and document it."""
+    """A module equals its function, and has its name, signature, representation and documentation; it is pickled and copied."""
     module, arguments, inputs = made(name)
     cls = type(module)
     with torch.random.fork_rng():
@@ -92,7 +92,7 @@ def test_arguments_are_attributes():
 
 
 def test_learnable_arguments_are_parameters():
-    """Of numbers and of tensors, which are copied; their gradients are those of the function's arguments."""
+    """Numbers and tensors, which are copied, may be learnable; their gradients are those of the function's arguments."""
     start = torch.full((2, 1), 0.25)
     module = fullgrad.nn.LSQ(start, -8, 7, learnable="scale")
     module(X).square().sum().backward()
@@ -108,7 +108,7 @@ def test_learnable_arguments_are_parameters():
 
 
 def test_state_dicts_are_loaded():
-    """The parameters and buffers of another."""
+    """A module loads the parameters and buffers of another."""
     one, other = (fullgrad.nn.StepQuantize(s, learnable="step") for s in (0.25, 0.5))
     other.load_state_dict(one.state_dict())
     assert torch.equal(other(X), one(X))
@@ -119,7 +119,7 @@ def test_state_dicts_are_loaded():
 
 
 def test_in_a_network_under_transforms():
-    """In ``nn.Sequential``, as a parametrization of a weight, under ``functional_call`` and ``vmap``."""
+    """Modules work in ``nn.Sequential``, as parametrization of a weight, under ``functional_call`` and ``vmap``."""
     network = in_a_network()
     network(X).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
@@ -131,7 +131,7 @@ def test_in_a_network_under_transforms():
 
 @pytest.mark.long
 def test_in_a_compiled_network():
-    """One graph."""
+    """A network with modules is one graph."""
     network = in_a_network()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), network(X))
@@ -147,7 +147,7 @@ def in_a_network():
 
 
 def test_noise_is_given_to_the_call():
-    """It changes with the input, so the module does not keep it; ``training`` is the module's own."""
+    """Noise changes with the input, so the module does not keep it; ``training`` is the module's own."""
     module = fullgrad.nn.GumbelSoftmax(0.5, hard=True)
     noise = sampling.gumbel_like(X)
     assert torch.equal(module(X, noise=noise), sampling.gumbel_softmax(X, 0.5, True, noise=noise))
@@ -183,7 +183,7 @@ def test_errors_name_the_rule_and_what_was_found(make, error, message):
 
 
 def test_subclasses_have_their_own_constructor():
-    """A class may be derived from, and its signature is then its own."""
+    """A class may be derived from, and its signature is then that of the subclass."""
 
     class Ternary(fullgrad.nn.Clamp):
         def __init__(self, width: float):

@@ -1,4 +1,4 @@
-"""Every operator against its surrogate, in plain torch code: all partial derivatives of first and second order, ties, shapes."""
+"""Every operator compared with its surrogate in plain torch: all partial derivatives of first and second order, ties, shapes."""
 
 import functools
 import inspect
@@ -102,7 +102,7 @@ def test_ties_are_exact_on_every_number(dtype, tie, compiled):
 
 @pytest.mark.parametrize("name", STEP_NAMES)
 def test_every_step_has_the_same_value(name):
-    """One value for all surrogates: specials included."""
+    """All surrogates have one value, at special numbers too."""
     inf = float("inf")
     v = torch.tensor([-inf, -1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, inf, float("nan")])
     for tie in (1.0, 0.0, 0.5):
@@ -114,7 +114,7 @@ def test_every_step_has_the_same_value(name):
 @pytest.mark.parametrize("tie", [1.0, -1.0, 0.0])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_signs_are_exact_on_every_number(name, tie, dtype):
-    """1 and -1, the tie at both zeros, -1 at NaN."""
+    """Signs are 1 and -1, the tie at both zeros, -1 at NaN."""
     x = every_pattern(dtype)
     expected = torch.where(x == 0, tie, torch.where(x > 0, 1.0, -1.0)).to(dtype)
     assert torch.equal(getattr(spikes, name)(x, tie=tie), expected)
@@ -123,7 +123,7 @@ def test_signs_are_exact_on_every_number(name, tie, dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("tie", [1.0, 0.0, 0.5])
 def test_ternary_signs_are_exact_on_every_number(tie, dtype):
-    """0 between the thresholds, the tie on them, 0 at NaN."""
+    """Ternary signs are 0 between the thresholds, the tie on them, 0 at NaN."""
     x, t = every_pattern(dtype), torch.tensor(0.7, dtype=dtype)
     expected = (torch.sign(x) * ((x.abs() > t) + tie * (x.abs() == t))).nan_to_num(0.0)
     assert torch.equal(spikes.ternary_sign(x, 0.7, tie=tie), expected.to(dtype))
@@ -131,7 +131,7 @@ def test_ternary_signs_are_exact_on_every_number(tie, dtype):
 
 
 def test_counts_of_special_numbers():
-    """No minus zero, no NaN for minus infinity."""
+    """Counts have no minus zero, and no NaN for minus infinity."""
     inf = float("inf")
     v = torch.tensor([-inf, -0.5, -0.0, 0.0, 0.5, 1.0, 2.5, inf])
     for name in ("multi_spike", "periodic_exponential"):
@@ -145,7 +145,7 @@ def test_counts_of_special_numbers():
 
 @pytest.mark.parametrize("name", ["s2nn", "leaky_k_relu"])
 def test_a_slope_that_jumps_at_the_threshold_takes_the_side_of_the_value(name):
-    """From the right for 1, from the left for 0, the mean for 1/2."""
+    """The slope is that from the right for a value of 1, from the left for 0, the mean for 1/2."""
     parameters = {"s2nn": {"alpha": 3.0, "beta": 0.5}, "leaky_k_relu": {"leak": 0.75, "k": 0.5}}[name]
     for zero in (torch.tensor(0.0), torch.tensor(-0.0)):
         slopes = [grad(lambda v, tie=tie: getattr(spikes, name)(v, tie=tie, **parameters))(zero) for tie in (0.0, 0.5, 1.0)]
@@ -153,7 +153,7 @@ def test_a_slope_that_jumps_at_the_threshold_takes_the_side_of_the_value(name):
 
 
 def test_corners_of_windows():
-    """Which slope holds at an end: that of outside for `rect`, that of inside for the straight-through windows."""
+    """The slope at an end is that outside for `rect`, that inside for the straight-through windows."""
     slope = lambda f: grad(f)(torch.tensor(0.5)).item()  # noqa: E731
     assert slope(spikes.rect) == 0
     assert slope(lambda v: spikes.rect(v, torch.tensor(1.0))) == 0
@@ -167,7 +167,7 @@ def test_corners_of_windows():
 
 @pytest.mark.parametrize("beyond", [0.0, 0.25, 1.0, -1.0])
 def test_slopes_beyond_that_are_simple_numbers(beyond):
-    """0 and 1 save operations, and count as other numbers do."""
+    """Slopes 0 and 1, which save operations, are right like other numbers."""
     v = torch.tensor([-1.0, -0.2, 0.3, 2.0], dtype=torch.float64)
     pieces = vmap(grad(lambda v: spikes.piecewise_leaky_relu(v, 0.5, beyond)))(v)
     assert pieces.tolist() == [beyond, 1.0, 1.0, beyond]
@@ -176,7 +176,7 @@ def test_slopes_beyond_that_are_simple_numbers(beyond):
 
 
 def test_sigmoid_is_the_comparison_of_the_soft_family():
-    """Two ways to the same operator."""
+    """Both operators are equal."""
     v = V.clone().requires_grad_()
     ours, other = spikes.sigmoid(v, 4.0, 0.3), fullgrad.greater_equal_st(v, 0.3, 0.25, epsilon=0.0)
     assert torch.equal(ours, other)
@@ -188,7 +188,7 @@ def test_sigmoid_is_the_comparison_of_the_soft_family():
 
 @pytest.mark.parametrize("name", STEP_NAMES)
 def test_arguments_are_checked(name):
-    """Another tie, a parameter that is not positive, what is no number."""
+    """Other ties, parameters that are not positive, and what is not a number are refused."""
     operator = getattr(spikes, name)
     with pytest.raises(ValueError, match=f"{name}: `tie` must be one of"):
         operator(V, tie=2.0)
@@ -229,7 +229,7 @@ def test_what_is_at_the_clip_value_is_not_clipped():
 @pytest.mark.parametrize("alpha", [1.01, 1.5, 50.0])
 @pytest.mark.parametrize("u", [1e38, float("inf")])
 def test_derivatives_of_q_pseudo_spike_are_finite_far_away(alpha, u):
-    """Those of alpha too, near 1, where the slope falls slowly."""
+    """Derivatives are finite, those of alpha too, near 1, where the slope falls slowly."""
     for v in (u, -u):
         v, a = torch.tensor(v, requires_grad=True), torch.tensor(alpha, requires_grad=True)
         first = torch.autograd.grad(spikes.q_pseudo_spike(v, a), (v, a), create_graph=True)
@@ -245,7 +245,7 @@ def test_windows_are_ordered():
 
 
 def test_clip_values_are_positive():
-    """Or None."""
+    """A clip value of 0 is refused; None clips nothing."""
     for operator in (spikes.ste_sign, spikes.ste_heaviside, spikes.ternary_sign):
         with pytest.raises(ValueError, match="`clip_value` must be positive"):
             operator(V, clip_value=0.0)
@@ -295,7 +295,7 @@ def test_rare_spikes_of_bfloat16_are_rare():
 
 
 def test_from_slope_has_the_derivatives_of_the_slope():
-    """Of every order, by v and by the threshold."""
+    """Derivatives of every order, by v and by the threshold, are right."""
     spike = spikes.from_slope(lambda u: torch.exp(-u * u))
     v, t = torch.randn(6, dtype=torch.float64, requires_grad=True), torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
     expected = torch.exp(-((v - t) ** 2))
@@ -308,7 +308,7 @@ def test_from_slope_has_the_derivatives_of_the_slope():
 
 
 def test_a_step_for_sinabs_learns_its_threshold_on_demand():
-    """What a layer of sinabs does with a threshold that is a parameter; both have the derivative of the operator."""
+    """The threshold of a layer of sinabs may be a parameter; both ways have the derivative of the operator."""
     v, threshold = torch.linspace(-1, 3, 9, dtype=torch.float64), torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(
         scalar(lambda v, threshold: spikes.multi_spike(v, threshold=threshold))(v, threshold), threshold
@@ -328,7 +328,7 @@ def test_a_step_for_sinabs_learns_its_threshold_on_demand():
 
 
 def test_compiled_slopes_are_those_of_eager_code():
-    """Of forms that are written for compilers: corners of a window, and the tails of a bell."""
+    """Forms that are written for compilers are equal: corners of a window, and the tails of a bell."""
     v = torch.tensor([-90.0, -3.0, -0.0, 0.0, 0.5, 2.0, 2.5, 30.0], requires_grad=True)
 
     def total(v):
@@ -370,7 +370,7 @@ def test_windows_and_bells_are_the_same_in_compiled_code():
 
 
 def test_counts_are_whole_numbers_of_the_widest_dtype():
-    """Up to 2^53."""
+    """Counts up to 2^53 are exact."""
     v = torch.full((), 2.0**60, dtype=torch.float64)
     assert spikes.spike_count(v, 2**53) == 2.0**53
     with pytest.raises(ValueError, match="spike_count: `max_spikes`"):

@@ -79,8 +79,8 @@ def test_every_entry_computes_its_formula(case, dtype):
 def test_every_entry_is_reached():
     """By some case: an entry that nothing uses is compared with nothing."""
     with both() as reached:
-        for case in FAST:
-            for rows, columns in SIZES:
+        for case in CASES:
+            for rows, columns in SIZES[:2]:
                 run(case, rows, columns, torch.float32)
     assert reached == set(ENTRIES)
 

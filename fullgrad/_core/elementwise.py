@@ -102,7 +102,7 @@ class Elementwise(Function):
 
     @classmethod
     def to_opmath(cls, v: Tensor, *inputs: Any) -> list[Any]:
-        """What terms are computed of with ``opmath``: half precision as float32."""
+        """The arguments of the terms with ``opmath``: half precision as float32."""
         return to_opmath(v, *inputs)
 
     @classmethod

@@ -38,9 +38,11 @@ class Entry(NamedTuple):
 ENTRIES: dict[str, Entry] = {}
 
 
-def is_recorded(*args: Any) -> bool:
-    """Whether something differentiates, batches or traces what is computed of some arguments, or may do so."""
-    return not is_unrecorded(args)
+def if_recorded(change: Callable[..., Any], x: Any, *args: Any) -> Any:
+    """``change(x, *args)``, or ``x`` itself where nothing differentiates what is computed of it: for bounds that keep derivatives
+    finite and change no value.
+    """
+    return x if is_unrecorded((x,)) else change(x, *args)
 
 
 def replaceable(formula: Callable[..., Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.fast import is_recorded
+from fullgrad._core.fast import if_recorded
 from fullgrad._core.opmath import to_opmath
 from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._values import expanded, step, threshold_for
@@ -77,8 +77,8 @@ class Step(Surrogate):
         if cls.jumps_at_threshold:
             parameters.append(tie)
         u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold
-        if needs_scale or True in of_parameters or is_recorded(v, u):
-            u = cls.bounded(u, *parameters)
+        learns = needs_scale or True in of_parameters
+        u = cls.bounded(u, *parameters) if learns else if_recorded(cls.bounded, u, *parameters)
         to_scale = v * cls.rise(u, *parameters) if needs_scale else None
         of_shape = [needs_x or needs_threshold, *of_parameters]
         by_u, *by_parameters = [None] * len(of_shape)

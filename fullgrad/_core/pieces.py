@@ -20,6 +20,8 @@ from fullgrad._dispatch import is_unrecorded
 
 # Elements of a piece for each thread: its temporaries fit in the cache, and calls cost little beside its arithmetic.
 PIECE = 2**16
+# Pieces of the smallest tensor that is computed so: the memory of smaller ones is in the cache anyway.
+FEWEST = 4
 
 # The classes that behave as a tensor does, whole and in pieces.
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -56,7 +58,7 @@ def pointwise(formula: Any = None, *, opmath: bool = False) -> Any:
 def is_large(x: Tensor, args: Sequence[Any] = ()) -> bool:
     """Whether a tensor has several pieces, and nothing records what eager code computes of it and some other arguments."""
     # The first conditions spare small tensors the last one; tracers have tensors of other classes.
-    return x.__class__ in _PLAIN and not is_dynamo_compiling() and x.numel() > PIECE and is_unrecorded((x, *args))
+    return x.__class__ in _PLAIN and not is_dynamo_compiling() and x.numel() >= FEWEST * PIECE and is_unrecorded((x, *args))
 
 
 def terms_in_pieces(
@@ -69,40 +71,54 @@ def terms_in_pieces(
 
 
 def computed_in_pieces(
-    formula: Formula, args: Sequence[Any], outputs: Sequence[Output], opmath: bool = False
+    formula: Formula, args: Sequence[Any], outputs: Sequence[Output], opmath: Any = None
 ) -> list[Any] | None:
     """The outputs of an elementwise formula, of pieces of the largest tensor and of what broadcasts to it.
 
     None where a tensor is not on the CPU, has a class of its own, or does not broadcast to the largest. An output of fewer
-    elements is summed to its shape, in float32 at least.
+    elements is summed to its shape, in float32 at least. ``opmath`` converts the arguments of a piece.
     """
-    tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
-    whole = max(tensors.values(), key=Tensor.numel)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    whole = max(tensors, key=Tensor.numel)
     shape, size = whole.shape, PIECE * torch.get_num_threads()
     if whole.numel() <= size or not all(
-        [a.__class__ in _PLAIN and a.is_cpu and can_broadcast(a.shape, shape) for a in tensors.values()]  # noqa: C419
+        [a.__class__ in _PLAIN and a.is_cpu and can_broadcast(a.shape, shape) for a in tensors]  # noqa: C419
     ):
         return None
-    tensors = {i: with_ndim(a, len(shape)) for i, a in tensors.items()}
-    some: list[Any] = list(args)
+    if all([a.is_contiguous() and (a.shape == shape or a.ndim == 0) for a in tensors]):  # noqa: C419
+        parts_of = functools.partial(_flat_parts, size=size)
+    else:
+        parts_of = functools.partial(_parts, indices=[*pieces_of(shape, size)], ndim=len(shape))
     found: list[Any] = [None] * len(outputs)
-    for index in pieces_of(shape, size):
-        for i, a in tensors.items():
-            some[i] = a[part_of(index, a)]
+    targets: list[Any] = [None] * len(outputs)
+    for count, some in enumerate(zip(*map(parts_of, args), strict=False)):
         for j, value in enumerate(formula(*(some if opmath is None else opmath(*some)))):
             output = outputs[j]
             if value is None or output is None:
                 continue
             is_whole = output[0] == shape
-            if found[j] is None:
+            if count == 0:
                 found[j] = _new_output(whole, is_whole, output, value)
-            target = found[j] if is_whole else with_ndim(found[j], len(shape))
-            target = target[part_of(index, target)]
+                targets[j] = parts_of(found[j])
+            target = next(targets[j])
             if is_whole:
                 target.copy_(value)
             else:
                 target.add_(value.to(target.dtype).sum_to_size(target.shape))
     return found
+
+
+def _flat_parts(value: Any, size: int) -> Iterator[Any]:
+    """The pieces of an argument whose memory is that of the whole, or which is one number."""
+    return iter(value.view(-1).split(size)) if isinstance(value, Tensor) and value.ndim else itertools.repeat(value)
+
+
+def _parts(value: Any, indices: Sequence[Index], ndim: int) -> Iterator[Any]:
+    """The pieces of an argument that broadcasts."""
+    if not isinstance(value, Tensor):
+        return itertools.repeat(value)
+    tensor = with_ndim(value, ndim)
+    return (tensor[part_of(index, tensor)] for index in indices)
 
 
 def _new_output(whole: Tensor, is_whole: bool, output: tuple[torch.Size, torch.dtype | None], value: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from torch.testing import assert_close
 
 import fullgrad
 from fullgrad._core import pieces
+from fullgrad._core.opmath import to_opmath
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases.soft import RELAXATIONS
 from fullgrad.quantizers import _codebook_quantize
-from fullgrad.soft import _relaxation
 from fullgrad.testing._subject import equal
 
 pytestmark = pytest.mark.short
@@ -55,9 +55,8 @@ def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, 
     """
     inputs = enlarged(case, 91, 91, dtype, "cpu")
     value, gradients = value_and_gradients(case, inputs)
-    used, chunked = [], pieces.chunked
-    for module in (pieces, _relaxation):
-        monkeypatch.setattr(module, "chunked", lambda *a, **how: used.append(chunked(*a, **how)) or used[-1])
+    used, computed = [], pieces.computed_in_pieces
+    monkeypatch.setattr(pieces, "computed_in_pieces", lambda *args: used.append(computed(*args)) or used[-1])
     for piece in (8, 4):  # one row and a part of one
         monkeypatch.setattr(pieces, "PIECE", piece)
         again, slopes = value_and_gradients(case, inputs)
@@ -90,7 +89,7 @@ def test_pieces_cover_every_layout_and_broadcast_shape(monkeypatch):
         for shape in ((), (1,), x.shape[-1:], (*x.shape[:-1], 1), (1, *x.shape[1:])):
             y = torch.randn(shape).bfloat16()
             outputs = [(x.shape, x.dtype), (y.shape, y.dtype), (x.shape, x.dtype), None]
-            found = pieces.chunked(lambda x, y: (x.sin() * y, x * y, None, y), outputs, x, y)
+            found = pieces.computed_in_pieces(lambda x, y: (x.sin() * y, x * y, None, y), (x, y), outputs, to_opmath)
             assert found is not None
             value, gradient, *rest = found
             wide, other = x.float(), y.float()
@@ -132,16 +131,16 @@ def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):
 
 
 def test_pieces_are_used(monkeypatch):
-    """An operator with the flag uses pieces where it has several gradients."""
+    """An operator that says so computes its terms in pieces, with one gradient and with several; another does not."""
     asked = []
     monkeypatch.setattr(pieces, "PIECE", 8)
-    monkeypatch.setattr(pieces, "chunked", lambda *args, **how: asked.append(args))
+    monkeypatch.setattr(pieces, "computed_in_pieces", lambda *args: asked.append(args))
     x, alpha = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    torch.autograd.grad(fullgrad.spikes.atan(x, 2.0).sum(), x)
     torch.autograd.grad(Normalized.apply(x, alpha).sum(), (x, alpha))
     assert asked == []
+    torch.autograd.grad(fullgrad.spikes.atan(x, 2.0).sum(), x)
     torch.autograd.grad(fullgrad.spikes.atan(x, alpha).sum(), (x, alpha))
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
@@ -155,17 +154,17 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
 
     x, y = torch.randn(64, 4), torch.randn(4)
     with torch.no_grad():
-        torch.testing.assert_close(pieces.in_pieces(formula, x, y), x * y + 1, rtol=0, atol=0)
+        torch.testing.assert_close(pieces.pointwise(formula)(x, y), x * y + 1, rtol=0, atol=0)
         assert len(shapes) > 1
         assert sum(rows for rows, _ in shapes) == 64
         shapes.clear()
-        pieces.in_pieces(formula, x[:1], y)
-        pieces.in_pieces(formula, y, x)  # a value of more elements than the first operand
+        pieces.pointwise(formula)(x[:1], y)
+        pieces.pointwise(formula)(y, x)  # a value of more elements than the first operand
         assert shapes == [(1, 4), (4,)]
         shapes.clear()
     x.requires_grad_()
-    pieces.in_pieces(formula, x, y)
-    torch.func.vmap(pieces.in_pieces, in_dims=(None, 0, None))(formula, torch.randn(3, 64, 4), y)
+    pieces.pointwise(formula)(x, y)
+    torch.func.vmap(pieces.pointwise(formula), in_dims=(0, None))(torch.randn(3, 64, 4), y)
     assert shapes == [(64, 4), (64, 4)]
 
 

@@ -70,9 +70,7 @@ def terms_in_pieces(
     return computed_in_pieces(functools.partial(terms, needed), (g, *inputs), outputs, opmath)
 
 
-def computed_in_pieces(
-    formula: Formula, args: Sequence[Any], outputs: Sequence[Output], opmath: Any = None
-) -> list[Any] | None:
+def computed_in_pieces(formula: Formula, args: Sequence[Any], outputs: Sequence[Output], opmath: Any = None) -> list[Any] | None:
     """The outputs of an elementwise formula, of pieces of the largest tensor and of what broadcasts to it.
 
     None where a tensor is not on the CPU, has a class of its own, or does not broadcast to the largest. An output of fewer

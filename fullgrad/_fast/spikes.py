@@ -13,7 +13,7 @@ from fullgrad._core.windows import sigmoid_gate
 from fullgrad.spikes._atan import Atan
 from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
-from fullgrad.spikes._formulas import bell
+from fullgrad.spikes._formulas import bell, right_or_left
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
 from fullgrad.spikes._piecewise_quadratic import PiecewiseQuadratic
@@ -94,3 +94,11 @@ def _bell(x: Tensor, factor: Any = 1.0) -> Any:
         return NotImplemented
     p = affine_of_abs(x, -factor, 0.0).sigmoid_()  # at most 1/2: p - p^2 does not cancel
     return torch.addcmul(p, p, p, value=-1, out=p)
+
+
+@fast(right_or_left)
+def _right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Any:
+    if tie not in (0.0, 1.0) or not (right.shape == left.shape == u.shape and right.dtype == left.dtype == u.dtype):
+        return NotImplemented
+    # torch writes a comparison as numbers sooner than it converts bools. A lerp is exact for the weights 0 and 1.
+    return torch.lerp(left, right, (torch.ge if tie else torch.gt)(u, 0, out=torch.empty_like(u)))

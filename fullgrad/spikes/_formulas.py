@@ -47,6 +47,12 @@ def where_left(g: Tensor, u: Tensor, tie: float) -> Tensor:
 
 
 @replaceable
+def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
+    """The sum of `where_right` and `where_left`, of finite numbers."""
+    return where_right(right, u, tie) + where_left(left, u, tie)
+
+
+@replaceable
 def bell(x: Tensor, factor: Any = 1.0) -> Tensor:
     """The derivative of the logistic function at ``z = x * factor``, ``s(z) s(-z)``: without ``1 - s(z)``, which cancels."""
     z = x * factor

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, where_left, where_right
+from fullgrad.spikes._formulas import bell, right_or_left, where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -67,7 +67,7 @@ class S2nn(Step):
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
         right = beta / (1 + torch.clamp(u, min=0))
-        return where_right(right, u, tie) + where_left(bell(u, alpha) * alpha, u, tie)
+        return right_or_left(right, bell(u, alpha) * alpha, u, tie)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core import pieces
 from fullgrad._core.batching import elementwise
 from fullgrad._core.checks import can_broadcast
 from fullgrad._core.function import Function, saves_nothing
@@ -143,14 +144,17 @@ def _schedule(cls: Any, count: int) -> tuple[Callable[[Tensor], bool], Callable[
     """Whether a call with a cotangent or tangent is not just ``vjp_term``; the terms of any call, piece by piece or whole, in
     float32 or as they are; and the first of them alone, in the dtype of the cotangent.
     """
-    terms, pieces, opmath = cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
+    terms, in_pieces, opmath = cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
     first_alone = (True, *(False,) * (count - 1))
 
     def is_scheduled(v: Tensor) -> bool:
-        return (opmath is not None and v.dtype in HALF) or (pieces and is_large(v))
+        # On the hot path: `is_large` is asked where it may be true.
+        return (opmath is not None and v.dtype in HALF) or (
+            in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE and is_large(v)
+        )
 
     def scheduled(needed: Sequence[bool], v: Tensor, inputs: Sequence[Any]) -> Sequence[Tensor | None]:
-        found = terms_in_pieces(terms, needed, v, inputs, opmath) if pieces and is_large(v) else None
+        found = terms_in_pieces(terms, needed, v, inputs, opmath) if in_pieces and is_large(v) else None
         return terms(needed, *((v, *inputs) if opmath is None else opmath(v, *inputs))) if found is None else found
 
     def first(v: Tensor, inputs: Sequence[Any]) -> Tensor | None:
@@ -212,7 +216,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
     term, reads_output, no_other_gradients = cls.vjp_term, cls.reads_output, (None,) * (len(names) - 1)
     first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
-    are_scalars = scalar_types.issuperset
+    are_scalars, saves = scalar_types.issuperset, first_reads_itself or reads_output is not None
     is_scheduled, scheduled, scheduled_first = _schedule(cls, len(names))
 
     @functools.lru_cache(maxsize=256)
@@ -236,7 +240,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
             value = (output if output.dtype not in HALF and reads_output(*inputs) else None,)
         if first_has_a_term and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
             ctx.kept = numbers
-            if first_reads_itself or value:
+            if saves:
                 saved = (inputs[0] if first_reads_itself else None, *value)
                 ctx.save_for_backward(*saved)
                 ctx.save_for_forward(*saved)
@@ -250,12 +254,6 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
         ctx.save_for_backward(*plan.pick_backward(inputs), *value)
         ctx.save_for_forward(*plan.pick_forward(inputs), *value)
 
-    def of_first_alone(ctx: Any, v: Tensor) -> Tensor | None:
-        x, *value = ctx.saved_tensors if first_reads_itself or reads_output is not None else (None,)
-        if is_scheduled(v):
-            return scheduled_first(v, (x, *ctx.kept, *value))
-        return term(0, v, x, *ctx.kept, *value)
-
     def inputs_and_output(ctx: Any, positions: list[int]) -> list[Any]:
         inputs, saved = ctx.kept[1].copy(), ctx.saved_tensors
         for j, t in zip(positions, saved):  # noqa: B905
@@ -265,9 +263,12 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
     # Autograd sums a gradient to the shape of its input and converts it to the input's dtype.
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.kept.__class__ is tuple:
-            return of_first_alone(ctx, g), *no_other_gradients
-        plan, _, shape, _ = ctx.kept
+        kept = ctx.kept
+        if kept.__class__ is tuple:
+            x, *value = ctx.saved_tensors if saves else (None,)
+            first = scheduled_first(g, (x, *kept, *value)) if is_scheduled(g) else term(0, g, x, *kept, *value)
+            return first, *no_other_gradients
+        plan, _, shape, _ = kept
         gradients = scheduled(plan.needs, g, inputs_and_output(ctx, plan.backward))
         if len(gradients) != len(names):
             raise TypeError(
@@ -280,7 +281,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
         if ctx.kept.__class__ is tuple:
-            return _or_zero(of_first_alone(ctx, tangents[0]), tangents[0])  # pyright: ignore[reportArgumentType]
+            return _or_zero(vjp(ctx, tangents[0])[0], tangents[0])  # pyright: ignore[reportArgumentType]
         plan, _, shape, dtype = ctx.kept
         inputs, total = inputs_and_output(ctx, plan.forward), None
         for i, t in enumerate(tangents):

@@ -25,14 +25,14 @@ _OF_FAMILIES = {
 
 
 class Entry(NamedTuple):
-    """A formula, its faster version, and how many units of the last place they may differ."""
+    """A formula, its faster version, how many units of the last place they may differ, and whether the latter is differentiable."""
 
     formula: Callable[..., Any]
     version: Callable[..., Any]
     within: float
-    # Puts a function in the formula's place, and the gate with the faster version back.
-    put: Callable[[Callable[..., Any]], None]
-    restore: Callable[[], None]
+    recorded: bool
+    # Puts another version in its place.
+    put: Callable[..., None]
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -47,18 +47,7 @@ def if_recorded(change: Callable[..., Any], x: Any, *args: Any) -> Any:
 
 def replaceable(formula: Callable[..., Any]) -> Any:
     """Mark a function of tensors that an entry may replace."""
-    run = formula
-
-    @functools.wraps(formula)
-    def call(*args: Any) -> Any:
-        return run(*args)
-
-    def replace(new: Callable[..., Any]) -> None:
-        nonlocal run
-        run = new
-
-    call.replace = replace  # pyright: ignore[reportFunctionMemberAccess]
-    return call
+    return gated(formula)
 
 
 def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -66,34 +55,38 @@ def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[
     by name. ``within`` says how many units of the last place its numbers may be from the formula's.
     """
     owner, formula = getattr(target, "__self__", None), getattr(target, "__wrapped__", target)
-
-    def put(function: Callable[..., Any]) -> None:
-        if owner is None:
-            target.replace(function)
-        else:
-            setattr(owner, target.__name__, staticmethod(function))
+    call = target if owner is None else gated(formula)
 
     def register(version: Callable[..., Any]) -> Callable[..., Any]:
         name = f"{(formula if owner is None else owner).__module__}.{target.__qualname__}"
-        entry = ENTRIES[name] = Entry(formula, version, within, put, lambda: put(gated(formula, version, recorded)))
+        ENTRIES[name] = Entry(formula, version, within, recorded, call.put)
         if ENABLED:
-            entry.restore()
+            call.put(version, recorded)
+            if owner is not None:
+                setattr(owner, target.__name__, staticmethod(call))
         return version
 
     return register
 
 
-def gated(formula: Callable[..., Any], version: Callable[..., Any], recorded: bool) -> Callable[..., Any]:
-    """The numbers of a formula, by the faster version where that may run: the one gate."""
+def gated(formula: Callable[..., Any]) -> Any:
+    """A function that gives the numbers of a formula, by the version put in its place where that may run: the one gate."""
+    version, recorded = None, False
 
-    def run(*args: Any) -> Any:
-        if not is_compiling() if recorded else is_unrecorded(args):
+    @functools.wraps(formula)
+    def call(*args: Any) -> Any:
+        if version is not None and (not is_compiling() if recorded else is_unrecorded(args)):
             found = version(*args)
             if found is not NotImplemented:
                 return found
         return formula(*args)
 
-    return run
+    def put(new: Callable[..., Any] | None, differentiable: bool = False) -> None:
+        nonlocal version, recorded
+        version, recorded = new, differentiable
+
+    call.put = put  # pyright: ignore[reportFunctionMemberAccess]
+    return call
 
 
 def load_entries(family: str) -> None:

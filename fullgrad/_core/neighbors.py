@@ -18,12 +18,12 @@ _LAYOUT = {
 DTYPES = frozenset(_LAYOUT)
 
 # A name, so that Python does not fold the product away.
-_SMALLEST = 5e-324
+SMALLEST = 5e-324
 
 
 def flushes_denormals() -> bool:
     """Whether this thread treats subnormal numbers as 0 (``torch.set_flush_denormal``)."""
-    return _SMALLEST * 1.0 == 0.0
+    return SMALLEST * 1.0 == 0.0
 
 
 @functools.lru_cache(maxsize=1024)

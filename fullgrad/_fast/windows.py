@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
-from fullgrad._core.neighbors import DTYPES, flushes_denormals, neighbor, rounded
+from fullgrad._core.neighbors import DTYPES, SMALLEST, neighbor, rounded
 from fullgrad._core.windows import sigmoid_gate, where_between, where_inside, where_positive
 from fullgrad._dispatch import forward_mode_is_on
 
@@ -20,16 +20,6 @@ _HARDTANH = torch.ops.aten.hardtanh_backward.default
 _THRESHOLD = torch.ops.aten.threshold_backward.default
 _SOFTPLUS = torch.ops.aten.softplus_backward.default
 _NUMBERS = frozenset({float, int, type(None)})
-
-
-@fast(where_between, recorded=True)
-def _between(g: Tensor, x: Tensor, low: Any, high: Any) -> Any:
-    return _window(g, x, low, high, True)
-
-
-@fast(where_inside, recorded=True)
-def _inside(g: Tensor, x: Tensor, low: Any, high: Any) -> Any:
-    return _window(g, x, low, high, False)
 
 
 @fast(where_positive, recorded=True)
@@ -43,9 +33,10 @@ def _gate(v: Tensor, x: Tensor, s: Any) -> Any:
     return _SOFTPLUS(v, x, 1 / s, 60.0) if s.__class__ is float else NotImplemented
 
 
-def _window(g: Tensor, x: Tensor, low: Any, high: Any, closed: bool) -> Any:
-    # Where subnormal numbers are flushed to 0, the neighbors of 0 are 0.
-    if not (low.__class__ in _NUMBERS and high.__class__ in _NUMBERS and x.dtype in DTYPES) or flushes_denormals():
+@fast(where_between, recorded=True)
+def _window(g: Tensor, x: Tensor, low: Any, high: Any, closed: bool = True) -> Any:
+    # Where subnormal numbers are flushed to 0, the neighbors of 0 are 0: the question is written out on the hot path.
+    if not (low.__class__ in _NUMBERS and high.__class__ in _NUMBERS and x.dtype in DTYPES) or SMALLEST * 1.0 == 0.0:
         return NotImplemented
     kernel, bounds, mirrored, nan = _strict(low, high, x.dtype, closed)
     if kernel is None:
@@ -54,6 +45,9 @@ def _window(g: Tensor, x: Tensor, low: Any, high: Any, closed: bool) -> Any:
         x = x.detach()
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
     return kernel(g, torch.nan_to_num(-x if mirrored else x, nan, math.inf, -math.inf), *bounds)
+
+
+fast(where_inside, recorded=True)(functools.partial(_window, closed=False))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ _OF_FAMILIES = {
 
 
 class Entry(NamedTuple):
-    """A formula, its faster version, how many units of the last place they may differ, and whether the latter is differentiable."""
+    """A formula, its faster version, the units of the last place by which they may differ, and whether autograd may record it."""
 
     formula: Callable[..., Any]
     version: Callable[..., Any]

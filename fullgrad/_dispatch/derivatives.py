@@ -128,6 +128,11 @@ def with_live_tensors(backward: Any) -> Any:
     return lambda ctx, *cotangents: backward(_View(ctx, _live), *cotangents)
 
 
+def with_primals(jvp: Any) -> Any:
+    """The rule on saved tensors without tangents: torch switches forward mode on again in a transform inside the rule."""
+    return lambda ctx, *tangents: jvp(_View(ctx, _primal), *tangents)
+
+
 class _View:
     """A view of ``ctx`` whose saved tensors are passed through a function."""
 

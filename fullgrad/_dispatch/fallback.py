@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch.derivatives import checked_once
+from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_primals
 from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms
-from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active
+from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active, unwrap_if_dead
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
@@ -39,10 +40,19 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         output, dims = rules.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
         return _plain(output), dims
 
-    body = {"forward": forward, "setup_context": setup_context, "backward": rules.backward, "jvp": rules.jvp, "vmap": vmap}
+    live, primal = with_live_tensors(rules.backward), with_primals(rules.jvp)
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        # Dynamo traces the rule itself, and no transform there ends before it. The name may be the one that is missing.
+        return (rules.backward if is_dynamo_compiling() or unwrap_if_dead is None else live)(ctx, *cotangents)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return (rules.jvp if transforms_active() or is_dynamo_compiling() else primal)(ctx, *tangents)
+
+    body = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp, "vmap": vmap}
     function: Any = type(rules.name, (torch.autograd.Function,), {name: staticmethod(rule) for name, rule in body.items()})
     install = lambda backward: setattr(function, "backward", staticmethod(backward))  # noqa: E731
-    install(checked_once(rules.operator, rules.backward, install))
+    install(checked_once(rules.operator, backward, install))
 
     def call(args: tuple[Any, ...]) -> Any:
         for a in args:

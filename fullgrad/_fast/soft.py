@@ -1,4 +1,4 @@
-"""Smooth relaxations of torch's own operations, which cost less than an operator; hard values; the steps of small tensors."""
+"""Smooth relaxations of torch's own operations, which cost less than an operator; the steps of small tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
+from fullgrad._dispatch import can_record_in_place
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._comparisons import Comparison, argument
 from fullgrad.soft._curves import LARGEST, SMALLEST
-from fullgrad.soft._relaxation import relaxed, straight_through
+from fullgrad.soft._relaxation import relaxed
 from fullgrad.soft._round import fraction, weighted_sum
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft._sign import Sign
@@ -21,7 +22,11 @@ _DTYPES = frozenset({torch.float32, torch.float64})
 
 
 def _sigmoid(x: Tensor, s: float, mode: str) -> Tensor:
-    return torch.sigmoid(x / s)
+    return _sigmoid_of(x / s)
+
+
+def _sigmoid_of(z: Tensor) -> Tensor:
+    return z.sigmoid_() if can_record_in_place(z) else torch.sigmoid(z)
 
 
 def _tanh(x: Tensor, s: float, mode: str) -> Tensor:
@@ -33,7 +38,7 @@ def _softplus(x: Tensor, s: float, gated: bool, mode: str) -> Any:
 
 
 def _comparison(x: Tensor, y: Any, s: float, name: str, sign: int, shift: float, mode: str) -> Any:
-    return torch.sigmoid(argument(x, y, s, sign, shift) / s)
+    return _sigmoid_of(argument(x, y, s, sign, shift) / s)
 
 
 # The operations, and the position of the softness.
@@ -51,11 +56,6 @@ def _relaxed(operator: Any, *args: Any) -> Any:
         return NotImplemented
     operation, i = _OPERATIONS[operator]
     return operation(*args) if args[i].__class__ is float and SMALLEST < args[i] < LARGEST else NotImplemented
-
-
-@fast(straight_through)
-def _hard(operator: Any, *args: Any) -> Any:
-    return operator.forward(*args, True)
 
 
 @fast(weighted_sum, within=8)

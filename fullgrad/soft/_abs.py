@@ -7,7 +7,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, straight_through
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -74,7 +74,7 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
     Source: ``softtorch.abs_st``.
     """
     x, softness = check("abs_st", x, softness, mode)
-    return torch.abs(x) if mode == "hard" else straight_through(Abs, x, softness, mode)
+    return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, True)
 
 
 class Abs(Relaxation):

@@ -11,7 +11,7 @@ from fullgrad._core.pieces import pointwise
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, straight_through
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 from fullgrad.soft._sigmoidal import sigmoid_times
 
 Bound = Tensor | float
@@ -99,7 +99,7 @@ def clamp_st(
     x, softness = _checked("clamp_st", x, min_value, max_value, softness, mode)
     if mode == "hard":
         return HardClamp.forward(x, min_value, max_value)
-    return straight_through(Clamp, x, min_value, max_value, softness, gated, mode)
+    return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
 
 
 class Clamp(Relaxation):

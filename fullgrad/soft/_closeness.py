@@ -21,7 +21,6 @@ from fullgrad.soft._relaxation import (
     check,
     check_other,
     expand_to_softness_shape,
-    straight_through,
     with_zero_derivative,
 )
 
@@ -336,6 +335,4 @@ def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: floa
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if hard:
-        return straight_through(Closeness, x, y, softness, name, rtol, atol, epsilon, mode)
-    return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, False)
+    return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

@@ -21,7 +21,6 @@ from fullgrad.soft._relaxation import (
     check_other,
     expand_to_softness_shape,
     relaxed,
-    straight_through,
     with_zero_derivative,
 )
 
@@ -366,4 +365,6 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     if mode == "hard":
         return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
     sign, shift_sign = _SIGNS[name]
-    return (straight_through if hard else relaxed)(Comparison, x, y, softness, name, sign, shift_sign * epsilon, mode)
+    if hard:
+        return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, True)
+    return relaxed(Comparison, x, y, softness, name, sign, shift_sign * epsilon, mode)

@@ -120,20 +120,25 @@ def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     return x * soft_sign(x, s, mode)
 
 
+def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
+    """The derivative of the soft absolute value, 2S - 1 + 2x S'."""
+    return _sign_and_absolute_slope(x, s, mode)[1]
+
+
 def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
     """The soft absolute value and its derivative, which share steps. ``x`` is finite where it is differentiated."""
+    t, derivative = _sign_and_absolute_slope(x, s, mode)
+    return x * t, derivative
+
+
+def _sign_and_absolute_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
     near = clamp_to_transition(x, s, mode)
     if mode != "smooth":
         t = soft_sign(x, s, mode)
-        return x * t, t + near * slope(x, s, mode) * 2
+        return t, t + near * slope(x, s, mode) * 2
     z = near / (2 * s)
     t = torch.tanh(z)
-    return x * t, t + torch.ops.aten.tanh_backward.default(z, t)  # 2S' is (1 - t^2) / 2s
-
-
-def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of the soft absolute value, 2S - 1 + 2x S'."""
-    return absolute_and_slope(x, s, mode)[1]
+    return t, t + torch.ops.aten.tanh_backward.default(z, t)  # 2S' is (1 - t^2) / 2s
 
 
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:

@@ -69,12 +69,6 @@ def relaxed(operator: Any, *args: Any) -> Tensor:
     return operator.apply(*args, False)
 
 
-@replaceable
-def straight_through(operator: Any, *args: Any) -> Tensor:
-    """The hard value of an operator, with its declared derivative."""
-    return operator.apply(*args, True)
-
-
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _INFINITY = float("inf")
 

@@ -14,7 +14,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, straight_through
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 _MAX_RADIUS = 1000
 
@@ -90,7 +90,7 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
     Source: ``softtorch.round_st``.
     """
     x, softness, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    return torch.round(x) if mode == "hard" else straight_through(Round, x, softness, neighbor_radius, mode)
+    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, True)
 
 
 class Round(Relaxation):

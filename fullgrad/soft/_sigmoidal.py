@@ -14,7 +14,6 @@ from fullgrad.soft._relaxation import (
     check,
     expand_to_softness_shape,
     relaxed,
-    straight_through,
     with_zero_derivative,
 )
 
@@ -124,7 +123,7 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smoot
     x, softness = check("heaviside_st", x, softness, mode, ANY_STEP_MODES)
     if mode == "hard":
         return heaviside(x, softness, mode)
-    return straight_through(Sigmoidal, x, softness, mode)
+    return Sigmoidal.apply(x, softness, mode, True)
 
 
 class Sigmoidal(Relaxation):

@@ -7,7 +7,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed, straight_through
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -74,7 +74,7 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
     Source: ``softtorch.sign_st``.
     """
     x, softness = check("sign_st", x, softness, mode)
-    return torch.sign(x) if mode == "hard" else straight_through(Sign, x, softness, mode)
+    return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, True)
 
 
 class Sign(Relaxation):

@@ -7,7 +7,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed, straight_through
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed
 from fullgrad.soft._sigmoidal import sigmoid_times
 
 
@@ -113,7 +113,7 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
     Source: ``softtorch.relu_st``.
     """
     x, softness = check("relu_st", x, softness, mode)
-    return torch.relu(x) if mode == "hard" else straight_through(Softrelu, x, softness, gated, mode)
+    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
 
 
 class Softrelu(Relaxation):

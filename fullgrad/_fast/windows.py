@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullgrad._core.fast import fast
 from fullgrad._core.neighbors import DTYPES, SMALLEST, neighbor, rounded
-from fullgrad._core.windows import sigmoid_gate, where_between, where_inside, where_positive
+from fullgrad._core.windows import compared, sigmoid_gate, where_between, where_inside, where_positive
 from fullgrad._dispatch import forward_mode_is_on
 
 _HARDTANH = torch.ops.aten.hardtanh_backward.default
@@ -31,6 +31,14 @@ def _positive(g: Tensor, m: Tensor) -> Tensor:
 def _gate(v: Tensor, x: Tensor, s: Any) -> Any:
     # The kernel passes v as it is from 60 softnesses on.
     return _SOFTPLUS(v, x, 1 / s, 60.0) if s.__class__ is float else NotImplemented
+
+
+@fast(compared)
+def _compared(compare: Any, x: Tensor, y: Any) -> Any:
+    # Written in the floating dtype: torch converts bools slowly.
+    if isinstance(y, Tensor) and y.ndim and y.shape != x.shape:
+        return NotImplemented
+    return compare(x, y, out=torch.empty_like(x, dtype=torch.result_type(x, y)))
 
 
 @fast(where_between, recorded=True)

@@ -9,19 +9,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.function import recomputed
-from fullgrad._dispatch import is_compiling
+from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import (
-    Relaxation,
-    Softness,
-    check,
-    expand_to_softness_shape,
-    is_small,
-    only_value_needed,
-    soft_value,
-)
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 _MAX_RADIUS = 1000
 
@@ -96,40 +89,36 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
 
     Source: ``softtorch.round_st``.
     """
-    if neighbor_radius.__class__ is int and 0 < neighbor_radius <= _MAX_RADIUS and only_value_needed(x, softness, mode):
-        return torch.round(x)
     x, softness, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    if mode == "hard":
-        return torch.round(x)
-    return Round.apply(x, softness, neighbor_radius, mode, True)
+    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, True)
 
 
 class Round(Relaxation):
     """The operator of :func:`round`, and with ``hard`` of :func:`round_st`."""
+
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.round(x), softness)
         steps, below = _steps(softness, neighbor_radius, mode, x.dtype)
-
-        def formula(x: Tensor, s: Softness) -> Tensor:
-            total = _weighted_sum(curves.sigmoid, _fraction(x), s, mode, steps)
-            return torch.floor(x) + (curves.apply_steps(total, (torch.add, below)) if below else total)
-
-        return soft_value(x.dtype, formula, x, softness)
+        return cast(_value(x, softness, mode, steps, below), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
-        curve = curves.sigmoid_by_softness if i == 1 else curves.slope
-        return curves.mul_into(v, _weighted_sum(curve, _fraction(x), s, mode, _steps(s, neighbor_radius, mode, x.dtype)[0]))
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
+        curve = curves.slope if i == 0 else curves.sigmoid_by_softness
+        return v * weighted_sum(curve, fraction(x), s, mode, _steps(s, neighbor_radius, mode, x.dtype)[0])
 
 
-def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
-    """The sum of a curve around each step, times the weight of the step. Small tensors take all steps at once."""
-    if len(steps) > 2 and steps[0][0] == steps[-1][0] == 1 and isinstance(s, float) and is_small(d):
-        at = torch.arange(steps[0][1], steps[-1][1] + 0.5, dtype=d.dtype, device=d.device)
-        return curve(d - at.view(-1, *[1] * d.ndim), s, mode).sum(0)
+@pointwise(opmath=True)
+def _value(x: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...], below: float) -> Tensor:
+    return torch.floor(x) + (weighted_sum(curves.sigmoid, fraction(x), s, mode, steps) + below)
+
+
+@replaceable
+def weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
+    """The sum of a curve around each step, times the weight of the step."""
     total: Any = 0.0
     for weight, at in steps:
         part = curve(d - at, s, mode)
@@ -137,12 +126,11 @@ def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tu
     return total
 
 
-def _fraction(x: Tensor) -> Tensor:
+@replaceable
+def fraction(x: Tensor) -> Tensor:
     """x - floor(x), and 0 at infinity, so that the value there is infinite."""
     d = x - torch.floor(x)
-    if is_compiling():  # compiled nan_to_num is scalar code, comparisons are vectorized
-        return torch.where(recomputed(torch.eq, d, d), d, 0)
-    return torch.nan_to_num(d, 0.0)
+    return torch.where(d == d, d, 0)
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tuple[tuple[float, float], ...], float]:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad.soft._relaxation import as_number
+from fullgrad._core.windows import as_number
 from fullgrad.spikes._arguments import checked, uniform_noise
 from fullgrad.spikes._surrogate import Surrogate
 

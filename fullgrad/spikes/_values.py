@@ -10,8 +10,8 @@ from fullgrad._core.checks import broadcast_shape
 from fullgrad._core.neighbors import rounded
 from fullgrad._core.opmath import HALF, cast
 from fullgrad._core.pieces import pointwise
+from fullgrad._core.windows import compared
 from fullgrad._dispatch import same_shape
-from fullgrad.soft._relaxation import compared
 
 _NUMBERS = frozenset({float, int, type(None)})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.short
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fullgrad"
 # What formulas are made of, how they are called, and what is no operator of a formula.

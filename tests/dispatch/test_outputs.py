@@ -10,7 +10,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
+from tests.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
 
 pytestmark = pytest.mark.short
 

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing
     from fullgrad.adoption import *  # noqa: F403
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "estimators")
 _MODULES = ("quantizers", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
-_NOT_EXPORTED = ("nn", "testing")
+_NOT_EXPORTED = ("audit", "nn", "testing")
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name

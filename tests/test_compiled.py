@@ -19,7 +19,8 @@ from torch._inductor import metrics
 from torch.func import grad, vmap
 
 import fullgrad
-from fullgrad import quantizers, soft
+from fullgrad import quantizers, soft, spikes
+from fullgrad._core.fast import ENABLED, ENTRIES, gated
 from fullgrad._dispatch import compile_cache
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
@@ -381,7 +382,7 @@ def test_adopted_classes_are_not_cached(cache, monkeypatch):
 
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
-    """The fingerprint is a hash of every file, the same at every call, and None where a file has changed since the import."""
+    """The fingerprint is the same at every call, and None where a file has changed since the import."""
     monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
     fresh = compile_cache._fingerprint.__wrapped__
     assert fresh() == fresh()
@@ -390,11 +391,49 @@ def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", lambda file: read.add(file) or read_bytes(file) + b"#")
         assert fresh() != before
-    assert read == set(Path(fullgrad.__file__).parent.rglob("*.py"))
     changed = max(max(file.stat().st_mtime, file.stat().st_ctime) for file in read)
     for seconds, known in ((3, True), (1, False), (-1e9, False)):  # the clocks of some file systems tick every two seconds
         monkeypatch.setattr(compile_cache, "_IMPORTED", changed + seconds)
         assert (fresh() is not None) == known
+
+
+def test_the_fingerprint_is_of_what_makes_graphs(monkeypatch):
+    """An edit of any file of a family, the bases or the dispatch changes it; one of the suite, the kit, the audit, the modules or
+    the faster versions, which do not run in compiled code, leaves it.
+    """
+    monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
+    fresh, folder, read_bytes = compile_cache._fingerprint.__wrapped__, Path(fullgrad.__file__).parent, Path.read_bytes
+    before, changing = fresh(), {"__init__.py", "__main__.py", "_core", "_dispatch"}
+    changing |= {f.parent.name for f in folder.glob("[a-z]*/__init__.py")} - {"audit", "nn", "testing"}
+    for part in sorted({file.relative_to(folder).parts[0] for file in folder.rglob("*.py")}):
+        edited = next(iter(sorted((folder / part).rglob("*.py"))), folder / part)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda file, edited=edited: read_bytes(file) + b"#" * (file == edited))
+            assert (fresh() != before) == (part in changing), part
+    assert {"soft", "spikes", "rounding"} <= changing
+
+
+def test_no_faster_version_runs_in_compiled_code():
+    """A graph of torch's cache does not depend on the entries, so that the fingerprint need not, either."""
+    reached = set()
+    for name, entry in ENTRIES.items():
+        noted = lambda *args, name=name, entry=entry: reached.add(name) or entry.version(*args)  # noqa: E731
+        entry.put(gated(entry.formula, noted, recorded=True))
+
+    def total(x):
+        return (fullgrad.clamp(x, -1.0, 1.0) + soft.clamp(x, -1.0, 1.0) + spikes.rect(x)).sum()
+
+    try:
+        for gradient in (torch.func.grad(total), torch.func.vmap(torch.func.grad(total))):
+            torch.compile(gradient, fullgraph=True, backend="aot_eager")(torch.randn(3, 4))
+        x = torch.randn(3, 4, requires_grad=True)
+        torch.compile(total, fullgraph=True, backend="aot_eager")(x).backward()
+        assert not reached
+        total(x).backward()
+        assert len(reached) >= 3
+    finally:
+        for entry in ENTRIES.values():
+            entry.restore() if ENABLED else entry.put(entry.formula)
 
 
 @pytest.mark.exhaustive

@@ -16,6 +16,12 @@ SECTIONS = {
         r"^### `(\w+)`.*?\n(.*?)(?=^##)", ROOT.joinpath("CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
     )
 }
+# The section on faster versions: the file of the entry, its imports, and the entry.
+ENTRY = re.search(
+    r"^## Adding a faster version.*?^```python\n# in (\S+)\n((?:from [^\n]*\n)*)(.*?)^```",
+    ROOT.joinpath("CONTRIBUTING.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
 # What guards the registry, beside every check of the kit on the new cases.
 GUARDS = (
     "tests/test_public.py::test_every_public_operator_has_a_case",
@@ -92,3 +98,22 @@ def test_two_touches_are_too_few(tmp_path):
     done = pytest_in(folder, GUARDS[0])
     assert done.returncode == 1
     assert "round_even" in done.stdout
+
+
+@pytest.mark.long
+def test_an_entry_is_added_in_one_place_and_deleted_there(tmp_path):
+    """The tests of faster versions find the entry as written, see one that is wrong, and pass when it is deleted again."""
+    folder, (path, imports, entry) = touched("round_even", tmp_path, touches=0), ENTRY.groups()
+    file = folder / path
+    before = file.read_text()
+    code = "import fullgrad.spikes; from fullgrad._core.fast import ENTRIES; print([n for n in ENTRIES if '_s2nn' in n])"
+    wrong = entry.replace("return v *", "return 1.001 * v *")
+    assert wrong != entry
+    for added, known, passes in ((entry, True, True), (wrong, True, False), ("", False, True)):
+        file.write_text(before.replace("\nimport torch\n", f"\nimport torch\n{imports}") + added if added else before)
+        found = subprocess.run([sys.executable, "-c", code], cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)},
+                               capture_output=True, text=True, check=True)  # fmt: skip
+        assert ("_s2nn" in found.stdout) == known
+        done = pytest_in(folder, "tests/test_fast.py", "-k", "s2nn or reached" if entry is added else "s2nn")
+        assert (done.returncode == 0) == passes, done.stdout[-3000:]
+        assert passes or "spikes._s2nn" in done.stdout

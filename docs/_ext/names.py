@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fullgrad
+import fullgrad.audit
 import fullgrad.nn
 import fullgrad.testing
 
@@ -44,6 +45,7 @@ def _public() -> dict[str, Any]:
             *filter(inspect.ismodule, [getattr(fullgrad, name) for name in fullgrad.__all__]),
             fullgrad.nn,  # not in `__all__`
             fullgrad.nn.soft,
+            fullgrad.audit,
             fullgrad.testing,
         )
         for name in package.__all__

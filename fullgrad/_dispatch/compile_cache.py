@@ -19,6 +19,9 @@ from fullgrad._dispatch.state import is_tracing
 
 _PACKAGE = __name__.partition(".")[0]
 _IMPORTED = time.time()
+# The folders of the package that make no graph: an edit there leaves the graphs in torch's cache valid. Faster versions do not
+# run in what is compiled.
+_NOT_IN_GRAPHS = frozenset({"_fast", "_suite", "audit", "nn", "testing"})
 # The package's own operators, by the name of their node, and the rules that they were defined with.
 _nodes: dict[str, tuple[Any, list[Any]]] = {}
 
@@ -96,9 +99,9 @@ def _mark_cacheable() -> None:
 
 @functools.cache
 def _fingerprint() -> str | None:
-    """A hash of the package's source, or None if the files may differ from the imported code."""
+    """A hash of the source that makes graphs, or None if the files may differ from the imported code."""
     digest, folder = hashlib.sha256(torch_private.DISPATCH.encode()), pathlib.Path(__file__).parents[1]
-    files = sorted(folder.rglob("*.py"))
+    files = sorted(f for f in folder.rglob("*.py") if f.relative_to(folder).parts[0] not in _NOT_IN_GRAPHS)
     for file in files:
         changed = file.stat()
         if max(changed.st_mtime, changed.st_ctime) > _IMPORTED - 2:  # seconds, for coarse clocks of file systems

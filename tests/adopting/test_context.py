@@ -272,15 +272,12 @@ def test_forward_runs_once():
         transform(draws)(torch.ones(3, 2))
         assert len(calls) == 1
 
-    def value_and_gradient(x):
-        return torch.func.vjp(draws, x)[0] - x, grad(lambda x: draws(x).sum())(x)
-
-    def both(x):
+    def noise_and_gradient(x):
         y, pull = torch.func.vjp(draws, x)
         return y - x, pull(torch.ones_like(x))[0]
 
     for randomness, same in (("same", True), ("different", False)):
-        noise, g = vmap(both, randomness=randomness)(torch.ones(3, 2))
+        noise, g = vmap(noise_and_gradient, randomness=randomness)(torch.ones(3, 2))
         assert_close(noise, g)
         assert torch.equal(noise[0], noise[1]) is same
     with pytest.raises(RuntimeError, match="randomness"):

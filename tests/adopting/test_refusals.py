@@ -186,20 +186,24 @@ def test_a_tensor_that_is_no_argument():
     assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
 
 
-def test_a_tensor_that_is_no_argument_and_is_batched_alone():
-    """The level of the batch is unknown, so the call raises; a batch of the same size is not mistaken for it."""
-    for call in (
-        lambda: vmap(lambda s: closes_over(s)(X))(X),
-        lambda: vmap(lambda s: returns(s)(X))(X),
-        lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
-        lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
-        lambda: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(X))(X),
-        lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
-        lambda: grad(lambda x: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(x))(X).sum())(X),
-        lambda: vmap(lambda s: grad(lambda x: vmap(lambda x: closes_over(s)(x))(x).sum())(X))(X),
-    ):
-        with pytest.raises(NotImplementedError, match="uses a batched tensor that is none of its arguments"):
-            call()
+BATCHED_ALONE = {
+    "as a factor": lambda: vmap(lambda s: closes_over(s)(X))(X),
+    "as the value": lambda: vmap(lambda s: returns(s)(X))(X),
+    "as the value, in a gradient": lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
+    "in a gradient of a batched argument": lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
+    "outside of a batch of arguments": lambda: vmap(lambda s: vmap(closes_over(s))(X))(X),
+    "inside of a batch of arguments": lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
+    "between a gradient and a batch": lambda: grad(lambda x: vmap(lambda s: vmap(closes_over(s))(x))(X).sum())(X),
+    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(closes_over(s))(x).sum())(X))(X),
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("call", BATCHED_ALONE.values(), ids=BATCHED_ALONE)
+def test_a_tensor_that_is_no_argument_and_is_batched_alone_raises(call):
+    """The level of the batch is unknown; a batch of the same size is not mistaken for it."""
+    with pytest.raises(NotImplementedError, match="uses a batched tensor that is none of its arguments"):
+        call()
 
 
 def test_too_few_and_too_many_gradients():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fullgrad._suite.audit import audit, audit_source
-from fullgrad._suite.audit._probe import PROBES, probe
 from fullgrad._suite.cli import main
+from fullgrad.audit import audit, audit_source
+from fullgrad.audit._probe import PROBES, probe
 
 
 def function(forward, backward, setup="", extra=""):

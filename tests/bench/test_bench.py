@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._suite.bench import _growth, _report, _softtorch
+from fullgrad._core.fast import ENABLED, ENTRIES
+from fullgrad._suite.bench import _fast, _growth, _report, _softtorch
 from fullgrad._suite.bench._comparison import Comparison, Result, run
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
 from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
@@ -151,6 +152,23 @@ def test_exponents_are_fitted_over_the_larger_sizes():
     (fit,) = _growth.exponents(results)
     assert fit["time"] == pytest.approx(2, abs=0.01)
     assert fit["memory"] == pytest.approx(1)
+
+
+@pytest.mark.skipif(not ENABLED, reason="no entry runs")
+def test_every_entry_has_a_gain_and_one_that_gains_nothing_is_marked(monkeypatch):
+    """The arguments are those of the cases, every entry has a row, and an entry that is its formula is marked."""
+    name = "fullgrad.spikes._atan.ScaledStep.slope_times"
+    case = next(c for c in CASES if c.name == "spikes.atan")
+    monkeypatch.setitem(ENTRIES, name, ENTRIES[name]._replace(version=ENTRIES[name].formula))
+    rows = _fast.gains(16, torch.float32, "cpu", 0.001, [case])
+    assert [row["entry"] for row in rows] == list(ENTRIES)
+    (found,) = [row for row in rows if row["gain"] is not None]
+    assert (found["entry"], found["size"], found["case"]) == (name, 16, "spikes.atan")
+    head, line = _fast.fast_table([found | {"gain": 1.01}])
+    assert head == ["entry", "dtype", "16", "1.3 reached"]
+    assert line == ["spikes._atan.ScaledStep.slope_times", "float32", "1.01", "NO"]
+    (_, line) = _fast.fast_table([found | {"gain": 2.5, "n": 4_000_000, "size": 65_536}])
+    assert line[2:] == ["2.50 of 65,536", ""]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.dispatch.operators import (
+from tests.operators import (
     CASES,
     Affine,
     Cube,

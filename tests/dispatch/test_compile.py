@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from fullgrad._dispatch import FakeTensorMode, recomputed
 from fullgrad._dispatch.torch_private import node_notes
-from tests.dispatch.operators import (
+from tests.dispatch.test_transforms import spell
+from tests.operators import (
     CASES,
     Affine,
     Cube,
@@ -26,7 +27,6 @@ from tests.dispatch.operators import (
     affine,
     sample,
 )
-from tests.dispatch.test_transforms import spell
 
 BACKENDS = ("eager", "aot_eager")
 

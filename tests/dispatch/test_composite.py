@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
-from tests.dispatch.operators import Cube, CubicRound, MatMul, SinCos
+from tests.operators import Cube, CubicRound, MatMul, SinCos
 
 pytestmark = pytest.mark.short
 

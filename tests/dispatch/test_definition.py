@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from tests.dispatch.operators import Affine, Cube, affine, cube, sample
+from tests.operators import Affine, Cube, affine, cube, sample
 
 pytestmark = pytest.mark.short
 

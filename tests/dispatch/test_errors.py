@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from fullgrad import Function
 from fullgrad._dispatch import derivatives
-from tests.dispatch.operators import Cube, MatMul, SinCos, ThroughRound, sample
+from tests.operators import Cube, MatMul, SinCos, ThroughRound, sample
 
 pytestmark = pytest.mark.short
 

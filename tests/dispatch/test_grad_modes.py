@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
 from fullgrad._dispatch.state import is_differentiating
-from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
+from tests.operators import CASES, sample
 
 pytestmark = pytest.mark.short
 

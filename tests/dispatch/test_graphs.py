@@ -9,7 +9,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Affine, CubicRound, SinCos, affine, sample
+from tests.operators import CASES, Affine, CubicRound, SinCos, affine, sample
 
 
 @pytest.fixture(params=CASES)

@@ -10,7 +10,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
+from tests.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
 
 pytestmark = pytest.mark.short
 
@@ -249,21 +249,33 @@ def value_and_mask(x):
     return x**2 * mask, mask
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: grad(lambda x: f(x)[0].sum()),
-        lambda f: jacrev(jacrev(lambda x: f(x)[0])),
-        lambda f: jacfwd(jacfwd(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: jacrev(jacfwd(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: vmap(grad(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: jacrev(lambda x: f(x)[1]),
-        lambda f: jacfwd(lambda x: f(x)[1]),
-        lambda f: lambda x: jvp(f, (x,), (x,)),
-        lambda f: lambda x: vjp(f, x)[1]((x, x)),
-        lambda f: grad(lambda x: (f(x)[0].sum(), f(x)[1]), has_aux=True),
-    ],
-)
+def value_of(f):
+    return lambda x: f(x)[0]
+
+
+def mask_of(f):
+    return lambda x: f(x)[1]
+
+
+def product_of(f):
+    return lambda x: f(x)[0] * f(x)[1]
+
+
+DERIVATIVES = {
+    "gradient of the value": lambda f: grad(lambda x: f(x)[0].sum()),
+    "gradient with the mask aside": lambda f: grad(lambda x: (f(x)[0].sum(), f(x)[1]), has_aux=True),
+    "gradient of the product per sample": lambda f: vmap(grad(product_of(f))),
+    "second derivative of the value": lambda f: jacrev(jacrev(value_of(f))),
+    "second derivative of the product, forward": lambda f: jacfwd(jacfwd(product_of(f))),
+    "second derivative of the product, mixed": lambda f: jacrev(jacfwd(product_of(f))),
+    "derivative of the mask, reverse": lambda f: jacrev(mask_of(f)),
+    "derivative of the mask, forward": lambda f: jacfwd(mask_of(f)),
+    "tangents of both": lambda f: lambda x: jvp(f, (x,), (x,)),
+    "cotangents of both": lambda f: lambda x: vjp(f, x)[1]((x, x)),
+}
+
+
+@pytest.mark.parametrize("transform", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_non_differentiable_output(transform):
     """A floating output marked as not differentiable has a zero derivative everywhere, and the other one is right."""
     x = sample(seed=3)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, SinCos, ThroughRound, sample
+from tests.operators import CASES, Cube, CubicRound, MatMul, SinCos, ThroughRound, sample
 
 pytestmark = pytest.mark.short
 

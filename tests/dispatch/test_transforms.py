@@ -20,7 +20,7 @@ from torch.func import (
 from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
-from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, Nested, SinCos, sample
+from tests.operators import CASES, Cube, CubicRound, MatMul, Nested, SinCos, sample
 
 pytestmark = pytest.mark.short
 

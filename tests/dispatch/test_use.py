@@ -11,8 +11,8 @@ import torch
 from torch.func import grad, jacrev, jvp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Cube, CubicRound, Pair, SinCos, sample
 from tests.dispatch.test_outputs import Either
+from tests.operators import CASES, Cube, CubicRound, Pair, SinCos, sample
 
 pytestmark = pytest.mark.short
 

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Norm, Reparametrized, SinCos, Total, affine, sample
+from tests.operators import Affine, Cube, MatMul, MaxOver, Norm, Reparametrized, SinCos, Total, affine, sample
 
 pytestmark = pytest.mark.short
 

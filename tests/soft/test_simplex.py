@@ -327,15 +327,15 @@ def test_any_dimension(name):
 
 @pytest.mark.parametrize("name", [name for name in PROJECTIONS if name not in ("proj_capped_simplex", "subset_marginals")])
 def test_a_number_has_all_the_weight(name):
-    """A number is a row of one element."""
+    """The weight of a tensor without dimensions is 1, as that of a row of one element."""
     for dtype in (torch.float32, torch.float16):
         one = PROJECTIONS[name](torch.tensor(0.3, dtype=dtype), -1)
         assert (one.shape, one.dtype, one.item()) == ((), dtype, 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_number_has_the_weight_that_is_given_away(dtype):
-    """The weight of a number may be other than 1."""
+def test_a_number_has_the_whole_budget(dtype):
+    """The weight of a tensor without dimensions is ``k``."""
     x = torch.tensor(0.3, dtype=dtype)
     found = [soft.proj_capped_simplex(x, k) for k in (0.0, 0.5, 1.0)] + [soft.subset_marginals(x, k) for k in (0, 1)]
     assert all((p.shape, p.dtype) == ((), dtype) for p in found)

@@ -340,33 +340,68 @@ def test_compiled_slopes_are_those_of_eager_code():
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
-def test_windows_and_bells_are_the_same_in_compiled_code():
-    """Formulas there, other kernels here: on their corners, beside them, at infinity and of NaN."""
-    corners = torch.tensor([-1.0, -0.5, -0.0, 0.5, 1.0], dtype=torch.float64)
-    beside = [torch.nextafter(corners, torch.full_like(corners, to)) for to in (-torch.inf, torch.inf)]
-    u = torch.cat((corners, *beside, torch.tensor([-torch.inf, -40.0, 40.0, torch.inf, torch.nan], dtype=torch.float64)))
-    g = torch.linspace(1, 2, len(u), dtype=u.dtype)
-    width = torch.tensor(0.5, dtype=u.dtype)
+# The corners of windows, the numbers beside them, infinities and NaN.
+CORNERS = torch.tensor([-1.0, -0.5, -0.0, 0.5, 1.0], dtype=torch.float64)
+BESIDE = [torch.nextafter(CORNERS, torch.full_like(CORNERS, to)) for to in (-torch.inf, torch.inf)]
+EDGES = torch.cat((CORNERS, *BESIDE, torch.tensor([-torch.inf, -40.0, 40.0, torch.inf, torch.nan], dtype=torch.float64)))
+HALF = torch.tensor(0.5, dtype=torch.float64)
 
-    def computed(g, u, width):
-        sides = [f(g, u, tie) for f in (_formulas.where_right, _formulas.where_left) for tie in (0.0, 0.5, 1.0)]
-        windows = [f(g, u, -w, w) for w in (0.5, width) for f in (where_between, where_inside)]
-        bells = [_formulas.bell(u), _formulas.bell(u, 1.5), _formulas.sech2(u, 1.5)]
-        return [*sides, *windows, where_inside(g, u, -0.5, 1.0), *bells]
+# A choice of a gradient by where u lies, and the same with torch.where.
+SIDES_AND_WINDOWS = {
+    **{
+        f"right, tie={tie}": (
+            lambda g, u, tie=tie: _formulas.where_right(g, u, tie),
+            lambda g, u, tie=tie: torch.where(u > 0, g, torch.where(u == 0, tie * g, 0.0)),
+        )
+        for tie in (0.0, 0.5, 1.0)
+    },
+    **{
+        f"left, tie={tie}": (
+            lambda g, u, tie=tie: _formulas.where_left(g, u, tie),
+            lambda g, u, tie=tie: g - torch.where(u > 0, g, torch.where(u == 0, tie * g, 0.0)),
+        )
+        for tie in (0.0, 0.5, 1.0)
+    },
+    **{
+        f"{name}, width {kind}": (
+            lambda g, u, f=f, w=w: f(g, u, -w, w),
+            lambda g, u, inside=inside: torch.where(inside(u), g, 0.0),
+        )
+        for kind, w in (("a number", 0.5), ("a tensor", HALF))
+        for name, f, inside in (
+            ("closed", where_between, lambda u: u.abs() <= 0.5),
+            ("open", where_inside, lambda u: u.abs() < 0.5),
+        )
+    },
+    "open, not symmetric": (
+        lambda g, u: where_inside(g, u, -0.5, 1.0),
+        lambda g, u: torch.where((u > -0.5) & (u < 1), g, 0.0),
+    ),
+}
+BELLS = {
+    "bell": lambda g, u: _formulas.bell(u),
+    "bell of a multiple": lambda g, u: _formulas.bell(u, 1.5),
+    "sech2 of a multiple": lambda g, u: _formulas.sech2(u, 1.5),
+}
 
-    found = torch.compile(computed, backend="eager", fullgraph=True)(g, u, width)
-    for a, b in zip(found, computed(g, u, width), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-300, equal_nan=True)
-    zero = torch.zeros_like(g)
-    inside = torch.where((u > -0.5) & (u < 1), g, zero)
-    torch.testing.assert_close(found[10], inside, rtol=0, atol=0)
-    for i, closed in ((6, True), (7, False), (8, True), (9, False)):
-        within = torch.where(u.abs() <= 0.5 if closed else u.abs() < 0.5, g, zero)
-        torch.testing.assert_close(found[i], within, rtol=0, atol=0)
-    for i, tie in enumerate((0.0, 0.5, 1.0)):
-        right = torch.where(u > 0, g, torch.where(u == 0, tie * g, zero))
-        torch.testing.assert_close(found[i], right, rtol=0, atol=0)
-        torch.testing.assert_close(found[3 + i], g - right, rtol=0, atol=0)
+
+@pytest.mark.short
+@pytest.mark.parametrize(("choice", "plain"), SIDES_AND_WINDOWS.values(), ids=SIDES_AND_WINDOWS)
+def test_sides_and_windows_are_those_of_torch_where(choice, plain):
+    """Compiled and eager code choose the same to the last bit on corners, beside them, at infinity and for NaN."""
+    g = torch.linspace(1, 2, len(EDGES), dtype=EDGES.dtype)
+    compiled = torch.compile(lambda g, u: choice(g, u), fullgraph=True, backend="eager")
+    for found in (compiled(g, EDGES), choice(g, EDGES)):
+        torch.testing.assert_close(found, plain(g, EDGES), rtol=0, atol=0)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("bell", BELLS.values(), ids=BELLS)
+def test_bells_are_the_same_in_compiled_code(bell):
+    """The compiled formula and the faster version of eager code agree far into the tails."""
+    g = torch.ones_like(EDGES)
+    found = torch.compile(lambda g, u: bell(g, u), fullgraph=True, backend="eager")(g, EDGES)
+    torch.testing.assert_close(found, bell(g, EDGES), rtol=1e-14, atol=1e-300, equal_nan=True)
 
 
 def test_counts_are_whole_numbers_of_the_widest_dtype():

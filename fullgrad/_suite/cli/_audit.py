@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from typing import Any
 
-from fullgrad._suite.audit import Finding, audit
-from fullgrad._suite.audit._probe import PROBES, probe
 from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad.audit import Finding, audit
+from fullgrad.audit._probe import PROBES, probe
 
 
 def register(commands: Any) -> None:

@@ -5,8 +5,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fullgrad._suite.audit import _functions, _terms
-from fullgrad._suite.audit._sources import sources
+from fullgrad.audit import _functions, _terms
+from fullgrad.audit._sources import sources
 
 # Signs that an in-place change is a straight-through estimator: words in the computation, and in the name of the function.
 _HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
@@ -36,11 +36,23 @@ class Finding:
 
 
 def audit(targets: Iterable[str]) -> list[Finding]:
-    """The findings in files, folders and installed packages, in the order of files and lines.
+    """The findings in files, folders and installed packages, in the order of files and lines. Nothing is imported or run.
+
+    Args:
+        targets: Names of installed packages or modules, and paths of folders and files.
+
+    Returns:
+        A list of :class:`Finding`.
 
     Raises:
         FileNotFoundError: There is no such file, folder or package.
         SyntaxError: A named file is not Python; in folders such files are skipped.
+
+    Example:
+        >>> from fullgrad.audit import audit
+        >>> found = audit(["torch.utils.checkpoint"])
+        >>> "CheckpointFunction" in [finding.name for finding in found if "vmap" in finding.breaks]
+        True
     """
     found: list[Finding] = []
     for target in targets:
@@ -54,7 +66,26 @@ def audit(targets: Iterable[str]) -> list[Finding]:
 
 
 def audit_source(text: str, file: str) -> list[Finding]:
-    """The findings in the text of a module."""
+    """The findings in the text of a module, in the order of lines.
+
+    Args:
+        text: Python code.
+        file: The name of its file in the findings.
+
+    Returns:
+        A list of :class:`Finding`.
+
+    Raises:
+        SyntaxError: The text is not Python.
+
+    Example:
+        >>> from fullgrad.audit import audit_source
+        >>> (finding,) = audit_source("y = x + (q - x).detach()", "model.py")
+        >>> finding.kind, finding.line, finding.replacement
+        ('detach trick', 1, 'replace_grad(q, x)')
+        >>> finding.breaks
+        ('float16', 'inf', '-0.0')
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about escapes in strings
         tree = ast.parse(text)

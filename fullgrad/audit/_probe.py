@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fullgrad
-from fullgrad._suite.audit._find import Finding
+from fullgrad.audit._find import Finding
 from fullgrad.testing._check_operator import run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE
 from fullgrad.testing._subject import Subject

@@ -10,7 +10,7 @@ from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.pieces import pointwise
-from fullgrad.estimators import replace_grad
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._relaxed_bernoulli import relaxed_bernoulli

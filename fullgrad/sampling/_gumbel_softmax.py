@@ -11,7 +11,7 @@ from fullgrad._core.function import Function
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.pieces import pointwise
-from fullgrad.estimators import replace_grad
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import divided, largest, softmax_pull
 

@@ -27,7 +27,7 @@ FAMILIES = (
     "quantizers",
     "sampling",
     "simplex",
-    "estimators",
+    "functions",
 )
 
 

@@ -9,13 +9,13 @@ from fullgrad._core.function import Function
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import adoption, clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking
     from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing
     from fullgrad.adoption import *  # noqa: F403
     from fullgrad.clamping import *  # noqa: F403
-    from fullgrad.estimators import *  # noqa: F403
+    from fullgrad.functions import *  # noqa: F403
     from fullgrad.gradients import *  # noqa: F403
     from fullgrad.rounding import *  # noqa: F403
     from fullgrad.tracking import *  # noqa: F403
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         "Function",
         *adoption.__all__,
         *clamping.__all__,
-        *estimators.__all__,
+        *functions.__all__,
         *gradients.__all__,
         *rounding.__all__,
         *tracking.__all__,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     ]
 
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
-# searched in this order: `estimators` needs all of `soft`.
-_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "estimators")
+# searched in this order: `functions` needs all of `soft`.
+_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions")
 _MODULES = ("quantizers", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")

@@ -18,9 +18,11 @@ ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 # The modules of entries, by the family that loads them.
 _OF_FAMILIES = {
     "fullgrad.clamping": ("windows",),
+    "fullgrad.gradients": ("windows",),
     "fullgrad.soft": ("windows", "soft"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.quantizers": ("windows",),
+    "fullgrad.sampling": ("windows", "sampling"),
 }
 
 

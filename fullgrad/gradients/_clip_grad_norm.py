@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.batching import aligned
-from fullgrad._core.buffers import apply_steps
 from fullgrad._core.function import alias, is_identity
 from fullgrad._core.neighbors import rounded
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.recomputed import save_inputs, saved_inputs
 from fullgrad._dispatch import surely
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
@@ -90,10 +90,16 @@ class ClipGradNorm(CotangentMap):
         within = n <= m / u
         # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
         factor = torch.where(within, 1, m / torch.where(within, 1, n))
-        return apply_steps(g / torch.where(within, 1, u), (torch.mul, factor)).to(g.dtype), None, None, None
+        return _rescaled(g, torch.where(within, 1, u), factor), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         in_dims, (x, max_norm, dim, norm_type) = per_sample(info, in_dims, args)
         x, max_norm = aligned(in_dims[:2], (x, max_norm))
         return cls.apply(x, max_norm, behind_batch(dim, x.ndim), norm_type), 0
+
+
+@pointwise
+def _rescaled(g: Tensor, unit: Tensor, factor: Tensor) -> Tensor:
+    """``g / unit * factor``, in the dtype of ``g``."""
+    return (g / unit * factor).to(g.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.shards import extremes
-from fullgrad._dispatch import can_reuse_buffers, is_distributed, surely
+from fullgrad._dispatch import surely
 
 Dim = int | Sequence[int] | None
 
@@ -25,16 +25,13 @@ def behind_batch(dim: Dim, ndim: int) -> tuple[int, ...]:
 
 
 def largest(g: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The largest absolute value over some dimensions, kept with size 1 or all removed; NaN if an element is NaN.
+    """The largest absolute value over some dimensions, kept with size 1; NaN if an element is NaN.
 
-    Elements that tie share the derivative. Reductions that only read are faster than writing ``abs``.
+    Elements that tie share the derivative.
     """
     if not dims:
         return g.abs()
-    if len(dims) == g.ndim and can_reuse_buffers() and not is_distributed(g):  # torch 2.11 has no forward mode for it
-        low, high = g.aminmax()
-    else:
-        low, high = extremes(g, dims)
+    low, high = extremes(g, dims)
     return torch.maximum(-low, high)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes
+from fullgrad import clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes
 from fullgrad.nn._function_module import FunctionModule, kept_arguments, module_of
 
 # Words whose case is not that of a word.
@@ -19,7 +19,7 @@ _STATE = ("codebook", "mask", "scale", "v")
 _EXCLUDED = ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
 # The families whose functions have their classes in a module.
 _FAMILIES = {
-    "fullgrad.nn": (rounding, clamping, gradients, estimators, spikes, quantizers, sampling),
+    "fullgrad.nn": (rounding, clamping, gradients, functions, spikes, quantizers, sampling),
     "fullgrad.nn.soft": (soft,),
 }
 

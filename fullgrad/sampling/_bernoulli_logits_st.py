@@ -9,7 +9,8 @@ from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._core.opmath import to_opmath
-from fullgrad.estimators import replace_grad
+from fullgrad._core.pieces import pointwise
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._relaxed_bernoulli import relaxed_bernoulli
@@ -66,30 +67,35 @@ def bernoulli_logits_st(
     noise = noise_for(name, logits, noise, generator)
     if gradient == "sigmoid":
         return BernoulliLogitsST.apply(logits, tau, noise)
-    sample = BernoulliLogitsST.apply(logits.detach(), 1.0, noise.detach())
+    hard = BernoulliLogitsST.apply(logits.detach(), 1.0, noise.detach())
     surrogate = logits if gradient == "identity" else relaxed_bernoulli(logits, tau, noise=noise)
-    return replace_grad(sample, surrogate)
+    return replace_grad(hard, surrogate)
 
 
 class BernoulliLogitsST(Elementwise):
     """The operator of :func:`bernoulli_logits_st`."""
 
-    in_pieces = True
+    in_pieces = opmath = True
     reads = {0: (0, 1), 1: (0, 1), 2: ()}
 
     @staticmethod
     def forward(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
-        (wide,) = to_opmath(logits)
-        return indicator(noise, torch.sigmoid(wide), logits.dtype)
+        return sample(logits, noise)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor | None:
         if i == 2:
             return None
-        v, logits, tau = to_opmath(v, logits, tau)
         z = logits / tau
         if i == 1:  # the slope at an infinite logit is 0
             z = torch.where(z.isinf(), 0, z)
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau
         return v * slope if i == 0 else v * slope * -z
+
+
+@pointwise
+def sample(logits: Tensor, noise: Tensor) -> Tensor:
+    """The value of `BernoulliLogitsST`."""
+    (wide,) = to_opmath(logits)
+    return indicator(torch.sigmoid(wide), noise, logits.dtype)

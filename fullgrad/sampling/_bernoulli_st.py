@@ -4,10 +4,10 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.buffers import apply_steps
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import replaceable
 from fullgrad._core.noise import noise_for
-from fullgrad._dispatch import can_reuse_buffers
+from fullgrad._core.pieces import pointwise
 
 
 def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -51,17 +51,16 @@ class BernoulliST(Elementwise):
 
     @staticmethod
     def forward(probs: Tensor, noise: Tensor) -> Tensor:
-        return indicator(noise, probs, probs.dtype)
+        return indicator(probs, noise, probs.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor | None:
         return v if i == 0 else None
 
 
-def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 where ``noise < probs``, else 0; NaN where ``probs`` is NaN. Bool tensors, which torch converts slowly, are avoided."""
-    if noise.dtype == probs.dtype and can_reuse_buffers() and noise.shape == probs.shape:
-        less = torch.lt(noise, probs, out=torch.empty_like(probs))
-        return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
+@replaceable
+@pointwise
+def indicator(probs: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where ``noise < probs``, else 0; NaN where ``probs`` is NaN."""
     # Only positive differences round up to 1.
-    return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)
+    return torch.ceil(probs - noise).clamp(0, 1).abs().to(dtype)

@@ -1,13 +1,12 @@
 """`binary_st`."""
 
-import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.buffers import apply_steps
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.windows import where_between
 from fullgrad.sampling._bernoulli_st import indicator
 
@@ -58,5 +57,11 @@ class BinaryST(RandomSign):
 
     @staticmethod
     def forward(x: Tensor, noise: Tensor) -> Tensor:
-        (wide,) = to_opmath(x)
-        return apply_steps(indicator(noise, (wide + 1) / 2, x.dtype), (torch.mul, 2), (torch.sub, 1))
+        return random_sign(x, noise)
+
+
+@pointwise
+def random_sign(x: Tensor, noise: Tensor) -> Tensor:
+    """The value of `BinaryST`."""
+    (wide,) = to_opmath(x)
+    return indicator((wide + 1) / 2, noise, x.dtype) * 2 - 1

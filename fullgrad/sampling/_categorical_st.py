@@ -8,10 +8,9 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import surely
-from fullgrad.estimators import replace_grad
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
-from fullgrad.sampling._rows import largest
+from fullgrad.sampling._rows import divided, largest
 from fullgrad.sampling._softmax_sample import SoftmaxSample
 
 
@@ -71,9 +70,7 @@ def categorical_st(
     check_temperature(name, "sample_tau", sample_tau, logits)
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
-    sample, _ = largest(
-        (wide / sample_tau if isinstance(sample_tau, Tensor) or not surely(sample_tau == 1) else wide) + noise, dim, logits.dtype
-    )
+    sample, _ = largest(divided(wide, sample_tau) + noise, dim, logits.dtype)
     if gradient == "identity":
         return replace_grad(sample, logits)
     return SoftmaxSample.apply(sample, logits, None, tau, None, dim) if logits.ndim else torch.softmax(logits, -1)

@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
-from fullgrad.estimators import replace_grad
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
 

@@ -1,6 +1,5 @@
 """`gumbel_sinkhorn`."""
 
-import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
@@ -8,6 +7,7 @@ from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._dispatch import at_least, holds, uses_last_dims
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
+from fullgrad.soft.order._numbers import wide_dtype
 
 
 @uses_last_dims(2)
@@ -53,7 +53,5 @@ def gumbel_sinkhorn(
     if scores.ndim < 2 or not holds(scores.shape[-1] == scores.shape[-2]):
         raise ValueError(f"{name}: `scores` must be square matrices (…, n, n), got shape {tuple(scores.shape)}.")
     noise = noise_for(name, scores, noise, generator, gumbel_like)
-    shares = scores.detach().new_full(scores.shape[-1:], 1 / at_least(scores.shape[-1], 1), dtype=torch.float64)
-    if scores.device.type == "mps":
-        shares = shares.float()
+    shares = scores.detach().new_full(scores.shape[-1:], 1 / at_least(scores.shape[-1], 1), dtype=wide_dtype(scores))
     return proj_transport_polytope(-(scores + noise), shares, shares, tau).to(scores.dtype)

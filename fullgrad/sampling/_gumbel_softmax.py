@@ -7,13 +7,13 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core.batching import aligned
-from fullgrad._core.function import Function, out_buffer
+from fullgrad._core.function import Function
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import surely
-from fullgrad.estimators import replace_grad
+from fullgrad._core.pieces import pointwise
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
-from fullgrad.sampling._rows import largest, softmax_pull
+from fullgrad.sampling._rows import divided, largest, softmax_pull
 
 
 def gumbel_softmax(
@@ -79,9 +79,7 @@ class GumbelSoftmax(Function):
 
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
-        scores = torch.add(logits, noise)
-        scores = scores if not isinstance(tau, Tensor) and surely(tau == 1) else torch.div(scores, tau)
-        return torch.softmax(scores, dim, out=out_buffer(scores))
+        return torch.softmax(_scores(logits, noise, tau), dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -95,7 +93,7 @@ class GumbelSoftmax(Function):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         y, tau = _saved(ctx)
         by_logits, by_noise, by_tau, _ = ctx.needs_input_grad
-        pulled = _divided(softmax_pull(g, y, ctx.dim), tau)
+        pulled = divided(softmax_pull(g, y, ctx.dim), tau)
         return (
             pulled if by_logits else None,
             pulled.clone() if by_logits and by_noise else pulled if by_noise else None,
@@ -107,11 +105,16 @@ class GumbelSoftmax(Function):
     def jvp(ctx: Any, t: Tensor | None, t_noise: Tensor | None, t_tau: Tensor | None, _: None) -> Tensor:
         y, tau = _saved(ctx)
         parts = [v for v in (t, t_noise, None if t_tau is None else -_log(y) * t_tau) if v is not None]
-        return _divided(softmax_pull(functools.reduce(torch.add, parts), y, ctx.dim), tau)
+        return divided(softmax_pull(functools.reduce(torch.add, parts), y, ctx.dim), tau)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         return GumbelSoftmax.apply(*aligned(in_dims, args)), 0
+
+
+@pointwise
+def _scores(logits: Tensor, noise: Tensor, tau: Temperature) -> Tensor:
+    return divided(logits + noise, tau)
 
 
 def _saved(ctx: Any) -> tuple[Tensor, Any]:
@@ -122,7 +125,3 @@ def _saved(ctx: Any) -> tuple[Tensor, Any]:
 def _log(y: Tensor) -> Tensor:
     """log y where y is positive, else 0."""
     return torch.log(torch.where(y > 0, y, 1))
-
-
-def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

@@ -10,7 +10,7 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import Temperature
-from fullgrad.sampling._rows import SampleOfRows, over_temperature, softmax_pull
+from fullgrad.sampling._rows import SampleOfRows, divided, over_temperature, softmax_pull
 
 # The gap of a sample with probability 1 would be infinite.
 _SURE = 1 - 1e-5
@@ -35,7 +35,7 @@ class SoftmaxSample(SampleOfRows):
         _, logits, index, tau, gap, dim = saved_inputs(ctx)
         g, tau = to_opmath(g, tau)
         z, p = _scores(logits, index, tau, gap, dim)
-        pulled = _divided(softmax_pull(g, p, dim), tau)
+        pulled = divided(softmax_pull(g, p, dim), tau)
         by_tau = -(pulled * torch.where(p > 0, z, 0)) if ctx.needs_input_grad[3] else None
         return None, pulled if ctx.needs_input_grad[1] else None, None, by_tau, None, None
 
@@ -48,7 +48,7 @@ class SoftmaxSample(SampleOfRows):
         if t_tau is not None:
             by_tau = -torch.where(p > 0, z, 0) * t_tau
             total = by_tau if total is None else total + by_tau
-        return None if total is None else _divided(softmax_pull(total, p, dim), tau).to(ctx.dtype)
+        return None if total is None else divided(softmax_pull(total, p, dim), tau).to(ctx.dtype)
 
 
 def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | None, dim: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,3 @@ def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
     # A masked class stays at minus infinity.
     below = torch.where(x == -torch.inf, 0, -torch.relu(x - top + gap_of_row))
     return below.scatter(dim, index, top - x.gather(dim, index))
-
-
-def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

@@ -5,6 +5,7 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.noise import noise_for
+from fullgrad._core.pieces import pointwise
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._binary_st import RandomSign
 
@@ -45,4 +46,10 @@ class TernaryST(RandomSign):
 
     @staticmethod
     def forward(x: Tensor, noise: Tensor) -> Tensor:
-        return torch.sign(x) * indicator(noise, x.abs(), x.dtype)
+        return sign_or_zero(x, noise)
+
+
+@pointwise
+def sign_or_zero(x: Tensor, noise: Tensor) -> Tensor:
+    """The value of `TernaryST`."""
+    return torch.sign(x) * indicator(x.abs(), noise, x.dtype)

@@ -27,7 +27,7 @@ FUNCTIONS = {
     "rounding": fullgrad.round,
     "clamping": lambda x: fullgrad.clamp(x, -1.0, x.detach().abs() + 0.1),
     "gradients": lambda x: fullgrad.clip_grad(x, 0.5),
-    "estimators": fullgrad.straight_through(torch.round, torch.tanh),
+    "functions": fullgrad.straight_through(torch.round, torch.tanh),
     "elementwise relaxations": soft.round,
     "order statistics": lambda x: soft.sort(x)[0],
     "order statistics, straight-through": fullgrad.rank_st,

@@ -44,7 +44,7 @@ BESIDE = {
     "_batching.py": ["test_elementwise.py", "dispatch/test_vmap.py", "property"],
     "_buffers.py": ["test_kernels.py", "test_pieces.py", "soft"],
     "_checks.py": ["rounding", "sampling", "spikes", "tracking"],
-    "_elementwise.py": ["test_pieces.py", "estimators"],
+    "_elementwise.py": ["test_pieces.py", "functions"],
     "_function.py": ["dispatch"],
     "_half_precision.py": ["test_pieces.py", "soft"],
     "_inputs.py": ["soft", "sampling"],
@@ -52,7 +52,7 @@ BESIDE = {
     "_neighbors.py": ["test_kernels.py", "rounding", "spikes"],
     "_noise.py": ["sampling", "quantizers", "distributed"],
     "_public.py": ["ecosystem/test_overrides.py"],
-    "_recompute.py": ["estimators", "soft", "sampling"],
+    "_recompute.py": ["functions", "soft", "sampling"],
     "_recomputed.py": ["soft", "sampling"],
     "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
     "_dispatch/distributed.py": ["distributed"],
@@ -65,7 +65,7 @@ BESIDE = {
     "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
     "_dispatch/state.py": ["tracking"],
     "_dispatch/torch_private.py": ["adopting", "ecosystem/test_overrides.py", "tracking"],
-    "_dispatch/trees.py": ["estimators"],
+    "_dispatch/trees.py": ["functions"],
 }
 # The same, of tests that take minutes.
 FAR = {

@@ -2,7 +2,7 @@
 
 from fullgrad._suite.cases import (
     clamping,
-    estimators,
+    functions,
     gradients,
     order,
     quantizers,
@@ -26,7 +26,7 @@ CASES: list[Case] = [
     *quantizers.CASES,
     *sampling.CASES,
     *simplex.CASES,
-    *estimators.CASES,
+    *functions.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

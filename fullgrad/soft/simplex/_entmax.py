@@ -11,7 +11,8 @@ from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import less_largest, project
-from fullgrad.soft.simplex._threshold import entmax_weights, entmax_weights_by_number, log_of_weights, power_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
+from fullgrad.soft.simplex.kernels.threshold import entmax_weights, entmax_weights_by_number
 
 # Exponents for which a row is projected by products alone, with the mode and the factor that do it.
 MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}

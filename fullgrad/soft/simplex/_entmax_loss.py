@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad.soft.order.projections.simplex import project
 from fullgrad.soft.simplex._entmax import MODES, Entmax, exponent_in_range, floating_rows, scaled
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
-from fullgrad.soft.simplex._threshold import log_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights
 
 # Below this size a Taylor series, as the formula would cancel.
 _SMALL = 0.01

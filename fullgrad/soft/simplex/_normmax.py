@@ -8,7 +8,8 @@ from torch import Tensor
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import number_or_tensor
 from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, per_row
-from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
+from fullgrad.soft.simplex.kernels.threshold import normmax_weights
 
 
 def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:

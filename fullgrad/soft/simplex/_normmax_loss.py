@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
 from fullgrad.soft.simplex._normmax import Normmax, norm
-from fullgrad.soft.simplex._threshold import log_of_weights, power_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
 
 
 def normmax_loss(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fullgrad._core.function import Function
 from fullgrad._core.recomputed import gradients, pullback, pushed_forward, recorded, save_inputs, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
-from fullgrad.estimators._made import made
+from fullgrad.functions._made import made
 
 
 def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:

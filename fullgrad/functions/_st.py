@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
-from fullgrad.estimators._made import made
-from fullgrad.estimators._replace_grad import replace_grad
+from fullgrad.functions._made import made
+from fullgrad.functions._replace_grad import replace_grad
 
 F = TypeVar("F", bound=Callable[..., Any])
 

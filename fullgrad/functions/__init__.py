@@ -1,13 +1,12 @@
-"""Hard values with the derivative of a relaxation, or of any other function.
+"""Operators made of functions: hard values with the derivative of a relaxation, or of any other function.
 
-The straight-through versions of relaxations are defined beside them in `fullgrad.soft` and collected here, together with
-functions that make new ones.
+The straight-through versions of relaxations are defined beside them in `fullgrad.soft` and collected here.
 """
 
 from fullgrad._core.public import make_public
-from fullgrad.estimators._replace_grad import ReplaceGrad, replace_grad
-from fullgrad.estimators._st import grad_replace, st
-from fullgrad.estimators._straight_through import straight_through
+from fullgrad.functions._replace_grad import ReplaceGrad, replace_grad
+from fullgrad.functions._st import grad_replace, st
+from fullgrad.functions._straight_through import straight_through
 from fullgrad.soft._abs import abs_st
 from fullgrad.soft._clamp import clamp_st
 from fullgrad.soft._closeness import eq_st, isclose_st, not_equal_st

@@ -1,4 +1,4 @@
-"""Cases of the family `estimators`: the combinators. The straight-through versions of relaxations are in `soft`."""
+"""Cases of the family `functions`: the combinators. The straight-through versions of relaxations are in `soft`."""
 
 import torch
 

@@ -20,7 +20,8 @@ _OF_FAMILIES = {
     "fullgrad.clamping": ("windows",),
     "fullgrad.soft": ("windows",),
     "fullgrad.spikes": ("windows", "spikes"),
-    "fullgrad.quantizers": ("windows",),
+    "fullgrad.rounding": ("rounding",),
+    "fullgrad.quantizers": ("windows", "grids"),
 }
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.opmath import cast, to_opmath
-from fullgrad._core.pieces import pointwise
+from fullgrad._core.opmath import to_opmath
 from fullgrad._core.windows import between
 
 
@@ -76,7 +75,10 @@ class LearnedRound(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, v: Tensor, hard: bool, zeta: float, gamma: float, temperature: float) -> Tensor:
-        return cast(_value(x, v, hard, zeta, gamma, temperature), x.dtype)
+        (wide,) = to_opmath(x)
+        v = v.to(wide.dtype)
+        h = torch.clamp(torch.sigmoid(v / temperature) * (zeta - gamma) + gamma, 0, 1)
+        return (torch.floor(wide) + (h > 0.5 if hard else h)).to(x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: None, learned: Any, hard: bool, zeta: float, gamma: float, temperature: float) -> Tensor:
@@ -86,9 +88,3 @@ class LearnedRound(Elementwise):
         s = torch.sigmoid(learned / temperature)
         slope = s * (1 - s) * ((zeta - gamma) / temperature)
         return torch.where(between(s * (zeta - gamma) + gamma, 0, 1), v * slope, 0)
-
-
-@pointwise(opmath=True)
-def _value(x: Tensor, v: Tensor, hard: bool, zeta: float, gamma: float, temperature: float) -> Tensor:
-    h = torch.clamp(torch.sigmoid(v.to(x.dtype) / temperature) * (zeta - gamma) + gamma, 0, 1)
-    return torch.floor(x) + (h > 0.5 if hard else h)

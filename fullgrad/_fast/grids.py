@@ -1,5 +1,6 @@
-"""Ranges in which a grid passes the gradient, for numbers as parameters: the first and the last number in the range, which
-bisection finds, instead of the code of each element. Codes are increasing functions of ``x``.
+"""Grids of integers for numbers as parameters, in one buffer; and ranges in which a grid passes the gradient.
+
+The first and the last number in a range are found by bisection: codes are increasing functions of ``x``.
 """
 
 import functools
@@ -13,15 +14,34 @@ from torch import Tensor
 
 from fullgrad._core.fast import fast
 from fullgrad._core.neighbors import rounded
+from fullgrad._core.opmath import HALF
 from fullgrad._core.windows import where_between
 from fullgrad.quantizers import _float_quantize
 from fullgrad.quantizers._arguments import compute_dtype
 from fullgrad.quantizers._arithmetic import reciprocal_number
 from fullgrad.quantizers._fake_quantize import FakeQuantizeResidual, slope_by_scale
 from fullgrad.quantizers._formats import spec_of
-from fullgrad.quantizers._integers import Grid, pass_in_range
+from fullgrad.quantizers._integers import Grid, pass_in_range, value
 
 _NUMBERS = {int, float}
+
+
+@fast(value)
+def _value(x: Tensor, *inputs: Any) -> Any:
+    grid = Grid(*inputs)
+    if not (
+        grid.scale.__class__ is float
+        and grid.zero_point.__class__ is int
+        and grid.round_zero_point
+        and grid.rounding == "half_even"
+        and x.is_cpu
+        and x.dtype not in HALF
+    ):
+        return NotImplemented
+    # A clamp of r + z, less z, is a clamp of r between other bounds. Adding 0 turns -0.0 into 0.0.
+    y = x * reciprocal_number(grid.scale, x.dtype) if grid.reciprocal else x / grid.scale
+    y.round_().clamp_(grid.quant_min - grid.zero_point, grid.quant_max - grid.zero_point)
+    return torch.add(y.new_zeros(()), y, alpha=grid.scale, out=y)
 
 
 @fast(slope_by_scale)

@@ -28,6 +28,7 @@ class Grid(NamedTuple):
     noise: Tensor | None = None
 
 
+@replaceable
 @pointwise(opmath=True)
 def value(x: Tensor, *inputs: Any) -> Tensor:
     grid = Grid(*inputs)

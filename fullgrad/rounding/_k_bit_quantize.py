@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
 from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._straight_through import StraightThrough
 
@@ -84,6 +85,7 @@ class KBitQuantize(StraightThrough):
         return on_grid(x, k)
 
 
+@replaceable
 @pointwise(opmath=True)
 def on_grid(x: Tensor, k: int) -> Tensor:
     levels = 2.0 ** int(k) - 1.0

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._round import Round
@@ -77,7 +78,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
     """
     _check("step_quantize_forward", x, step)
-    return _multiple(x, step)
+    return multiple(x, step)
 
 
 class StepQuantize(Elementwise):
@@ -88,7 +89,7 @@ class StepQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        return _multiple(x, step)
+        return multiple(x, step)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, step: Any) -> Tensor:
@@ -99,8 +100,9 @@ class StepQuantize(Elementwise):
         return v * (Round.apply(u) - u)  # their derivatives cancel
 
 
+@replaceable
 @pointwise(opmath=True)
-def _multiple(x: Tensor, step: Any) -> Tensor:
+def multiple(x: Tensor, step: Any) -> Tensor:
     return torch.round(x / step) * step
 
 

@@ -30,7 +30,7 @@ class Elementwise(Function):
 
     * ``forward(*inputs)``, the value: one tensor, of the shape to which the inputs broadcast;
     * ``reads``, a mapping from the position of each differentiable input to the positions of the inputs that its partial
-      derivative reads;
+      derivative reads; or a function of the inputs that returns it, where constants among them decide;
     * ``vjp_term(i, v, *inputs)``, which returns :math:`D_i\,v`, or None where that is 0. Inputs that ``reads[i]`` does not name
       may be None.
 
@@ -77,7 +77,7 @@ class Elementwise(Function):
     opmath = False
     reads_output: ClassVar[Callable[..., bool] | None] = None
 
-    reads: ClassVar[Mapping[int, Sequence[int]]]
+    reads: ClassVar[Mapping[int, Sequence[int]] | Callable[..., Mapping[int, Sequence[int]]]]
 
     # The rules that this base made for a class, which its author did not write.
     _made: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -114,16 +114,20 @@ class Elementwise(Function):
 _RULES = ("setup_context", "vjp", "jvp")
 
 
-def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int, ...]]]:
+def _checked_definition(cls: Any) -> tuple[tuple[str, ...], Any]:
     """The names of the inputs, and ``reads``, of a class whose definition fits together."""
     parameters = inspect.signature(cls.forward).parameters.values()
     names, reads = tuple([p.name for p in parameters]), getattr(cls, "reads", None)
-    if not isinstance(reads, Mapping) or not reads:
+    if not (isinstance(reads, Mapping) or callable(reads)) or not reads:
         raise TypeError(f"{cls.__name__} lacks `reads`: the inputs that each partial derivative reads, such as {{0: (0,)}}.")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TypeError(f"{cls.__name__}.forward must name its inputs, as `reads` counts them, got {[*map(str, parameters)]}.")
     if getattr(cls.vjp_term, "__func__", cls.vjp_term) is Elementwise.vjp_term:
         raise TypeError(f"{cls.__name__} lacks `vjp_term`: the partial derivatives, as a function of (i, v, {', '.join(names)}).")
+    return names, reads if callable(reads) else _checked_reads(cls, names, reads)
+
+
+def _checked_reads(cls: Any, names: tuple[str, ...], reads: Any) -> dict[int, tuple[int, ...]]:
     if not all(isinstance(positions, Sequence) for positions in reads.values()):
         raise TypeError(
             f"{cls.__name__}.reads must map positions to tuples of positions, such as {{0: (0,)}}, got {dict(reads)}."
@@ -131,12 +135,18 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], dict[int, tuple[int,
     found = {i: (i, *positions) for i, positions in reads.items()}
     if not all(isinstance(j, int) and 0 <= j < len(names) for positions in found.values() for j in positions):
         raise TypeError(f"{cls.__name__}.reads must count the {len(names)} inputs of forward from 0, got {dict(reads)}.")
-    return names, {i: tuple(positions) for i, positions in reads.items()}
+    return {i: tuple(positions) for i, positions in reads.items()}
 
 
-def _rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> dict[str, Callable[..., Any]]:
+def _rules(cls: Any, names: tuple[str, ...], reads: Any) -> dict[str, Callable[..., Any]]:
     """``setup_context``, ``vjp`` and ``jvp`` of a class, as plain functions: a loop or a class method is slow in small calls."""
-    make = _one_input_rules if len(names) == 1 else _save_nothing_rules if reads == {0: ()} else _several_input_rules
+    make = (
+        _one_input_rules
+        if len(names) == 1 and not callable(reads)
+        else _save_nothing_rules
+        if reads == {0: ()}
+        else _several_input_rules
+    )
     return dict(zip(_RULES, make(cls, names, reads), strict=True))
 
 
@@ -203,6 +213,7 @@ class _Plan(NamedTuple):
     """The tensors that a call keeps, as positions; the types of its inputs, and which need a gradient, decide."""
 
     needs: tuple[bool, ...]
+    reads: Mapping[int, Sequence[int]]
     needed: list[int]
     backward: list[int]
     forward: list[int]
@@ -212,15 +223,18 @@ class _Plan(NamedTuple):
     """The inputs without the tensors, where all are tensors."""
 
 
-def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
+def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[Callable[..., Any], ...]:
     term, reads_output, no_other_gradients = cls.vjp_term, cls.reads_output, (None,) * (len(names) - 1)
-    first_has_a_term, first_reads_itself = 0 in reads, 0 in reads.get(0, ())
+    varies = callable(reads)
+    fixed: dict[int, tuple[int, ...]] = {} if varies else reads
+    saves_first = varies or reads_output is not None or 0 in fixed.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
-    are_scalars, saves = scalar_types.issuperset, first_reads_itself or reads_output is not None
+    are_scalars = scalar_types.issuperset
     is_scheduled, scheduled, scheduled_first = _schedule(cls, len(names))
 
     @functools.lru_cache(maxsize=256)
-    def plan_of(needs: tuple[bool, ...], *types: type) -> _Plan:
+    def plan_of(needs: tuple[bool, ...], varying: tuple[tuple[int, Sequence[int]], ...], *types: type) -> _Plan:
+        reads = _checked_reads(cls, names, dict(varying)) if varies else fixed
         tensors = [i for i, kind in enumerate(types) if issubclass(kind, Tensor)]
         needed = [i for i, wanted in enumerate(needs) if wanted]
         for i in needed:
@@ -228,24 +242,25 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
                 _refuse(cls, names, i)
         read, could = (sorted({j for i in some for j in reads.get(i, ())} & {*tensors}) for some in (needed, tensors))
         no_numbers = [None] * len(names) if len(tensors) == len(names) else None
-        return _Plan(needs, needed, read, could, _picker(read), _picker(could), no_numbers)
+        return _Plan(needs, reads, needed, read, could, _picker(read), _picker(could), no_numbers)
 
     # This is the hot path, where each attribute of ctx costs: `kept` has everything but the tensors. It is a tuple of numbers if
     # the first input is the only tensor, which then has the shape and dtype of the output.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        numbers, value = inputs[1:], ()
+        numbers, value, now = inputs[1:], (), reads(*inputs) if varies else fixed
         if reads_output is not None:
             # A value that was rounded to half precision has lost its slope.
             value = (output if output.dtype not in HALF and reads_output(*inputs) else None,)
-        if first_has_a_term and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
+        if 0 in now and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
             ctx.kept = numbers
-            if saves:
-                saved = (inputs[0] if first_reads_itself else None, *value)
+            if saves_first:
+                saved = (inputs[0] if 0 in now[0] else None, *value)
                 ctx.save_for_backward(*saved)
                 ctx.save_for_forward(*saved)
             return
-        plan, shape = plan_of(ctx.needs_input_grad, *map(type, inputs)), output.shape
+        plan = plan_of(ctx.needs_input_grad, tuple(now.items()) if varies else (), *map(type, inputs))
+        shape = output.shape
         for i in plan.needed:
             part = inputs[i].shape
             if part and not same_shape(part, shape):
@@ -265,7 +280,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.kept
         if kept.__class__ is tuple:
-            x, *value = ctx.saved_tensors if saves else (None,)
+            x, *value = ctx.saved_tensors if saves_first else (None,)
             first = scheduled_first(g, (x, *kept, *value)) if is_scheduled(g) else term(0, g, x, *kept, *value)
             return first, *no_other_gradients
         plan, _, shape, _ = kept
@@ -288,7 +303,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tupl
             if t is not None:
                 part = (
                     term(i, *(cls.to_opmath(t, *inputs) if cls.opmath else (t, *inputs)))
-                    if i in reads
+                    if i in plan.reads
                     else _refuse(cls, names, i)
                 )
                 total = part if total is None else total if part is None else total + part

@@ -21,7 +21,8 @@ _OF_FAMILIES = {
     "fullgrad.gradients": ("windows",),
     "fullgrad.soft": ("windows", "soft"),
     "fullgrad.spikes": ("windows", "spikes"),
-    "fullgrad.quantizers": ("windows",),
+    "fullgrad.rounding": ("rounding",),
+    "fullgrad.quantizers": ("windows", "grids"),
     "fullgrad.sampling": ("windows", "sampling"),
 }
 

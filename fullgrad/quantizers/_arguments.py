@@ -19,7 +19,6 @@ Parameter = Tensor | float
 Inside = Literal["rounded", "exact", "all"]
 
 INSIDE = ("rounded", "exact", "all")
-FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 # The bounds above which a scale is positive, above which its reciprocal is finite too, and below which the scale is finite, in
 # float32 and float64: half a unit around the smallest and the largest numbers.
@@ -36,8 +35,6 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def floating_input(name: str, argument: str, x: Any) -> Tensor:
     """A real tensor; integers are converted to the default dtype."""
-    if isinstance(x, Tensor) and x.dtype in FLOATING:
-        return x
     checks.real_tensor(name, argument, x)
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
@@ -133,7 +130,7 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
     one number per block. With ``dim`` it has one number for each index of that dimension.
     """
     values = list(parameters.values())
-    if not any(isinstance(p, Tensor) and p.ndim for p in values):
+    if not any([isinstance(p, Tensor) and p.ndim for p in values]):  # noqa: C419
         if dim is not None:
             check_dim(name, dim, x.ndim)
         return None, values
@@ -206,8 +203,11 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
     """``x`` expanded to its broadcast shape with all parameters: under ``vmap``, all samples may share one ``x``."""
-    shape = checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
+    shapes = [p.shape for p in parameters if isinstance(p, Tensor) and p.ndim]
+    if not shapes:
+        return x
+    shape = checks.broadcast_shape(x.shape, *shapes)
     return x if same_shape(x.shape, shape) else x.expand(shape)
 
 
-__all__ = ["DETERMINISTIC", "FLOATING", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]
+__all__ = ["DETERMINISTIC", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]

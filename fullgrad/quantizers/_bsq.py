@@ -7,7 +7,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, square_root, uses_last_dims
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._binarize import BinarizeStraightThrough
+from fullgrad.quantizers._binarize import Binarize
 
 
 @uses_last_dims(1)
@@ -50,4 +50,4 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
     squares = (v * v).sum(-1, keepdim=True)
     u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
-    return BinarizeStraightThrough.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)
+    return Binarize.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)

@@ -7,7 +7,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import elementwise_code, greatest
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._binarize import BinarizeStraightThrough
+from fullgrad.quantizers._binarize import Binarize
 from fullgrad.rounding._k_bit_quantize import KBitQuantize
 
 
@@ -46,7 +46,7 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
     bits = checks.positive_integer("dorefa_weight", "bits", bits, 53)
     (wide,) = to_opmath(w)
     if bits == 1:
-        return BinarizeStraightThrough.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)
+        return Binarize.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)
     t = torch.tanh(wide)
     largest = greatest(elementwise_code("dorefa_weight", torch.abs, t), tuple(range(t.ndim))).reshape(())
     largest = largest if max_gradient else largest.detach()

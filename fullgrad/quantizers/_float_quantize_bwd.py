@@ -9,7 +9,7 @@ from fullgrad._core.batching import aligned
 from fullgrad._core.function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._float_quantize import FloatQuantizeStraightThrough
+from fullgrad.quantizers._float_quantize import FloatQuantize
 from fullgrad.quantizers._formats import FloatFormat, format_of
 
 
@@ -76,7 +76,7 @@ class FloatQuantizeBwd(CotangentMap):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (noise,) = ctx.saved_tensors
-        return FloatQuantizeStraightThrough.apply(g, None, ctx.format, True, "all", ctx.rounding, noise), None, None, None
+        return FloatQuantize.apply(g, None, ctx.format, True, "all", ctx.rounding, noise), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

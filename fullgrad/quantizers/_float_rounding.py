@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._core.function import out_buffer
 from fullgrad._core.neighbors import neighbor
 from fullgrad._dispatch import can_view_bits
 from fullgrad.quantizers._formats import Spec
@@ -90,7 +89,7 @@ def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise:
         beyond = math.inf if spec.kind == "ieee" else math.nan
         q = torch.where(q.abs() > spec.max, torch.copysign(q.new_full((), beyond), v), q)
     # The format has no -0.0; adding 0 turns it into 0.0.
-    return torch.add(q, 0.0, out=out_buffer(q)) if spec.kind == "fnuz" else q
+    return q + 0.0 if spec.kind == "fnuz" else q
 
 
 # Rounding toward zero ends at the largest number: the bounds of its results, as multiples of that number.
@@ -107,14 +106,10 @@ def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
     most = spec.max if saturate else math.ldexp(1.0, spec.max_exponent + 1)
     y = torch.clamp(v, -most, most)
     shift = ((layout.mantissa_bits - spec.mantissa_bits) << layout.mantissa_bits) | (1 << (layout.mantissa_bits - 1))
-    bits = y.view(layout.integer) & layout.exponent_mask
-    bits = torch.add(bits, shift, out=out_buffer(bits))
     least = ((spec.min_exponent + layout.bias) << layout.mantissa_bits) + shift
-    bits = torch.clamp(bits, min=least, out=out_buffer(bits))
+    bits = torch.clamp((y.view(layout.integer) & layout.exponent_mask) + shift, min=least)
     c = bits.view(v.dtype)
-    q = y + c
-    q = torch.sub(q, c, out=out_buffer(q))
-    return torch.copysign(q, y, out=out_buffer(q))
+    return torch.copysign(y + c - c, y)
 
 
 def _round_by_steps(v: Tensor, spec: Spec, rounding: str, noise: Tensor | None) -> Tensor:

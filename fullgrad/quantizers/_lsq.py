@@ -5,11 +5,12 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import at_least, square_root
-from fullgrad.gradients._scale import scale_bwd
+from fullgrad.gradients._scale import Scale
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._fake_quantize import fake_quantize
+from fullgrad.quantizers._fake_quantize import quantized
+from fullgrad.quantizers._integers import Grid
 
 
 def lsq(
@@ -61,7 +62,6 @@ def lsq(
     """
     x = _arguments.floating_input("lsq", "x", x)
     _arguments.check_scale("lsq", "scale", scale, x.dtype)
-    _arguments.is_per_block("lsq", "scale", scale, x.shape)
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if not quant_min <= 0 <= quant_max:
         raise ValueError(f"lsq: `quant_min` and `quant_max` must have 0 between them, got {quant_min} and {quant_max}.")
@@ -70,13 +70,13 @@ def lsq(
     else:
         checks.positive_number("lsq", "grad_scale", grad_scale)
     if isinstance(scale, Tensor):
-        scale = scale_bwd(scale, grad_scale)
+        scale = Scale.apply(scale, 1.0, grad_scale)
+    grid = Grid(scale, 0, quant_min, quant_max, "exact", "half_even", reciprocal=False, round_zero_point=True)
     if offset is None:
-        return fake_quantize(x, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False)
+        return quantized("lsq", x, grid)
     checks.real_number_or_tensor("lsq", "offset", offset)
     if isinstance(offset, Tensor):
         checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
-        offset = scale_bwd(offset, grad_scale)
+        offset = Scale.apply(offset, 1.0, grad_scale)
     wide, b = to_compute(x, offset)
-    y = fake_quantize(wide - b, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False) + b
-    return cast(y, x.dtype)
+    return cast(quantized("lsq", wide - b, grid) + b, x.dtype)

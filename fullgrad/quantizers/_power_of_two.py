@@ -74,17 +74,18 @@ def power_of_two(
             raise ValueError(
                 f"power_of_two: `min_exponent` must not be above `max_exponent`, got {min_exponent} and {max_exponent}."
             )
-    operator = PowerOfTwo if gradient == "log" else PowerOfTwoStraightThrough
-    return operator.apply(x, min_exponent, max_exponent, rounding)
+    return PowerOfTwo.apply(x, min_exponent, max_exponent, rounding, gradient)
 
 
 class PowerOfTwo(Elementwise):
     """The operator of :func:`power_of_two`."""
 
-    reads = {0: (0,)}
+    @staticmethod
+    def reads(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Any:
+        return {0: (0,) if gradient == "log" else ()}
 
     @staticmethod
-    def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str) -> Tensor:
+    def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Tensor:
         (wide,) = to_opmath(x)
         k = _exponent(wide, rounding)
         if min_exponent is not None or max_exponent is not None:
@@ -96,20 +97,11 @@ class PowerOfTwo(Elementwise):
         return torch.where(stays, wide, y).to(x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, *options: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Any, *options: Any) -> Tensor:
+        if options[-1] == "identity":
+            return v
         (wide,) = to_opmath(x)
-        return (v * PowerOfTwoSlope.apply(wide, *options)).to(v.dtype)
-
-
-class PowerOfTwoStraightThrough(Elementwise):
-    """The operator of :func:`power_of_two` with the derivative 1."""
-
-    reads = {0: ()}
-    forward = staticmethod(PowerOfTwo.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+        return (v * PowerOfTwoSlope.apply(wide, *options[:-1])).to(v.dtype)
 
 
 class PowerOfTwoSlope(Elementwise):
@@ -119,7 +111,7 @@ class PowerOfTwoSlope(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str) -> Tensor:
-        y = PowerOfTwo.forward(x, None, None, rounding) / x
+        y = PowerOfTwo.forward(x, None, None, rounding, "log") / x
         k = _exponent(x, rounding)
         clamped = (x == 0) | x.isinf()
         if min_exponent is not None:

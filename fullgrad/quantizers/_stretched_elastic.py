@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.opmath import HALF
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
 from fullgrad._core.windows import where_between
 from fullgrad._dispatch import at_least, square_root
@@ -76,9 +77,7 @@ class StretchedElastic(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter, levels: int) -> Tensor:
-        wide = x.float() if x.dtype in HALF else x
-        wide, s = to_compute(expanded(wide, scale), scale)
-        return (_code(divided(wide, s), levels) * s).to(x.dtype)
+        return cast(_value(x, scale, levels), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, scale: Any, levels: int) -> Tensor:
@@ -103,6 +102,12 @@ class StretchedElasticResidual(Elementwise):
     @staticmethod
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         return None
+
+
+@pointwise(opmath=True)
+def _value(x: Tensor, scale: Any, levels: int) -> Tensor:
+    x, scale = to_compute(expanded(x, scale), scale)
+    return _code(divided(x, scale), levels) * scale
 
 
 def _code(v: Tensor, levels: int) -> Tensor:

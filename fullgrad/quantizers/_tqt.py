@@ -6,7 +6,8 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._fake_quantize import fake_quantize
+from fullgrad.quantizers._fake_quantize import quantized
+from fullgrad.quantizers._integers import Grid
 from fullgrad.quantizers._quant_range import quant_range
 from fullgrad.rounding._ceil import Ceil
 
@@ -55,4 +56,5 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
     else:
         t = torch.full((), float(log2_threshold), dtype=_arguments.compute_dtype(x.dtype), device=x.device)
     scale = torch.exp2(Ceil.apply(t)) / 2.0 ** (bits - 1 if signed else bits)
-    return fake_quantize(x, scale, 0, *quant_range(bits, signed))
+    grid = Grid(scale, 0, *quant_range(bits, signed), "rounded", "half_even", reciprocal=True, round_zero_point=True)
+    return quantized("tqt", x, grid)

@@ -6,7 +6,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._ternarize import TernarizeStraightThrough
+from fullgrad.quantizers._ternarize import Ternarize
 
 
 def twn(w: Tensor, dim: Dim = None) -> Tensor:
@@ -48,4 +48,4 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     threshold = 0.7 * size.mean(dims, keepdim=True)
     beyond = (size > threshold).to(size.dtype)
     scale = (size * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp(min=1)
-    return TernarizeStraightThrough.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)
+    return Ternarize.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.opmath import any_half, to_opmath
-from fullgrad._core.pieces import rounded_once
-from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
+from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize, on_grid
 
 
 def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
@@ -61,8 +61,6 @@ class AffineKBitQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-        if any_half(x, w, b):
-            return rounded_once(_affine, x, k, w, b)
         return _affine(x, k, w, b)
 
     @staticmethod
@@ -73,5 +71,6 @@ class AffineKBitQuantize(Elementwise):
         return v * w if i == 0 else v
 
 
+@pointwise(opmath=True)
 def _affine(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-    return w * KBitQuantize.forward(x, k) + b
+    return w * on_grid(x, k) + b

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.function import out_buffer
-from fullgrad._core.opmath import any_half
-from fullgrad._core.pieces import rounded_once
+from fullgrad._core.fast import replaceable
+from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -75,8 +74,7 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize_forward``.
     """
     checks.real_tensor("k_bit_quantize_forward", "x", x)
-    levels = _levels(checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
-    return rounded_once(on_grid, x, levels) if any_half(x) else on_grid(x, levels)
+    return on_grid(x, checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
 
 
 class KBitQuantize(StraightThrough):
@@ -84,18 +82,11 @@ class KBitQuantize(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        levels = _levels(int(k))
-        if any_half(x):
-            return rounded_once(on_grid, x, levels)
-        y = x * levels
-        y = torch.round(y, out=out_buffer(y))
-        # Division, not multiplication by the reciprocal, which rounds differently.
-        return torch.div(y, levels, out=out_buffer(y))
+        return on_grid(x, k)
 
 
-def on_grid(x: Tensor, levels: float) -> Tensor:
+@replaceable
+@pointwise(opmath=True)
+def on_grid(x: Tensor, k: int) -> Tensor:
+    levels = 2.0 ** int(k) - 1.0
     return torch.round(x * levels) / levels
-
-
-def _levels(k: int) -> float:
-    return 2.0**k - 1.0

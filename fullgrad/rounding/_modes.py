@@ -16,11 +16,11 @@ DETERMINISTIC = (*_TORCH_MODES, "away", "half_away", "half_zero", "half_up", "ha
 ROUNDINGS = (*DETERMINISTIC, "stochastic")
 
 
-def round_to_integer(x: Tensor, mode: str, noise: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """``x`` rounded exactly to an integer; zeros have the sign of ``x``. ``out`` may be ``x``."""
+def round_to_integer(x: Tensor, mode: str, noise: Tensor | None = None) -> Tensor:
+    """``x`` rounded exactly to an integer; zeros have the sign of ``x``."""
     torch_mode = _TORCH_MODES.get(mode)
     if torch_mode is not None:
-        return torch_mode(x, out=out)
+        return torch_mode(x)
     t = torch.trunc(x)
     f = (x - t).abs()  # NaN where x is infinite, so that no comparison holds
     if mode == "dpu":

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.function import out_buffer
-from fullgrad._core.opmath import any_half, to_opmath
-from fullgrad._core.pieces import rounded_once
+from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._round import Round
 
 
@@ -78,7 +78,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
     """
     _check("step_quantize_forward", x, step)
-    return rounded_once(_multiple, x, step) if any_half(x, step) else _multiple(x, step)
+    return multiple(x, step)
 
 
 class StepQuantize(Elementwise):
@@ -89,12 +89,7 @@ class StepQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        if any_half(x, step):
-            return rounded_once(_multiple, x, step)
-        # Division, not multiplication by the reciprocal, which rounds differently.
-        y = x / step
-        y = torch.round(y, out=out_buffer(y))
-        return torch.mul(y, step, out=out_buffer(y))
+        return multiple(x, step)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, step: Any) -> Tensor:
@@ -105,7 +100,9 @@ class StepQuantize(Elementwise):
         return v * (Round.apply(u) - u)  # their derivatives cancel
 
 
-def _multiple(x: Tensor, step: Any) -> Tensor:
+@replaceable
+@pointwise(opmath=True)
+def multiple(x: Tensor, step: Any) -> Tensor:
     return torch.round(x / step) * step
 
 

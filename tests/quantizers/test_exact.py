@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullgrad
 from fullgrad import quantizers
+from fullgrad._fast.grids import first_and_last
 from fullgrad.quantizers import FloatFormat, _float_rounding, _vector_quantize
-from fullgrad.quantizers._arithmetic import first_and_last
 from fullgrad.quantizers._float_rounding import exponent, has_fraction
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal

@@ -94,7 +94,6 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
         value=value,
         smooth_forwards={
             _fake_quantize.FakeQuantize: smooth,
-            _fake_quantize.FakeQuantizeStraightThrough: lambda x, *rest: x.clone(),
             _fake_quantize.FakeQuantizeResidual: smooth_residual,
         },
         **options,
@@ -166,7 +165,6 @@ def _float(name: str, inputs: tuple[Any, ...], inside: Any, format: FloatFormat 
         value=in_compute_dtype(lambda x, s: times(_nearest(quotient(x, s), format), s)),
         smooth_forwards={
             _float_quantize.FloatQuantize: smooth,
-            _float_quantize.FloatQuantizeStraightThrough: lambda x, *rest: x.clone(),
             _float_quantize.FloatQuantizeResidual: smooth_residual,
         },
         **options,
@@ -218,7 +216,7 @@ def _floats() -> Iterator[Case]:
         surrogate=by_cotangent_map(_rounded_gradient),
         value=lambda x: x,
         linear=False,
-        smooth_forwards={_float_quantize.FloatQuantizeStraightThrough: lambda x, *_: x.clone()},
+        smooth_forwards={_float_quantize.FloatQuantize: lambda x, *_: x.clone()},
     )
     yield Case(
         name="quantizers.mx_quantize",
@@ -267,7 +265,6 @@ def _binarize(name: str, inputs: tuple[Any, ...], window: float | None, **option
         value=in_compute_dtype(lambda x, s: _sign(x) * s),
         smooth_forwards={
             _binarize_file.Binarize: lambda x, s, *_: _sign(x) * s + inner(x) * x,
-            _binarize_file.BinarizeStraightThrough: lambda x, *_: x.clone(),
         },
         **options,
     )
@@ -318,7 +315,6 @@ def _ternarize(name: str, inputs: tuple[Any, ...], window: float | None, scale_g
         value=in_compute_dtype(value),
         smooth_forwards={
             _ternarize_file.Ternarize: smooth,
-            _ternarize_file.TernarizeStraightThrough: lambda x, *_: x.clone(),
             _ternarize_file.TernaryCode: smooth_code,
         },
         **options,
@@ -460,7 +456,7 @@ def _few_levels() -> Iterator[Case]:
         inputs=(X,),
         surrogate=lambda x: straight_through(_power(x.detach()), x),
         value=_power,
-        smooth_forwards={_power_file.PowerOfTwoStraightThrough: lambda x, *_: x.clone()},
+        smooth_forwards={_power_file.PowerOfTwo: lambda x, *_: x.clone()},
     )
 
 

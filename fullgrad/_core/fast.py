@@ -37,6 +37,10 @@ class Entry(NamedTuple):
     # Puts another version in its place.
     put: Callable[..., None]
 
+    def restore(self) -> None:
+        """Put the faster version back, or none where they are turned off."""
+        self.put(self.version if ENABLED else None, self.recorded)
+
 
 ENTRIES: dict[str, Entry] = {}
 

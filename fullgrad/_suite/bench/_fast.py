@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.fast import ENABLED, ENTRIES, Entry, gated
+from fullgrad._core.fast import ENTRIES, Entry, gated
 from fullgrad._suite.bench._measure import Statement, measure, ratio
 from fullgrad._suite.bench._operators import SHORT_ROW, bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
@@ -77,7 +77,7 @@ def _recorded(calls: Calls) -> Iterator[list[str]]:
         yield current
     finally:
         for entry in ENTRIES.values():
-            entry.restore() if ENABLED else entry.put(entry.formula)
+            entry.restore()
 
 
 def _kind(argument: Any) -> Any:
@@ -103,7 +103,9 @@ def _best(entry: Entry, calls: dict[Arguments, tuple[str, Arguments]], seconds: 
     """The call of the largest gain. An operator without the entry would have no gate, whose time counts, therefore."""
     found: list[dict[str, Any]] = []
     for case, args in calls.values():
-        pair = [Statement("f(*args)", {"f": f, "args": args}) for f in (entry.formula, gated(*entry[:2], recorded=False))]
+        behind_gate = gated(entry.formula)
+        behind_gate.put(entry.version)
+        pair = [Statement("f(*args)", {"f": f, "args": args}) for f in (entry.formula, behind_gate)]
         times = measure(pair, seconds, device)
         formula, version = times[pair[0]], times[pair[1]]
         size = max([a.numel() for a in args if isinstance(a, Tensor)], default=0)

@@ -18,7 +18,7 @@ ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 # The modules of entries, by the family that loads them.
 _OF_FAMILIES = {
     "fullgrad.clamping": ("windows",),
-    "fullgrad.soft": ("windows",),
+    "fullgrad.soft": ("windows", "small_rows"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.quantizers": ("windows",),
 }

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fullgrad._core.batching import aligned
 from fullgrad._core.function import Function
-from fullgrad._core.kernels import softmax_backward
 from fullgrad._core.opmath import cast
 from fullgrad._core.recomputed import save_inputs
 from fullgrad._dispatch import can_reuse_buffers, surely
@@ -42,7 +41,7 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
     """J(p) v = p (v - <p, v>), the derivative of a softmax, which is symmetric."""
     if can_reuse_buffers() and v.dtype == p.dtype and v.shape == p.shape:  # in one pass
-        return softmax_backward(v, p, dim)
+        return torch.ops.aten._softmax_backward_data.default(v, p, dim, p.dtype)
     pv = p * v
     return pv - p * pv.sum(dim, keepdim=True)
 

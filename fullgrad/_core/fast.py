@@ -25,11 +25,14 @@ _OF_FAMILIES = {
 
 
 class Entry(NamedTuple):
-    """A formula, its faster version, and how many units of the last place they may differ."""
+    """A formula, its faster version, and how many units of the last place they may differ: of each number, or of the largest
+    one, where sums cancel.
+    """
 
     formula: Callable[..., Any]
     version: Callable[..., Any]
     within: float
+    of_largest: bool
     # Puts a function in the formula's place, and the gate with the faster version back.
     put: Callable[[Callable[..., Any]], None]
     restore: Callable[[], None]
@@ -61,9 +64,10 @@ def replaceable(formula: Callable[..., Any]) -> Any:
     return call
 
 
-def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def fast(target: Any, *, recorded: bool = False, within: float = 0, of_largest: bool = False) -> Any:
     """Register the decorated function as the faster version of a replaceable function, or of a class's method that its base calls
-    by name. ``within`` says how many units of the last place its numbers may be from the formula's.
+    by name. ``within`` says how many units of the last place its numbers may be from the formula's, or, with
+    ``of_largest``, of the largest number.
     """
     owner, formula = getattr(target, "__self__", None), getattr(target, "__wrapped__", target)
 
@@ -75,7 +79,7 @@ def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[
 
     def register(version: Callable[..., Any]) -> Callable[..., Any]:
         name = f"{(formula if owner is None else owner).__module__}.{target.__qualname__}"
-        entry = ENTRIES[name] = Entry(formula, version, within, put, lambda: put(gated(formula, version, recorded)))
+        entry = ENTRIES[name] = Entry(formula, version, within, of_largest, put, lambda: put(gated(formula, version, recorded)))
         if ENABLED:
             entry.restore()
         return version

@@ -16,16 +16,16 @@ from fullgrad._fast.small_rows.rows import MaskedRows
 from fullgrad.soft.order._statistic import pulled, pulled_in_units, pushed, pushed_in_units, relaxed_value
 
 # Units of the largest number of a result: sums cancel.
-_WITHIN = 2**12
+_WITHIN = 2**16
 
 
-@fast(relaxed_value, within=_WITHIN)
+@fast(relaxed_value, within=_WITHIN, of_largest=True)
 def _value(operator: Any, *inputs: Any) -> Any:
     form = form_of(operator, inputs)
     return NotImplemented if form is None else form.outputs()
 
 
-@fast(pulled, recorded=True, within=_WITHIN)
+@fast(pulled, recorded=True, within=_WITHIN, of_largest=True)
 def _gradient(operator: Any, inputs: Any, where: Any, cotangents: Any, value: Any) -> Any:
     derivative = _derivative(True, operator, inputs, where, cotangents, value)
     if derivative is None:
@@ -34,7 +34,7 @@ def _gradient(operator: Any, inputs: Any, where: Any, cotangents: Any, value: An
     return pulled_in_units(operator, lambda _, g: (find(*g),), inputs, where, cotangents) if overflows else (find(*cotangents),)
 
 
-@fast(pushed, recorded=True, within=_WITHIN)
+@fast(pushed, recorded=True, within=_WITHIN, of_largest=True)
 def _tangent(operator: Any, inputs: Any, where: Any, tangents: Any, value: Any, like: Any) -> Any:
     derivative = _derivative(False, operator, inputs, where, tangents, value)
     if derivative is None:

@@ -32,12 +32,23 @@ def compared(name, entry, reached):
         reached.add(name)
         for a, b in zip(*[r if isinstance(r, tuple) else (r,) for r in (found, expected)], strict=True):
             assert a.dtype == b.dtype, name
-            eps = torch.finfo(b.dtype).eps
-            rtol, atol = entry.within * eps, entry.within * torch.finfo(b.dtype).tiny
+            rtol, atol = tolerances(entry, b)
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{name}: {m}")
         return found
 
     return run
+
+
+def tolerances(entry, expected):
+    """How far the numbers of an entry may be from those expected, relatively and absolutely."""
+    if not expected.is_floating_point():
+        return 0, 0
+    eps = torch.finfo(expected.dtype).eps
+    if not entry.of_largest:
+        return entry.within * eps, entry.within * torch.finfo(expected.dtype).tiny
+    # Computed in float32 at least, and rounded once.
+    wide = torch.finfo(torch.promote_types(expected.dtype, torch.float32)).eps
+    return 0, (entry.within * wide + 2 * eps) * expected.abs().nan_to_num(0, 0, 0).max().item()
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fullgrad._core.buffers import divide_into, mul_into, number_for
-from fullgrad._core.kernels import between, sigmoid_gate, softmax, softmax_backward, where_between, where_positive
 from fullgrad._core.neighbors import DTYPES, neighbor
+from fullgrad._core.windows import between, sigmoid_gate, where_between, where_positive
 from tests.operators import flushed_denormals
 
 INF, NAN = math.inf, math.nan
@@ -44,23 +44,6 @@ def test_where_between_where_subnormal_numbers_are_flushed():
             assert where_between(torch.ones(1), torch.zeros(1), low, high) == 1
 
 
-@pytest.mark.parametrize("bounds", [(-0.5, 0.5), (0.3, None), (None, 0.3)], ids=str)
-def test_large_tensors_are_compared_by_pieces(bounds):
-    """Pieces in plain memory and one dtype, which both kernels accept, have the numbers of the formula."""
-    pieces = 2**17 * torch.get_num_threads()
-    x = torch.randn(4 * pieces + 3)
-    x[::1000] = NAN
-    g = torch.randn_like(x)
-    for x_, g_, by_pieces in ((x, g, bounds[0] is not None), (x[::2], g[::2], False), (x, g.double(), False)):
-        with torch.no_grad(), torch.autograd.profiler.profile(record_shapes=True) as profile:
-            found = where_between(g_, x_, *bounds)
-        largest = max(event.input_shapes[0][0] for event in profile.function_events if event.name == "aten::nan_to_num")
-        assert largest == (pieces if by_pieces else len(x_))
-        torch.testing.assert_close(found, torch.where(between(x_, *bounds), g_, 0), rtol=0, atol=0)
-    x.requires_grad_()
-    torch.testing.assert_close(where_between(g, x, *bounds), torch.where(between(x, *bounds), g, 0), rtol=0, atol=0)
-
-
 @pytest.mark.short
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_where_positive_is_its_formula(dtype):
@@ -79,44 +62,6 @@ def test_sigmoid_gate_is_its_formula(dtype):
     for s in (0.1, -0.1, 2.0):
         expected = v.double() * torch.sigmoid(x.double() / s)
         torch.testing.assert_close(sigmoid_gate(v, x, s).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
-
-
-@pytest.mark.short
-@pytest.mark.parametrize("shape", [(600, 3), (40, 16), (10, 7, 8), (600, 1), (2, 3), (0, 3), (3, 0), ()])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_softmax_and_its_derivative_are_those_of_torch(dtype, shape):
-    """Rows of any length, few and many, along every dimension agree with torch, infinities and NaN included."""
-    x, g = (torch.randn(shape, dtype=torch.float64).mul_(3).to(dtype) for _ in range(2))
-    special = torch.tensor([INF, -INF, NAN, -INF, 100.0, -1000.0], dtype=dtype)
-    if x.numel() > 100:
-        x.view(-1)[:6] = special
-        x[-1] = -INF
-    for dim in range(-max(x.ndim, 1), max(x.ndim, 1)):
-        p = torch.softmax(x, dim)
-        pulled = torch.ops.aten._softmax_backward_data.default(g, p, dim, dtype)
-        with torch.no_grad():
-            torch.testing.assert_close(softmax(x, dim), p, equal_nan=True)
-            torch.testing.assert_close(softmax_backward(g, p, dim), pulled, equal_nan=True)
-
-
-@pytest.mark.parametrize(("rows", "is_fused"), [(600, False), (100, True)])
-def test_many_short_rows_are_computed_together(rows, is_fused):
-    """Rows that torch's kernels compute one number at a time take other kernels where nothing is recorded."""
-    x, g = torch.randn(2, rows, 3)
-
-    def both(x, g):
-        return softmax_backward(g, softmax(x, -1), -1)
-
-    def kernels(f):
-        with torch.autograd.profiler.profile() as profile:
-            f(x, g)
-        return {event.name for event in profile.function_events}
-
-    fused = {"aten::_softmax", "aten::_softmax_backward_data"}
-    with torch.no_grad():
-        assert kernels(both) & fused == (fused if is_fused else set())
-    assert kernels(both) >= fused
-    assert kernels(torch.func.vmap(both)) >= fused
 
 
 def test_a_number_beside_a_tensor():

@@ -19,7 +19,7 @@ ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 _OF_FAMILIES = {
     "fullgrad.clamping": ("windows",),
     "fullgrad.gradients": ("windows",),
-    "fullgrad.soft": ("windows", "soft"),
+    "fullgrad.soft": ("windows", "soft", "small_rows"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.rounding": ("rounding",),
     "fullgrad.quantizers": ("windows", "grids"),
@@ -28,11 +28,14 @@ _OF_FAMILIES = {
 
 
 class Entry(NamedTuple):
-    """A formula, its faster version, the units of the last place by which they may differ, and whether autograd may record it."""
+    """A formula and its faster version; how many units of the last place they may differ, of each number or of the largest one,
+    where sums cancel; and whether autograd may record the version.
+    """
 
     formula: Callable[..., Any]
     version: Callable[..., Any]
     within: float
+    of_largest: bool
     recorded: bool
     # Puts another version in its place.
     put: Callable[..., None]
@@ -57,16 +60,17 @@ def replaceable(formula: Callable[..., Any]) -> Any:
     return gated(formula)
 
 
-def fast(target: Any, *, recorded: bool = False, within: float = 0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def fast(target: Any, *, recorded: bool = False, within: float = 0, of_largest: bool = False) -> Any:
     """Register the decorated function as the faster version of a replaceable function, or of a class's method that its base calls
-    by name. ``within`` says how many units of the last place its numbers may be from the formula's.
+    by name. ``within`` says how many units of the last place its numbers may be from the formula's, or, with
+    ``of_largest``, of the largest number.
     """
     owner, formula = getattr(target, "__self__", None), getattr(target, "__wrapped__", target)
     call = target if owner is None else gated(formula)
 
     def register(version: Callable[..., Any]) -> Callable[..., Any]:
         name = f"{(formula if owner is None else owner).__module__}.{target.__qualname__}"
-        ENTRIES[name] = Entry(formula, version, within, recorded, call.put)
+        ENTRIES[name] = Entry(formula, version, within, of_largest, recorded, call.put)
         if ENABLED:
             call.put(version, recorded)
             if owner is not None:

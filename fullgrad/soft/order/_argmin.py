@@ -23,7 +23,7 @@ def argmin(
         P_1, \qquad D_x = \frac{\partial P_1}{\partial x}
 
     with the row of weights :math:`P_1` of :func:`argsort`, which sum to 1: for ``softsort`` the projection of -z / s onto the
-    simplex, :func:`proj_simplex`. Saved: ``x``, for small rows in smooth mode also the weights.
+    simplex, :func:`proj_simplex`. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

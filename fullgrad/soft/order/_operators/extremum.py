@@ -8,10 +8,7 @@ from torch import Tensor
 from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
-from fullgrad.soft.order._scores import IdentityScores, neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -41,8 +38,6 @@ class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
     keeps_dim = False
-    closed_methods = ("softsort", "neuralsort")
-    reads_returned_weights = True
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
@@ -65,19 +60,6 @@ class Extremum(OrderStatistic):
     @staticmethod
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
         return unit.movedim(dim, -1) if weights else unit.squeeze(dim)
-
-    @staticmethod
-    def closed_form(
-        x: Tensor, softness: Softness, dim: int, largest: bool, options: Options, returned: Tensor | None = None
-    ) -> Weights | None:
-        rows = small_rows(x, softness, dim, options, 1)
-        if rows is None:
-            return None
-        if options[1] == "softsort":
-            scores = IdentityScores(rows, largest)
-        else:
-            scores = neural_scores(rows, rows.constants(rows.n - 1 if largest else 1 - rows.n), single=True)
-        return Weights(rows, scores, dim, None, None, returned)
 
 
 def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:

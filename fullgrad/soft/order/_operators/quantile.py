@@ -1,8 +1,5 @@
 """`Quantile`: the operator of quantiles and the median."""
 
-import functools
-import math
-import struct
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,10 +9,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import can_skip_autograd, clone_if_view, holds, is_tracing
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 # torch.quantile takes at most this many elements, and rejects empty tensors even where there is no row.
@@ -127,52 +121,6 @@ class Quantile(OrderStatistic):
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
         unit = unit.movedim(dim, -1)
         return unit.unsqueeze(-1) if weights else unit
-
-    @staticmethod
-    def closed_form(
-        x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options
-    ) -> Weights | None:
-        n = x.shape[dim]
-        if isinstance(q, Tensor) or n.__class__ is not int:  # in a graph for rows of any length
-            return None
-        rows = small_rows(x, softness, dim, options, 2 * len(q))
-        if rows is None:
-            return None
-        coefficients, mix = _places(q, n, interpolation, rows.x.dtype)
-        mix = None if mix is None else rows.constants(mix)
-        return Weights(rows, neural_scores(rows, rows.constants(coefficients)), dim, -1, mix)
-
-
-@functools.lru_cache(1024)
-def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
-    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one place is not enough.
-
-    The numbers of `bracketing_indices`, in the same precision, but as Python numbers, since a tracer's tensors have no values.
-    """
-    pairs = [_bracket(number, n, interpolation, dtype) for number in q]
-    low, high, a = ([pair[k] for pair in pairs] for k in range(3))
-    if not any(a):
-        return [2.0 * p + 1 - n for p in low], None
-    k = len(q)
-    mix = [[(1 - a[i]) * (j == i) for j in range(k)] + [a[i] * (j == i) for j in range(k)] for i in range(k)]
-    return [2.0 * p + 1 - n for p in (*low, *high)], mix
-
-
-def _bracket(q: float, n: int, interpolation: str, dtype: torch.dtype) -> tuple[int, int, float]:
-    if interpolation == "median":
-        return (n - 1) // 2, (n - 1) // 2, 0.0
-    p = _rounded(_rounded(q, dtype) * (n - 1), dtype)
-    if interpolation in ("lower", "higher", "nearest"):
-        place = {"lower": math.floor, "higher": math.ceil, "nearest": round}[interpolation](p)
-        return place, place, 0.0
-    low = math.floor(p)
-    a = p - low
-    return low, min(low + 1, n - 1), float(a > 0) / 2 if interpolation == "midpoint" else a
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    """The nearest number of the dtype."""
-    return number if dtype == torch.float64 else struct.unpack("f", struct.pack("f", number))[0]
 
 
 def _tensor(q: Quantiles, x: Tensor) -> Tensor:

@@ -7,10 +7,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_skip_autograd, is_tracing, surely, transforms_active
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Ranks
 from fullgrad.soft.order.methods import METHODS
 
 
@@ -40,15 +37,6 @@ class Rank(OrderStatistic):
         if descending and not negate:
             y = rows.n + 1 - y
         return y.movedim(-1, dim).to(x.dtype)
-
-    @staticmethod
-    def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, options: Options) -> Ranks | None:
-        n = x.shape[dim]
-        rows = small_rows(x, softness, dim, options, n)
-        if rows is None:
-            return None
-        c = rows.arange(1 - n, 2, n)
-        return Ranks(rows, neural_scores(rows, c), dim, rows.arange(n, -1, n) if descending else rows.arange(1, 1, n))
 
 
 def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:

@@ -9,11 +9,11 @@ from fullgrad._core import checks
 from fullgrad._dispatch import can_skip_autograd, surely
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
+
+# Weights of up to this many elements are saved.
+LARGEST_SAVED = 2**20
 
 
 def sort_operator(
@@ -44,8 +44,6 @@ class Sort(OrderStatistic):
     number of the first ones in descending order.
     """
 
-    reads_returned_weights = True
-
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
         *_, outputs, hard = options
@@ -66,27 +64,16 @@ class Sort(OrderStatistic):
             return weights
         return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype), weights
 
+    @classmethod
+    def saves_value(cls, output: Any, options: Options) -> bool:
+        """In smooth mode the derivative of the weights is a function of themselves; those of large rows take too much memory."""
+        mode, method, standardize, _, outputs, hard = options
+        soft = outputs == "weights" and mode == "smooth" and method == "neuralsort" and standardize and not hard
+        return soft and output.dtype.itemsize > 2 and surely(output.numel() <= LARGEST_SAVED)
+
     @staticmethod
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
         return unit.unsqueeze(-1) if weights else unit
-
-    @staticmethod
-    def closed_form(
-        x: Tensor,
-        softness: Softness,
-        dim: int,
-        descending: bool,
-        k: int,
-        options: Options,
-        returned: Tensor | None = None,
-    ) -> Weights | None:
-        n = x.shape[dim]
-        count = k or n
-        rows = small_rows(x, softness, dim, options, count)
-        if rows is None:
-            return None
-        c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), count)
-        return Weights(rows, neural_scores(rows, c), dim, dim, None, returned)
 
 
 def _empty_sort(x: Tensor, dim: int, outputs: Outputs) -> Any:

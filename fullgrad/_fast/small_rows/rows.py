@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import at_least, can_reuse_buffers, in_legacy_vmap, is_tracing, out_buffer, surely
+from fullgrad._dispatch import at_least, surely
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
@@ -44,8 +44,8 @@ class SmallRows:
         values = None if values is None else self.direct(values)
         if u is None:
             return torch.zeros_like(self.x) if values is None else values
-        g = self._standardized(_sigmoid_backward(torch.mul(u, self.scale, out=out_buffer(u)), self.z))
-        return g if values is None else torch.add(g, values, out=out_buffer(g))
+        g = self._standardized(_sigmoid_backward(u.mul_(self.scale), self.z))
+        return g if values is None else g.add_(values)
 
     def push(self, t: Tensor) -> Tensor:
         """The tangent of u, from the tangent of x."""
@@ -62,7 +62,7 @@ class SmallRows:
     def arange(self, first: int, step: int, count: int) -> Tensor:
         """Evenly spaced numbers from the first one on; not to be written to."""
         end, x = first + step * count, self.x
-        if x.is_cpu and can_reuse_buffers():
+        if x.is_cpu:
             return _arange(first, end, step, x.dtype)
         return torch.arange(first, end, step, dtype=x.dtype, device=x.device)
 
@@ -79,7 +79,7 @@ class MaskedRows(SmallRows):
     """Any rows: infinities take no part in the statistics, squares of large numbers do not overflow, and rows far from 0 have
     their origin subtracted.
 
-    No value is read, so an accelerator is not waited for, and a graph can hold all steps.
+    No value is read, so an accelerator is not waited for.
     """
 
     def __init__(self, x: Tensor, softness: float, options: Any, dtype: torch.dtype) -> None:
@@ -108,17 +108,12 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
     if not options[2] or softness.__class__ is not float or not (surely(count > 0) and surely(count <= LARGEST)):
         return None
     dtype = x.dtype
-    if not can_reuse_buffers():
-        if not is_tracing() or in_legacy_vmap():
-            return None
-        looks = False
-    else:
-        x, looks = x.detach(), looks_at_numbers(x)
+    x = x.detach()
     if dim != -1:
         x = x.movedim(dim, -1)
     if dtype.itemsize == 2:
         x = x.float()
-    if looks:
+    if looks_at_numbers(x):
         h, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
         # 1 / sigma is 0 or NaN for infinities and for squares that overflow. A NaN makes its row NaN, here too.
         plain = torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all()

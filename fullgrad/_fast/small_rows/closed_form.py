@@ -1,7 +1,7 @@
 r"""The relaxations of small rows in closed form, with first derivatives that record nothing.
 
-For small rows (`_small_rows`) whose derivative is not differentiated again: a value and a gradient take forty kernels, a recorded
-relaxation takes two hundred. Everything else takes the general path, through `Method`, which agrees up to rounding.
+For small rows (`rows`) whose derivative is not differentiated again: a value and a gradient take forty kernels, a recorded
+relaxation takes two hundred. Everything else is computed by the general method, which agrees up to rounding.
 
 Rows are standardized, :math:`h = (x - \mu) / \sigma,\ z = 1 / (1 + e^{-h}),\ u = z / s`, and place :math:`i` has the
 weights :math:`P_i = \Pi(S_i)` of the scores :math:`S_i`. With the cotangent :math:`G_i` of :math:`P_i`:
@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.kernels import softmax, softmax_backward
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import out_buffer
+from fullgrad._fast.small_rows.rows import SmallRows, rows_of, to_input
+from fullgrad._fast.small_rows.scores import sum_of_places
 from fullgrad.soft.order._numbers import POWERS, power
-from fullgrad.soft.order._scores import sum_of_places
-from fullgrad.soft.order._small_rows import SmallRows, rows_of, to_input
 from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
+
+_softmax_backward = torch.ops.aten._softmax_backward_data.default
 
 
 def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """The weights, and the tensor that `_project_derivative` reads."""
     if mode == "smooth":
-        p = softmax(scores, -1)
+        p = torch.softmax(scores, -1)
         return p, p
     t = simplex_excess(scores, POWERS[mode])
     return power(t, POWERS[mode]), t
@@ -40,11 +40,10 @@ def _project(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def _project_derivative(g: Tensor, kept: Tensor, mode: str) -> Tensor:
     """The derivative of the weights times ``g``, as a fresh tensor: the matrix is symmetric."""
     if mode == "smooth":
-        return softmax_backward(g, kept, -1)
+        return _softmax_backward(g, kept, -1, kept.dtype)
     w = power_slopes(kept, POWERS[mode])
     mean = (w * g).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)
-    w = w * POWERS[mode]
-    return torch.mul(g - mean, w, out=out_buffer(w))
+    return (g - mean).mul_(w).mul_(POWERS[mode])
 
 
 class Weights:
@@ -106,7 +105,7 @@ class Weights:
             direct = p * v.unsqueeze(-1) if at is None else sum_of_places(v, p)
             if gated:
                 outer = v.unsqueeze(-1) * (rows.values if at is None else rows.values.unsqueeze(-2))
-                g = outer if g is None else torch.add(outer, g, out=out_buffer(outer))
+                g = outer if g is None else outer.add_(g)
         u = None
         if gated and g is not None:
             g = g if self.mix is None else (self.mix.mT.unsqueeze(-1) * g.unsqueeze(-3)).sum(-2)
@@ -147,7 +146,7 @@ class Ranks:
         # The mass of an element without weight anywhere is the constant 1e-10.
         rank = torch.where(self.mass > 1e-10, self.ranks, 0)
         numbers = self.numbers.unsqueeze(-1) - rank.unsqueeze(-2)
-        g = torch.mul(numbers, g.unsqueeze(-2), out=out_buffer(numbers))
+        g = numbers.mul_(g.unsqueeze(-2))
         u = self.scores.pull(_project_derivative(g, self.kept, rows.options[0])) if rows.options[3] else None
         return to_input(rows.pull(u, None), rows, self.dim)
 

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.autocast import matmul
-from fullgrad._core.buffers import apply_steps, operand
-from fullgrad._dispatch import is_tracing, out_buffer, surely
+from fullgrad._fast.small_rows.rows import SmallRows
 from fullgrad.soft import _curves as curves
-from fullgrad.soft.order._small_rows import SmallRows
 
 # From this many pairs of elements on, a sigmoid of each difference costs more than exponentials of the row and sums of them.
 MANY = 2**13
@@ -32,7 +30,7 @@ class IdentityScores:
 
     def pull(self, delta: Tensor) -> Tensor:
         """The gradient of u, from the gradient of the scores, a fresh tensor."""
-        return delta if self.factor > 0 else torch.neg(delta, out=out_buffer(delta))
+        return delta if self.factor > 0 else delta.neg_()
 
     push = pull
 
@@ -48,10 +46,9 @@ class NeuralScores:
         """``single``: scores of one place, without a dimension for it."""
         self.mode = rows.options[0]
         # Centered at 0, where differences lose the least.
-        u = rows.z - operand(rows.z, 0.5)
-        self.u = apply_steps(u, (torch.mul, rows.scale))
+        self.u = (rows.z - 0.5).mul_(rows.scale)
         self.c, self.single = c, single
-        self.few = surely(rows.n * rows.x.numel() < MANY)
+        self.few = rows.n * rows.x.numel() < MANY
         self.by_ratio = self.mode == "smooth" and rows.scale < _FAR
 
     def scores(self) -> Tensor:
@@ -106,7 +103,7 @@ class NeuralScores:
         """The matrix R."""
         w = self.u.exp()
         r = w.unsqueeze(-1) + w.unsqueeze(-2)
-        return torch.div(w.unsqueeze(-1), r, out=out_buffer(r))
+        return torch.div(w.unsqueeze(-1), r, out=r)
 
     @functools.cached_property
     def _differences(self) -> Tensor:
@@ -114,34 +111,6 @@ class NeuralScores:
         return self.u.unsqueeze(-1) - self.u.unsqueeze(-2)
 
 
-class TracedNeuralScores(NeuralScores):
-    """`NeuralScores` for a graph: sums over the last dimension fuse with their terms, which are never stored."""
-
-    def _minus_a(self) -> Tensor:
-        d = self._differences
-        if self.mode == "smooth":
-            return ((1 - 2 * self._sigmoid(d)) * d).sum(-1)
-        return -curves.absolute(d, 1.0, self.mode).sum(-1)
-
-    def _slope_sums(self, v: Tensor, sign: int) -> Tensor:
-        d = self._differences
-        pairs = v.unsqueeze(-1) + sign * v.unsqueeze(-2)
-        if self.mode != "smooth":
-            return (curves.absolute_slope(d, 1.0, self.mode) * pairs).sum(-1)
-        r = self._sigmoid(d)
-        return ((2 * (r + d * (r - r * r)) - 1) * pairs).sum(-1)
-
-    def _sigmoid(self, d: Tensor) -> Tensor:
-        return self._ratio if self.by_ratio else d.sigmoid()
-
-
-def neural_scores(rows: SmallRows, c: Tensor, single: bool = False) -> NeuralScores:
-    """The scores in the form for eager or traced code."""
-    return (TracedNeuralScores if is_tracing() else NeuralScores)(rows, c, single)
-
-
 def sum_of_places(c: Tensor, p: Tensor) -> Tensor:
-    r"""The rows :math:`\sum_i c_i P_{ij}` of numbers (…, k) and matrices (…, k, n); in a graph the sum fuses with P."""
-    if is_tracing():
-        return (c.unsqueeze(-1) * p).sum(-2)
+    r"""The rows :math:`\sum_i c_i P_{ij}` of numbers (…, k) and matrices (…, k, n)."""
     return matmul(c, p) if c.ndim == 1 else matmul(c.unsqueeze(-2), p).squeeze(-2)

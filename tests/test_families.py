@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fullgrad"
 # What formulas are made of, how they are called, and what is no operator of a formula.
 OTHERS = {
-    "_core", "_dispatch", "_fast", "_suite", "adoption", "audit", "estimators", "functions", "kernels", "nn", "testing",
+    "_core", "_dispatch", "_fast", "_suite", "adoption", "audit", "functions", "kernels", "nn", "testing",
 }  # fmt: skip
 FAMILIES = [f for f in sorted(PACKAGE.rglob("*.py")) if not OTHERS & set(f.relative_to(PACKAGE).parts)]
 # Questions of `_dispatch/state.py` that are about a tensor, and no questions about what torch does at the moment.
@@ -31,7 +31,7 @@ STATE |= {
     "is_autocast_enabled",
     "is_tracing",
 }
-STATE |= {"is_large", "is_unrecorded", "gated"}
+STATE |= {"is_large", "is_unrecorded"}
 QUESTION = re.compile(r"can_\w+")
 IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")
 DEVICES = {"is_cpu", "is_cuda", "is_mps", "is_xpu", "is_meta"}
@@ -134,10 +134,29 @@ NOT_TENSORS = {
 METHODS_OF_NUMBERS = {"dim", "element_size", "item", "numel", "size", "stride", "tolist", "is_floating_point", "get_device"}
 
 
+# Files that still ask: each is to be a formula, too, and then leaves the list.
+REMAINING = {
+    "quantizers/_codebook_quantize.py",
+    "quantizers/_float_rounding.py",
+    "quantizers/_vector_quantize.py",
+    "soft/order/_numbers.py",
+    "soft/order/_operators/extremum.py",
+    "soft/order/_operators/quantile.py",
+    "soft/order/_operators/rank.py",
+    "soft/order/_operators/sort.py",
+    "soft/order/methods/softsort.py",
+    "soft/order/projections/simplex.py",
+    "tracking/_scale_pair.py",
+    "tracking/_scale_tracker.py",
+    "tracking/_track_scales.py",
+}
+
+
 @pytest.mark.parametrize("file", FAMILIES, ids=lambda f: f.relative_to(PACKAGE).as_posix())
 def test_a_family_holds_formulas_alone(file):
     """No question about torch's state, no ``out=``, no step in place, no device, no import of a faster version."""
-    assert [f"{file.relative_to(ROOT).as_posix()}:{line}: {why}" for line, why in wrong(file.read_text())] == []
+    found = [f"{file.relative_to(ROOT).as_posix()}:{line}: {why}" for line, why in wrong(file.read_text())]
+    assert bool(found) == (file.relative_to(PACKAGE).as_posix() in REMAINING), found
 
 
 def test_every_fault_is_seen():

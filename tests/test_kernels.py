@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from fullgrad._core.buffers import divide_into, mul_into, number_for
 from fullgrad._core.neighbors import DTYPES, neighbor
 from fullgrad._core.windows import between, sigmoid_gate, where_between, where_positive
 from tests.operators import flushed_denormals
@@ -62,38 +61,6 @@ def test_sigmoid_gate_is_its_formula(dtype):
     for s in (0.1, -0.1, 2.0):
         expected = v.double() * torch.sigmoid(x.double() / s)
         torch.testing.assert_close(sigmoid_gate(v, x, s).double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
-
-
-def test_a_number_beside_a_tensor():
-    """A number becomes a tensor of the dtype where that is as exact and torch's own, on the CPU."""
-    for dtype in (torch.float32, torch.float64):
-        known = number_for(torch.ones(2, dtype=dtype), 0.1)
-        assert (type(known), known.dtype, known.shape) == (torch.Tensor, dtype, ())
-        assert known == torch.tensor(0.1, dtype=dtype)
-    with torch.inference_mode():
-        assert not number_for(torch.ones(2), 0.1234567).is_inference()  # it is kept
-    x, half, meta = torch.ones(2), torch.ones(2).half(), torch.ones(2, device="meta")
-    pairs = ((torch.nn.Parameter(x), 0.1), (half, 0.1), (meta, 0.1), (x, -0.0), (x, 2), (x, True))
-    for x, value in pairs:
-        assert number_for(x, value) is value
-
-
-@pytest.mark.short
-@pytest.mark.parametrize(("function", "of_torch"), [(mul_into, torch.mul), (divide_into, torch.div)])
-def test_a_buffer_is_used_where_the_result_fits(function, of_torch):
-    """A buffer of another shape or dtype stays as it is, as does one of a graph."""
-    for v in (torch.rand(3, 4), torch.rand(4), torch.rand(2, 3, 4), torch.rand(3, 4, dtype=torch.float64), torch.tensor(0.1)):
-        for dtype in (torch.float32, torch.float64, torch.float16):
-            temporary = torch.rand(3, 4).to(dtype) + 1
-            before, fits = temporary.clone(), v.shape == (3, 4) and v.dtype == dtype
-            with torch.no_grad():
-                y = function(v, temporary)
-            assert y.dtype == of_torch(v, before).dtype
-            torch.testing.assert_close(y, of_torch(v, before), rtol=0, atol=0)
-            assert (y is temporary) == fits
-            assert fits or torch.equal(temporary, before)
-    temporary = torch.ones(3, requires_grad=True) * 2
-    assert function(torch.ones(3), temporary) is not temporary
 
 
 @pytest.mark.short

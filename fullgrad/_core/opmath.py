@@ -32,3 +32,10 @@ def result_dtype(*args: Any) -> torch.dtype:
     floating = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
     some = [a for a in floating if a.ndim] or floating
     return functools.reduce(torch.promote_types, [a.dtype for a in some])
+
+
+def divided(x: Tensor, scale: Any) -> Tensor:
+    """``x / scale`` as a true division on every device: torch multiplies CUDA tensors by the reciprocal of a number."""
+    if not isinstance(scale, Tensor) and not x.is_cpu:
+        scale = torch.full((), scale, dtype=x.dtype, device=x.device)
+    return x / scale

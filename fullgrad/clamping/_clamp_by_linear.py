@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.function import Function, out_buffer
+from fullgrad._core.function import Function
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import extremes
 
 
@@ -55,10 +56,7 @@ class ClampByLinear(Function):
     @staticmethod
     def forward(x: Tensor, eps: float = 1e-5, batch_dims: int = 0) -> Tensor:
         s = _Sample(x, eps, batch_dims)
-        y = s.x * 0.5
-        y = torch.sub(y, s.low, out=out_buffer(y))
-        y = torch.div(y, s.half_range, out=out_buffer(y))
-        return y.to(x.dtype) if x.is_floating_point() else y
+        return s.y.to(x.dtype) if x.is_floating_point() else s.y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
@@ -91,6 +89,11 @@ class ClampByLinear(Function):
         return ClampByLinear.apply(x, eps, batch_dims + 1), 0
 
 
+@pointwise
+def _rescaled(x: Tensor, low: Tensor, half_range: Tensor) -> Tensor:
+    return (x * 0.5 - low) / half_range
+
+
 class _Sample:
     """The quantities of the formula for every sample, in float32 at least and halved.
 
@@ -108,7 +111,7 @@ class _Sample:
     @property
     def y(self) -> Tensor:
         """The value."""
-        return (self.x * 0.5 - self.low) / self.half_range
+        return _rescaled(self.x, self.low, self.half_range)
 
     def weight_in(self, extreme: Tensor) -> Tensor:
         """The weight of each element in the derivative of the minimum or the maximum: ties share it."""

@@ -17,13 +17,6 @@ def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
     return [x, *[p.to(x.dtype) if isinstance(p, Tensor) and p.dtype != x.dtype else p for p in parameters]]
 
 
-def divided(x: Tensor, scale: Any) -> Tensor:
-    """``x / scale`` as a true division on every device: torch multiplies CUDA tensors by the reciprocal of a number."""
-    if not isinstance(scale, Tensor) and not x.is_cpu:
-        scale = torch.full((), scale, dtype=x.dtype, device=x.device)
-    return x / scale
-
-
 @functools.lru_cache(maxsize=1024)
 def reciprocal_number(scale: float, dtype: torch.dtype) -> float:
     """The reciprocal of a number, both rounded to ``dtype``."""

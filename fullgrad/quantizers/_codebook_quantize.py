@@ -8,13 +8,14 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.batching import aligned
 from fullgrad._core.function import Function
+from fullgrad._core.opmath import divided
 from fullgrad._core.pieces import chunked, chunked_terms
 from fullgrad._core.shards import reshaped
 from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import can_reuse_buffers, holds
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 
 INSIDE = ("exact", "all")
 # Up to _FEW midpoints are each compared with the numbers, if these are _MANY times as many: faster than a search.

@@ -7,14 +7,14 @@ from torch import Generator, Tensor
 
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import replaceable
-from fullgrad._core.opmath import cast
+from fullgrad._core.opmath import cast, divided
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
 from fullgrad._core.windows import where_between
 from fullgrad._dispatch import number_or_tensor
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter, expanded
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 from fullgrad.quantizers._float_rounding import last_inside, round_to_format
 from fullgrad.quantizers._formats import FloatFormat, Spec, format_of, spec_of
 

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import divided
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import is_known
 from fullgrad.quantizers._arguments import expanded
-from fullgrad.quantizers._arithmetic import divided, reciprocal_number, to_compute
+from fullgrad.quantizers._arithmetic import reciprocal_number, to_compute
 from fullgrad.rounding._modes import round_to_integer
 
 

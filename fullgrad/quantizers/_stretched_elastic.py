@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.opmath import cast
+from fullgrad._core.opmath import cast, divided
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
 from fullgrad._core.windows import where_between
@@ -15,7 +15,7 @@ from fullgrad._dispatch import at_least, square_root
 from fullgrad.gradients._scale import scale_bwd
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 
 # The bound at which x / scale is clamped.
 END = 0.99

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import fullgrad
-from fullgrad._core import buffers
 from fullgrad._dispatch import pytree
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
@@ -92,7 +91,6 @@ def test_a_traced_operator_is_right_for_other_inputs(case):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_numbers_that_are_kept_are_constants_of_the_first_trace():
     """Kept numbers are constants also of a later trace: torch traces twice, and compares."""
-    buffers.constant.cache_clear()
     with torch.no_grad():
         traced = torch.jit.trace(lambda x: fullgrad.soft.greater_equal(x, 0.5), (torch.ones(3, dtype=torch.float64),))
     assert "aten::detach" not in str(traced.graph)

@@ -162,8 +162,9 @@ def test_every_entry_has_a_gain_and_one_that_gains_nothing_is_marked(monkeypatch
     monkeypatch.setitem(ENTRIES, name, ENTRIES[name]._replace(version=ENTRIES[name].formula))
     rows = _fast.gains(16, torch.float32, "cpu", 0.001, [case])
     assert [row["entry"] for row in rows] == list(ENTRIES)
-    (found,) = [row for row in rows if row["gain"] is not None]
-    assert (found["entry"], found["size"], found["case"]) == (name, 16, "spikes.atan")
+    (found,) = [row for row in rows if row["entry"] == name]
+    assert (found["size"], found["case"]) == (16, "spikes.atan")
+    assert any(row["gain"] is None for row in rows)
     head, line = _fast.fast_table([found | {"gain": 1.01}])
     assert head == ["entry", "dtype", "16", "1.3 reached"]
     assert line == ["spikes._atan.ScaledStep.slope_times", "float32", "1.01", "NO"]

@@ -147,7 +147,7 @@ def _rules(cls: Any, names: tuple[str, ...], reads: Any) -> dict[str, Callable[.
         if reads == {0: ()}
         else _several_input_rules
     )
-    return dict(zip(_RULES, make(cls, names, reads), strict=True))
+    return dict(zip(_RULES, make(cls, names, reads), strict=True))  # pyright: ignore[reportArgumentType]
 
 
 def _schedule(cls: Any, count: int) -> tuple[Callable[[Tensor], bool], Callable[..., Any], Callable[..., Any]]:

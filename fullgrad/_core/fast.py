@@ -96,7 +96,7 @@ def gated(formula: Callable[..., Any]) -> Any:
         nonlocal version, recorded
         version, recorded = new, differentiable
 
-    call.put = put  # pyright: ignore[reportFunctionMemberAccess]
+    call.put = put  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 

@@ -69,6 +69,8 @@ def _strict(
     # Infinity has no neighbor beyond it: as an inclusive bound it is none.
     low = None if low is None or (closed and low == -math.inf) else float(low)
     high = None if high is None or (closed and high == math.inf) else float(high)
+    below: Any
+    above: Any
     below, above = [
         None if b is None else neighbor(b, dtype, up) if closed else rounded(b, dtype) for b, up in ((low, False), (high, True))
     ]

@@ -73,7 +73,7 @@ class Binarize(Elementwise):
     in_pieces = True
 
     @staticmethod
-    def reads(x: Tensor, scale: Parameter, window: Parameter | None, at_zero: float) -> Any:
+    def reads(x: Tensor, scale: Parameter, window: Parameter | None, at_zero: float) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {0: () if window is None else (0, 2), 1: (0,), 2: ()}
 
     @staticmethod

@@ -132,7 +132,7 @@ class FakeQuantize(Elementwise):
     in_pieces = True
 
     @staticmethod
-    def reads(x: Tensor, scale: Parameter, zero_point: Parameter, low: int, high: int, inside: str, *_: Any) -> Any:
+    def reads(x: Tensor, scale: Parameter, zero_point: Parameter, low: int, high: int, inside: str, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return _READS_NO_RANGE if inside == "all" else _READS
 
     @staticmethod

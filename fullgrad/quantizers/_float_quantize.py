@@ -101,7 +101,7 @@ class FloatQuantize(Elementwise):
     in_pieces = True
 
     @staticmethod
-    def reads(x: Tensor, scale: Parameter | None, format: str, saturate: bool, inside: str, *_: Any) -> Any:
+    def reads(x: Tensor, scale: Parameter | None, format: str, saturate: bool, inside: str, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {0: () if inside == "all" else (0, 1, 6), 1: (0, 1, 6), 6: ()}
 
     @staticmethod

@@ -81,7 +81,7 @@ class PowerOfTwo(Elementwise):
     """The operator of :func:`power_of_two`."""
 
     @staticmethod
-    def reads(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Any:
+    def reads(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {0: (0,) if gradient == "log" else ()}
 
     @staticmethod

@@ -88,7 +88,7 @@ class Ternarize(Elementwise):
     in_pieces = True
 
     @staticmethod
-    def reads(x: Tensor, threshold: Any, scale: Any, negative_scale: Any, window: Any, scale_gradient: bool, *_: Any) -> Any:
+    def reads(x: Tensor, threshold: Any, scale: Any, negative_scale: Any, window: Any, scale_gradient: bool, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         is_identity = window is None and not scale_gradient
         return {0: () if is_identity else range(5), 1: (), 2: (0, 1, 4), 3: (0, 1, 4), 4: ()}
 

@@ -121,7 +121,7 @@ class Clamp(Relaxation):
         if i == 3:
             by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
             return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
-        from_low = _slope_times(v, x - low, s, gated, mode) if i < 2 else None
+        from_low: Any = _slope_times(v, x - low, s, gated, mode) if i < 2 else None
         if i == 1:
             return v - from_low
         from_high = _slope_times(v, x - high, s, gated, mode)

@@ -275,7 +275,7 @@ class Closeness(Relaxation):
         name, rtol, atol, epsilon, mode, _ = constants
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
-        q = distance - (atol + epsilon)
+        q, slope_of_y = distance - (atol + epsilon), None
         if name == "isclose":
             of_y, slope_of_y = curves.absolute_and_slope(_finite(y, x), s, mode)
             q = q - of_y * rtol
@@ -284,7 +284,7 @@ class Closeness(Relaxation):
         to_x = by_q * slope if needed[0] or needed[1] else None
         to_y = to_s = None
         if needed[1] and to_x is not None:
-            to_y = -to_x if name != "isclose" else -to_x - by_q * slope_of_y * rtol
+            to_y = -to_x if name != "isclose" else -to_x - by_q * slope_of_y * rtol  # pyright: ignore[reportOptionalOperand]
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
             if name == "isclose":

@@ -32,3 +32,13 @@ def result_dtype(*args: Any) -> torch.dtype:
     floating = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
     some = [a for a in floating if a.ndim] or floating
     return functools.reduce(torch.promote_types, [a.dtype for a in some])
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same numbers in float64, where the device has it."""
+    return x.to(wide_dtype(x))
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64

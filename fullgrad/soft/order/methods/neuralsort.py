@@ -90,7 +90,7 @@ class WeightFormula(Formula):
             bottom = min(top + step, n)
             after, gain = edge(bottom), 2.0 * (bottom - top)
             out = (before[0] + gain * before[1].clamp(min=0) < least) | (after[0] - gain * after[1].clamp(max=0) < least)
-            columns = out.logical_not_().reshape(-1, n).any(0).nonzero()
+            columns = (~out).reshape(-1, n).any(0).nonzero()
             left, right = int(columns[0]), int(columns[-1]) + 1
             rows = max(1, size // (batch * (right - left)))
             for first in range(top, bottom, rows):

@@ -42,4 +42,5 @@ def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    return torch.empty_like(order, dtype=x.dtype).scatter(dim, order, numbers)
+    # A sum has the strides of its first term, here those of the input.
+    return torch.zeros_like(order, dtype=x.dtype) + numbers.scatter(dim, order, numbers)

@@ -3,8 +3,10 @@
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.checks import broadcast_shape
+from fullgrad._dispatch import innermost
 
 
 def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int | None]:
@@ -40,3 +42,8 @@ def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...], core: tuple[
             a = a.reshape(a.shape[0], *(1,) * (most - rank), *a.shape[1:])
         result.append(a)
     return result
+
+
+def numel_with_batches(x: Tensor) -> int:
+    """The number of elements of all samples together. In compiled code, which may not know it, of one sample."""
+    return x.numel() if is_dynamo_compiling() else innermost(x).numel()

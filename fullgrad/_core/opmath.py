@@ -39,3 +39,13 @@ def divided(x: Tensor, scale: Any) -> Tensor:
     if not isinstance(scale, Tensor) and not x.is_cpu:
         scale = torch.full((), scale, dtype=x.dtype, device=x.device)
     return x / scale
+
+
+def wide(x: Tensor) -> Tensor:
+    """The same numbers in float64, where the device has it."""
+    return x.to(wide_dtype(x))
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64

@@ -21,7 +21,7 @@ _WITHIN = 2**16
 
 @fast(relaxed_value, within=_WITHIN, of_largest=True)
 def _value(operator: Any, *inputs: Any) -> Any:
-    form = form_of(operator, inputs)
+    form = form_of(operator, inputs) if has_closed_form(operator, inputs) else None
     return NotImplemented if form is None else form.outputs()
 
 

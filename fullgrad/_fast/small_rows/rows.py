@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import at_least, surely
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft.order._rows import EPSILON, Rows, standardized, with_finite_values
 
@@ -32,7 +31,7 @@ class SmallRows:
     def __init__(self, x: Tensor, z: Tensor, mean: Any, rstd: Any, softness: float, options: Any, dtype: torch.dtype) -> None:
         self.x = self.values = x
         self.z, self.mean, self.rstd, self.options, self.dtype = z, mean, rstd, options, dtype
-        self.scale = 1 / at_least(softness, SMALLEST)
+        self.scale = 1 / max(softness, SMALLEST)
 
     @property
     def n(self) -> int:
@@ -105,7 +104,7 @@ class MaskedRows(SmallRows):
 def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) -> SmallRows | None:
     """The rows if closed forms apply, else None. ``places`` is how many places have their weights computed."""
     count = x.numel() * places
-    if not options[2] or softness.__class__ is not float or not (surely(count > 0) and surely(count <= LARGEST)):
+    if not options[2] or softness.__class__ is not float or not 0 < count <= LARGEST:
         return None
     dtype = x.dtype
     x = x.detach()

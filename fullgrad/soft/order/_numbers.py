@@ -12,20 +12,12 @@ from torch import Tensor
 from fullgrad._core.autocast import matmul
 from fullgrad._core.batching import aligned
 from fullgrad._core.function import Function
+from fullgrad._core.opmath import wide as wide
+from fullgrad._core.opmath import wide_dtype as wide_dtype
 from fullgrad._dispatch import surely
 
 # In these modes the weights are powers of the excess over a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}
-
-
-def wide(x: Tensor) -> Tensor:
-    """The same numbers in float64, where the device has it."""
-    return x.to(wide_dtype(x))
-
-
-def wide_dtype(x: Tensor) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def weighted(weights: Tensor, x: Tensor) -> Tensor:

@@ -68,8 +68,12 @@ class OrderStatistic(Function):
         if isinstance(output, Tensor):
             ctx.several, ctx.like = False, [(output.shape, output.dtype)]
         else:
-            ctx.several, ctx.like = True, [(v.shape, v.dtype) for v in output if v.is_floating_point()]
-            ctx.mark_non_differentiable(*[v for v in output if not v.is_floating_point()])
+            ctx.several, ctx.like = True, []
+            for v in output:
+                if v.is_floating_point():
+                    ctx.like.append((v.shape, v.dtype))
+                else:
+                    ctx.mark_non_differentiable(v)
         if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
             save_inputs(ctx, inputs)
             ctx.alone = False

@@ -84,7 +84,7 @@ def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
 
 def scaled(rows: Tensor, factor: float) -> Tensor:
     """Rows times a factor, less their largest element where the product rounds: this changes no weight."""
-    return rows if factor == 1 else less_largest(rows, -1, 1 / factor) * factor
+    return rows if factor == 1 else less_largest(rows, -1) * factor
 
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
@@ -22,8 +21,8 @@ def extremum_operator(
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS
     ):
         outputs = "values"
-    if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
-        y = hard_extremum(rows, d, largest, outputs)  # the same; the call of the operator would cost more than a small maximum
+    if mode == "hard":
+        y = hard_extremum(rows, d, largest, outputs)
     else:
         y = Extremum.apply(rows, softness, d, largest, (*options[:4], outputs, hard))
     if keepdim:

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._dispatch import can_skip_autograd, clone_if_view, holds, is_tracing
+from fullgrad._dispatch import clone_if_view, holds
 from fullgrad.soft._relaxation import Softness, to_opmath
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
-# torch.quantile takes at most this many elements, and rejects empty tensors even where there is no row.
-_LARGEST = 16_000_000
 Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 # A row of quantiles: a tensor where they have a gradient.
@@ -33,7 +31,7 @@ def quantile_operator(
     weightless = outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS
     if weightless:
         outputs = "values"
-    if mode == "hard" or (hard and softness.__class__ is float and q.__class__ is tuple and can_skip_autograd(rows)):
+    if mode == "hard":
         y = hard_quantile(rows, q, d, interpolation, outputs)
     else:
         y = Quantile.apply(rows, q, softness, d, interpolation, (*options[:4], outputs, hard))
@@ -145,16 +143,12 @@ def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, T
 
 
 def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs: Outputs) -> Any:
-    """The outputs from torch's own function, with the quantiles in the last dimension."""
+    """The outputs by the steps of `torch.quantile`, with the quantiles in the last dimension; they may differ between rows."""
     if interpolation == "median":
         return _hard_median(x, dim, outputs)
     if outputs == "values_and_weights":
         return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     q = _tensor(q, x)
-    if outputs == "values" and q.ndim == 1 and not is_tracing() and 0 < x.numel() <= _LARGEST:
-        return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
-    # torch.quantile takes no separate quantiles for the rows of a batch, and a tracer would repeat its in-place steps. These
-    # steps are the same.
     low, high, a = bracketing_indices(q, x.shape[dim], interpolation)
     values, order = torch.sort(x.movedim(dim, -1), stable=outputs == "weights")
     shape = (*values.shape[:-1], a.shape[-1])

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd, is_tracing, surely, transforms_active
+from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import METHODS
@@ -14,11 +14,8 @@ from fullgrad.soft.order.methods import METHODS
 def rank_operator(name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: Options) -> Tensor:
     """The ranks in the shape of ``x``."""
     rows, d = canonicalize_args(name, x, dim, softness, options)
-    mode, *_, hard = options
-    if mode == "hard" or surely(rows.shape[d] == 0):
+    if options[0] == "hard" or surely(rows.shape[d] == 0):
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    if hard and softness.__class__ is float and can_skip_autograd(rows):
-        return hard_rank(rows, d, descending).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, options).reshape(x.shape)
 
 
@@ -45,7 +42,5 @@ def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    ranks = torch.empty_like(order, dtype=x.dtype)
-    # In place, to keep the strides of the input; but a batch has no rule for it, and a mode may keep the tensor from before.
-    out_of_place = transforms_active() or is_tracing()
-    return ranks.scatter(dim, order, numbers) if out_of_place else ranks.scatter_(dim, order, numbers)
+    # A sum has the strides of its first term, here those of the input.
+    return torch.zeros_like(order, dtype=x.dtype) + numbers.scatter(dim, order, numbers)

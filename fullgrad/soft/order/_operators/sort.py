@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._dispatch import can_skip_autograd, surely
+from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
@@ -27,7 +27,7 @@ def sort_operator(
         outputs = "values"
     if surely(rows.shape[d] == 0):
         y = _empty_sort(rows, d, outputs)
-    elif mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
+    elif mode == "hard":
         y = hard_sort(rows, d, descending, count, outputs)
     else:
         y = Sort.apply(rows, softness, d, descending, count, (*options[:4], outputs, hard))

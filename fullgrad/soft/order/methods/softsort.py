@@ -6,19 +6,19 @@ Source: Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038.
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import surely, transforms_active
+from fullgrad._core.batching import numel_with_batches
+from fullgrad._dispatch import surely
 from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted, wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.simplex import project
 
-# Matrices up to this many elements, and rows up to this length, are computed as a matrix. Measured forward and backward by
+# Matrices up to this many elements are computed as a matrix. Measured forward and backward by
 # `sort_st`: one row of 384 takes 0.9 ms as a matrix and 2.0 ms as scans in smooth mode, one of
 # 512 takes 2.6 and 2.0; in c1 one of 512 takes 3.6 and 10.7, one of 1024 takes 18 and 14; 64 rows of 128 take 19 and 2.4 ms in
-# smooth mode, 21 and 20 in c1. Under vmap only the length is known, not the number of rows: hence its limit.
+# smooth mode, 21 and 20 in c1.
 SMALL = {"smooth": 2**17, "c0": 2**19, "c1": 2**19, "c2": 2**19}
-SHORT = {"smooth": 128, "c0": 256, "c1": 256, "c2": 256}
 
 
 class SoftSort(Method):
@@ -58,7 +58,7 @@ def _smoothed(a: Tensor, h: Tensor, rows: Rows) -> Tensor:
     The derivative of :math:`|a_i - a_j|` is 0 between equal elements; elsewhere derivatives of every order are the true ones.
     """
     mode = rows.mode
-    if surely(a.shape[-1] * a.numel() <= SMALL[mode]) and (surely(a.shape[-1] <= SHORT[mode]) or not transforms_active()):
+    if surely(a.shape[-1] * numel_with_batches(a) <= SMALL[mode]):
         return weighted(_distance_weights(a, a, rows), h)
     ties, a, x = tie_bounds(a), wide(a) / rows.softness, wide(h)
     soft = exponential.averages(a, x, ties) if mode == "smooth" else window.averages(a, x, ties, POWERS[mode])

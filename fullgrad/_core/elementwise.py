@@ -39,8 +39,7 @@ class Elementwise(Function):
 
     ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
     large tensors on the CPU then computes them piece by piece, in the cache. ``opmath = True`` computes terms of half precision
-    in float32, and rounds once. ``reads_output``, a function of the inputs, says whether ``vjp_term`` reads the value, which is
-    then saved, and given after the inputs; None is given otherwise, and for a value in half precision, which has lost its slope.
+    in float32, and rounds once.
 
     The base has the other rules. It saves the inputs that are read and nothing else, computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
@@ -75,7 +74,6 @@ class Elementwise(Function):
     whole_dims = 0
     in_pieces = False
     opmath = False
-    reads_output: ClassVar[Callable[..., bool] | None] = None
 
     reads: ClassVar[Mapping[int, Sequence[int]] | Callable[..., Mapping[int, Sequence[int]]]]
 
@@ -224,10 +222,10 @@ class _Plan(NamedTuple):
 
 
 def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[Callable[..., Any], ...]:
-    term, reads_output, no_other_gradients = cls.vjp_term, cls.reads_output, (None,) * (len(names) - 1)
+    term, no_other_gradients = cls.vjp_term, (None,) * (len(names) - 1)
     varies = callable(reads)
     fixed: dict[int, tuple[int, ...]] = {} if varies else reads
-    saves_first = varies or reads_output is not None or 0 in fixed.get(0, ())
+    saves_first = varies or 0 in fixed.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
     are_scalars = scalar_types.issuperset
     is_scheduled, scheduled, scheduled_first = _schedule(cls, len(names))
@@ -248,16 +246,13 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
     # the first input is the only tensor, which then has the shape and dtype of the output.
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        numbers, value, now = inputs[1:], (), reads(*inputs) if varies else fixed
-        if reads_output is not None:
-            # A value that was rounded to half precision has lost its slope.
-            value = (output if output.dtype not in HALF and reads_output(*inputs) else None,)
+        numbers, now = inputs[1:], reads(*inputs) if varies else fixed
         if 0 in now and numbers[0].__class__ in scalar_types and (has_one_more or are_scalars(map(type, numbers))):
             ctx.kept = numbers
             if saves_first:
-                saved = (inputs[0] if 0 in now[0] else None, *value)
-                ctx.save_for_backward(*saved)
-                ctx.save_for_forward(*saved)
+                saved = inputs[0] if 0 in now[0] else None
+                ctx.save_for_backward(saved)
+                ctx.save_for_forward(saved)
             return
         plan = plan_of(ctx.needs_input_grad, tuple(now.items()) if varies else (), *map(type, inputs))
         shape = output.shape
@@ -266,22 +261,22 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
             if part and not same_shape(part, shape):
                 _check_broadcasts(cls, part, shape)
         ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
-        ctx.save_for_backward(*plan.pick_backward(inputs), *value)
-        ctx.save_for_forward(*plan.pick_forward(inputs), *value)
+        ctx.save_for_backward(*plan.pick_backward(inputs))
+        ctx.save_for_forward(*plan.pick_forward(inputs))
 
     def inputs_and_output(ctx: Any, positions: list[int]) -> list[Any]:
-        inputs, saved = ctx.kept[1].copy(), ctx.saved_tensors
-        for j, t in zip(positions, saved):  # noqa: B905
+        inputs = ctx.kept[1].copy()
+        for j, t in zip(positions, ctx.saved_tensors):  # noqa: B905
             inputs[j] = t
-        return inputs if reads_output is None else [*inputs, saved[-1]]
+        return inputs
 
     # Autograd sums a gradient to the shape of its input and converts it to the input's dtype.
 
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.kept
         if kept.__class__ is tuple:
-            x, *value = ctx.saved_tensors if saves_first else (None,)
-            first = scheduled_first(g, (x, *kept, *value)) if is_scheduled(g) else term(0, g, x, *kept, *value)
+            x = ctx.saved_tensors[0] if saves_first else None
+            first = scheduled_first(g, (x, *kept)) if is_scheduled(g) else term(0, g, x, *kept)
             return first, *no_other_gradients
         plan, _, shape, _ = kept
         gradients = scheduled(plan.needs, g, inputs_and_output(ctx, plan.backward))

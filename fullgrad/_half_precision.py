@@ -107,10 +107,12 @@ def in_pieces(formula: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def rounded_once(formula: Callable[..., Tensor], *args: Any) -> Tensor:
-    """An elementwise formula of arguments some of which are in half precision: in float32, and rounded once to the dtype that
-    torch gives such a formula. An intermediate result that is rounded may be rounded to another integer, or fall on the other
-    side of a threshold.
+    """An elementwise formula; where some arguments are in half precision, in float32, and rounded once to the dtype that torch
+    gives such a formula. An intermediate result that is rounded may be rounded to another integer, or fall on the other side of a
+    threshold.
     """
+    if not any_half(*args):
+        return formula(*args)
     floating = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
     some = [a for a in floating if a.ndim] or floating
     dtype = functools.reduce(torch.promote_types, [a.dtype for a in some])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fullgrad import _checks
 from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import any_half, rounded_once, to_opmath
+from fullgrad._half_precision import rounded_once, to_opmath
 from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
 
 
@@ -60,9 +60,7 @@ class AffineKBitQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-        if any_half(x, w, b):
-            return rounded_once(_affine, x, k, w, b)
-        return _affine(x, k, w, b)
+        return rounded_once(_affine, x, k, w, b)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, k: int, w: Any, b: Any) -> Tensor:

@@ -75,7 +75,7 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
     """
     _checks.real_tensor("k_bit_quantize_forward", "x", x)
     levels = _levels(_checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
-    return rounded_once(on_grid, x, levels) if any_half(x) else on_grid(x, levels)
+    return rounded_once(on_grid, x, levels)
 
 
 class KBitQuantize(StraightThrough):

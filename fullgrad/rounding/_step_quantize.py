@@ -77,7 +77,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
     """
     _check("step_quantize_forward", x, step)
-    return rounded_once(_multiple, x, step) if any_half(x, step) else _multiple(x, step)
+    return rounded_once(_multiple, x, step)
 
 
 class StepQuantize(Elementwise):

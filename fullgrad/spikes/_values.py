@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._checks import broadcast_shape
 from fullgrad._dispatch import can_reuse_buffers, same_shape
-from fullgrad._half_precision import HALF, any_half, cast, rounded_once
+from fullgrad._half_precision import HALF, cast, rounded_once
 from fullgrad._neighbors import rounded
 from fullgrad.soft._relaxation import compared
 
@@ -36,7 +36,7 @@ def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:
     threshold = threshold_for(v, threshold)
     if max_spikes == 1:
         return compared(torch.ge, v, threshold)
-    return rounded_once(_count, v, threshold, max_spikes) if any_half(v, threshold) else _count(v, threshold, max_spikes)
+    return rounded_once(_count, v, threshold, max_spikes)
 
 
 def _count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:

@@ -71,7 +71,7 @@ vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.ex
 forward: aten.round
 saved: an input
 backward: aten.round, aten.eq.Scalar, aten.eq.Scalar, aten._to_copy, aten.div.Tensor, aten.where.self, aten.mul.Tensor
-vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.round, aten.div.Tensor, aten.nan_to_num, aten.add.Tensor, aten.mul.Tensor
+vmap(grad): aten.round, aten.sum.dim_IntList, aten.ones_like, aten.view, aten.expand, aten.round, aten.eq.Scalar, aten.eq.Scalar, aten._to_copy, aten.div.Tensor, aten.where.self, aten.mul.Tensor
 """)
 
     def test_step_quantize(self):

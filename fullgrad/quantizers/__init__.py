@@ -1,6 +1,8 @@
-"""Quantizers: values on a grid of any kind, with the gradient passing where you say, and parameters that learn."""
+"""Quantizers: values on grids of any kind, gradients that pass where you choose, and parameters that learn."""
 
-from fullgrad._public import make_public
+from typing import TYPE_CHECKING, Any
+
+from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize
 from fullgrad.quantizers._bsq import bsq
 from fullgrad.quantizers._codebook_quantize import codebook_quantize
@@ -19,7 +21,6 @@ from fullgrad.quantizers._nvfp4_quantize import nvfp4_quantize
 from fullgrad.quantizers._pact import pact
 from fullgrad.quantizers._power_of_two import power_of_two
 from fullgrad.quantizers._quant_range import quant_range
-from fullgrad.quantizers._quantizer import Quantizer
 from fullgrad.quantizers._stretched_elastic import stretched_elastic
 from fullgrad.quantizers._ternarize import ternarize
 from fullgrad.quantizers._tqt import tqt
@@ -29,7 +30,6 @@ from fullgrad.quantizers._xnor import xnor
 
 __all__ = [
     "FloatFormat",
-    "Quantizer",
     "binarize",
     "bsq",
     "codebook_quantize",
@@ -56,3 +56,9 @@ __all__ = [
 ]
 
 make_public(__name__)
+
+if not TYPE_CHECKING:  # for which any name would be right
+
+    def __getattr__(name: str) -> Any:
+        instead = ": write fullgrad.nn.FunctionModule(function, …)" if name == "Quantizer" else ""
+        raise AttributeError(f"module 'fullgrad.quantizers' has no attribute {name!r}{instead}")

@@ -1,23 +1,24 @@
-"""`codebook_quantize`: to any numbers, which may learn."""
+"""`codebook_quantize`: round to any numbers, which may learn."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import divided
+from fullgrad._core.pieces import chunked, chunked_terms
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import can_reuse_buffers, holds
-from fullgrad._distributed import reshaped
-from fullgrad._function import Function
-from fullgrad._half_precision import chunked, chunked_terms
-from fullgrad.clamping._clamp import between, pass_inside
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 
 INSIDE = ("exact", "all")
-# The search is slower than to compare with each of few middles, in numbers so many times theirs.
+# Up to _FEW midpoints are each compared with the numbers, if these are _MANY times as many: faster than a search.
 _FEW, _MANY = 48, 512
 
 
@@ -28,7 +29,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
         v = x / s, \quad k = \operatorname{argmin}_j |v - c_j|, \quad y = c_k s, \qquad
         D_x = m, \quad D_s = c_k - m v, \quad D_{c_j} = s\,[\,j = k\,]
 
-    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end in the middle of two levels,
+    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end halfway between two levels,
     computed in the dtype of the arithmetic; a tie goes to the lower one. With :math:`q' = m / s` wherever a derivative is
     differentiated again, the second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial c_k = 1`. NaN gives
     NaN, infinities the ends. Half precision is computed in float32 and rounded once. Saved: ``x``, ``codebook`` and a tensor
@@ -49,7 +50,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Raises:
         TypeError: ``x``, ``codebook`` or ``scale`` is not real.
         ValueError: ``codebook`` is empty or has other dimensions, ``scale`` is a number that is not positive and finite or has
-            another shape, or there is no such ``inside``.
+            another shape, or ``inside`` is unknown.
 
     Example:
         >>> import torch
@@ -64,26 +65,26 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Yamamoto, https://arxiv.org/abs/2103.07156.
     """
     x = _arguments.floating_input("codebook_quantize", "x", x)
-    _checks.real_tensor("codebook_quantize", "codebook", codebook)
+    checks.real_tensor("codebook_quantize", "codebook", codebook)
     if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
         raise ValueError(
             f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
         )
     if scale is not None:
         _arguments.check_scale("codebook_quantize", "scale", scale, x.dtype)
-    _checks.choice("codebook_quantize", "inside", inside, INSIDE)
+    checks.choice("codebook_quantize", "inside", inside, INSIDE)
     split, (scale,) = _arguments.in_blocks("codebook_quantize", x, None, {"scale": scale})
     if split is None:
         return CodebookQuantize.apply(x, scale, codebook, inside)
     return reshaped(CodebookQuantize.apply(reshaped(x, split), scale, codebook, inside), x.shape)
 
 
-class _OfCodebook(Function):
+class _CodebookOperator(Function):
     """An operator of ``(x, scale, codebook, …)``. In batches a codebook has the leading dimensions of ``x`` in front."""
 
     @classmethod
     def dim_labels(cls, x: Tensor, scale: Parameter | None, codebook: Tensor, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The levels are whole."""
+        """The dimension of the levels is never split."""
         ndims = x.ndim, scale.ndim if isinstance(scale, Tensor) else 0
         n = max(ndims)
         elements, scales = (tuple(range(n - m, n)) for m in ndims)
@@ -102,7 +103,7 @@ class _OfCodebook(Function):
         return cls.apply(x, scale, codebook, *rest), 0
 
 
-class CodebookQuantize(_OfCodebook):
+class CodebookQuantize(_CodebookOperator):
     """The operator of :func:`codebook_quantize`."""
 
     @staticmethod
@@ -155,8 +156,8 @@ class CodebookQuantize(_OfCodebook):
         return total.to(ctx.dtype)
 
 
-class CodebookResidual(_OfCodebook):
-    """:math:`D_s = c_k - m v`, of which only the codebook has a derivative."""
+class CodebookResidual(_CodebookOperator):
+    """:math:`D_s = c_k - m v`, which has a derivative with respect to the codebook only."""
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter, codebook: Tensor, inside: str) -> Tensor:
@@ -185,8 +186,8 @@ class CodebookResidual(_OfCodebook):
         return _take(to_codebook, _index_of(x, ctx.number if scale is None else scale, codebook))
 
 
-class CodebookIndex(_OfCodebook):
-    """Which level is nearest: integers, without a derivative."""
+class CodebookIndex(_CodebookOperator):
+    """The index of the nearest level: integers, without a derivative."""
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter | None, codebook: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class CodebookIndex(_OfCodebook):
 def _gradients_in_pieces(
     needed: Any, g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str
 ) -> tuple[Tensor | None, ...] | None:
-    """The gradients by one codebook piece by piece, as they all read the same levels; None as of `chunked_terms`."""
+    """The gradients, piece by piece, for one codebook that all pieces read; None where `chunked_terms` returns None."""
     *of_elements, by_codebook, _ = needed
     total: list[Tensor] = []
 
@@ -239,7 +240,7 @@ def _value(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
 
 
 def _index_of(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
-    """The nearest level in a rule, where it is a constant."""
+    """The index of the nearest level, for rules, in which it is a constant."""
     return CodebookIndex.apply(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)])
 
 
@@ -251,18 +252,18 @@ def _levels(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
 
 
 def _level(v: Tensor, size: Tensor, below: Tensor) -> Tensor:
-    """Of the levels in the order of size that after so many; NaN for NaN."""
+    """The level that has ``below`` sorted levels before it; NaN for NaN."""
     return torch.where(v.isnan(), v, _take(size, below))
 
 
 def _nearest(v: Tensor, codebook: Tensor) -> Tensor:
-    """Where in a codebook the nearest level is."""
+    """The index of the nearest level in a codebook."""
     size, order = codebook.sort(stable=True)
     return _take(order, _below(v, size))
 
 
 def _below(v: Tensor, size: Tensor) -> Tensor:
-    """How many middles of levels in the order of size are below a number; all for NaN."""
+    """The number of midpoints between sorted levels that are below a number; all for NaN."""
     middles = (size[..., 1:] + size[..., :-1]) / 2
     middles = torch.where(middles.isinf(), size[..., 1:] / 2 + size[..., :-1] / 2, middles)  # the sum may overflow
     n = middles.shape[-1]
@@ -303,4 +304,4 @@ def _pass_between(g: Tensor, v: Tensor, codebook: Tensor, inside: str) -> Tensor
         return g
     leading = codebook.shape[:-1]
     shape = (*leading, *(1,) * (v.ndim - len(leading)))
-    return pass_inside(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))
+    return where_between(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.neighbors import neighbor
 from fullgrad._dispatch import can_view_bits
-from fullgrad._function import out_buffer
-from fullgrad._neighbors import neighbor
 from fullgrad.quantizers._formats import Spec
 from fullgrad.rounding._modes import round_to_integer
 
@@ -31,8 +30,9 @@ _LAYOUTS = {
 
 
 def exponent(x: Tensor, digits: int | None = None) -> Tensor:
-    """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
-    ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
+    """The exponents: one below the smallest normal one for subnormal numbers and 0, 128 or 1024 for infinity and NaN.
+
+    With ``digits``, half a unit of a mantissa of that many bits is first added to the numbers, which are positive.
     """
     layout = _LAYOUTS[x.dtype]
     if not can_view_bits():
@@ -57,7 +57,7 @@ def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
     """2^k for integers k that are exponents of normal numbers."""
     layout = _LAYOUTS[dtype]
     if not can_view_bits():
-        # Exact, as torch.exp2 is not, and without large constants, which torch.jit takes for each other beyond 2^128.
+        # Exact, unlike torch.exp2, and without large constants, which torch.jit confuses beyond 2^128.
         size, y = k.abs(), torch.ones_like(k, dtype=dtype)
         factor = y + 1
         for i in range(10):
@@ -67,13 +67,13 @@ def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
-    """``x * 2^k`` for any k that two factors reach: one would over- or underflow."""
+    """``x * 2^k`` for any k that two factors can make, where a single factor would over- or underflow."""
     half = k >> 1
     return x * power_of_two(half, x.dtype) * power_of_two(k - half, x.dtype)
 
 
 def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None = None) -> Tensor:
-    """The numbers of a format next to ``v``, in float32 or float64; NaN stays."""
+    """``v`` in float32 or float64, rounded to the numbers of a format; NaN stays."""
     saturate = saturate or spec.kind == "finite"
     layout = _LAYOUTS[v.dtype]
     in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
@@ -88,38 +88,34 @@ def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise:
             q = torch.where(v.isinf(), v, torch.clamp(q, *[side * spec.max for side in _TOWARD_ZERO[rounding]]))
         beyond = math.inf if spec.kind == "ieee" else math.nan
         q = torch.where(q.abs() > spec.max, torch.copysign(q.new_full((), beyond), v), q)
-    # Without -0.0, adding 0 is what makes it 0.0.
-    return torch.add(q, 0.0, out=out_buffer(q)) if spec.kind == "fnuz" else q
+    # The format has no -0.0; adding 0 turns it into 0.0.
+    return q + 0.0 if spec.kind == "fnuz" else q
 
 
-# Where a rounding goes to zero, it ends at the largest number: multiples of that between which its results are.
+# Rounding toward zero ends at the largest number: the bounds of its results, as multiples of that number.
 _TOWARD_ZERO = {"trunc": (-1.0, 1.0), "floor": (-math.inf, 1.0), "ceil": (-1.0, math.inf)}
 
 
 def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
-    """Half to even: the sum with 3/2 of the power of two whose last digit is the step is rounded to that by the adder.
+    """Round half to even: in the sum with 3/2 of the power of two whose last digit is the step, the adder rounds to the step.
 
-    The sum and the difference are exact but for that. The exponent of a NaN wraps, which does no harm.
+    The sum and the difference are otherwise exact. The exponent of a NaN wraps, which does no harm.
     """
     layout = _LAYOUTS[v.dtype]
-    # Beyond the range the grid goes on for one binade, in which all is too large.
+    # The grid continues for one binade beyond the range, where every number is too large.
     most = spec.max if saturate else math.ldexp(1.0, spec.max_exponent + 1)
     y = torch.clamp(v, -most, most)
     shift = ((layout.mantissa_bits - spec.mantissa_bits) << layout.mantissa_bits) | (1 << (layout.mantissa_bits - 1))
-    bits = y.view(layout.integer) & layout.exponent_mask
-    bits = torch.add(bits, shift, out=out_buffer(bits))
     least = ((spec.min_exponent + layout.bias) << layout.mantissa_bits) + shift
-    bits = torch.clamp(bits, min=least, out=out_buffer(bits))
+    bits = torch.clamp((y.view(layout.integer) & layout.exponent_mask) + shift, min=least)
     c = bits.view(v.dtype)
-    q = y + c
-    q = torch.sub(q, c, out=out_buffer(q))
-    return torch.copysign(q, y, out=out_buffer(q))
+    return torch.copysign(y + c - c, y)
 
 
 def _round_by_steps(v: Tensor, spec: Spec, rounding: str, noise: Tensor | None) -> Tensor:
-    """In units of the step of the binade, by any rounding; beyond the largest number the grid goes on.
+    """Round in units of the step of the binade, by any mode; the grid continues beyond the largest number.
 
-    Without subnormal numbers the step below the smallest normal number is that number.
+    Without subnormal numbers, the step below the smallest normal number is that number.
     """
     e = exponent(v)
     k = spec.mantissa_bits - e.clamp(min=spec.min_exponent)
@@ -155,7 +151,7 @@ def _is_even(spec: Spec) -> bool:
 
 
 def _at_most(bound: float, included: bool, dtype: torch.dtype) -> float:
-    """The last number of a dtype up to a bound, which is one of it or infinite in it, or before it."""
+    """The last number of a dtype up to a bound, or before the bound, which is a number of the dtype or infinite in it."""
     largest = torch.finfo(dtype).max
     if bound > largest:
         return largest

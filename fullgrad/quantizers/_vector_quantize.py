@@ -1,21 +1,21 @@
-"""`vector_quantize`: to the nearest row of a matrix."""
+"""`vector_quantize`: round to the nearest row of a matrix."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._autocast import matmul
+from fullgrad._core import checks
+from fullgrad._core.autocast import matmul
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import can_read_numbers, holds, opaque, uses_last_dims
-from fullgrad._function import Function
-from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
 
 GRADIENTS = ("identity", "rotation")
-# Distances that are computed at once.
+# The number of distances that are computed at once.
 _MOST = 2**24
-# Rows of the codebook, of those whose distances float64 hardly tells apart, that are compared closely.
+# The number of rows, with distances that float64 hardly tells apart, that are compared closely.
 _CANDIDATES = 8
 
 
@@ -40,12 +40,12 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
         gradient: ``"identity"`` or ``"rotation"``.
 
     Returns:
-        ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). The first of equal rows is
-        taken, and of all rows for a vector with an infinity. Vectors with NaN are NaN.
+        ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). A tie goes to the first row,
+        as does a vector with an infinity. Vectors with NaN are NaN.
 
     Raises:
         TypeError: ``x`` or ``codebook`` is not real.
-        ValueError: The shapes do not fit, or there is no such gradient.
+        ValueError: The shapes do not fit, or ``gradient`` is unknown.
 
     Example:
         >>> import torch
@@ -58,7 +58,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
     Source: van den Oord et al., https://arxiv.org/abs/1711.00937; Fifty et al., https://arxiv.org/abs/2410.06424.
     """
     x = _arguments.floating_input("vector_quantize", "x", x)
-    _checks.real_tensor("vector_quantize", "codebook", codebook)
+    checks.real_tensor("vector_quantize", "codebook", codebook)
     if codebook.ndim != 2 or not all(holds(n != 0) for n in codebook.shape):
         raise ValueError(
             f"vector_quantize: `codebook` must have two dimensions and no empty one, got shape {tuple(codebook.shape)}."
@@ -68,7 +68,7 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
             f"vector_quantize: the last dimension of `x` must be that of the codebook, {codebook.shape[-1]}, "
             f"got shape {tuple(x.shape)}."
         )
-    _checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
+    checks.choice("vector_quantize", "gradient", gradient, GRADIENTS)
     return VectorQuantize.apply(x, codebook.detach(), gradient)
 
 
@@ -112,7 +112,7 @@ class VectorQuantize(Function):
 
     @classmethod
     def dim_labels(cls, x: Tensor, codebook: Tensor, gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The vectors are whole, and so is the codebook."""
+        """The vectors and the codebook are never split."""
         rows = tuple(range(x.ndim - 1))
         return [(*rows, None), (*range(codebook.ndim - 2), None, None), ()], rows
 
@@ -132,7 +132,7 @@ def _indices(rows: Tensor, codebook: Tensor) -> Tensor:
 
 @opaque("nearest_row", fake=_indices, reads_values=True)
 def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The nearest row of the codebook for each vector: closely where rounded distances do not tell."""
+    """The nearest row of the codebook for each vector, compared closely where rounded distances do not decide."""
     if not can_read_numbers(rows):
         return _nearest_closely(rows, codebook)
     most = max(_MOST // codebook.shape[-2], 1)
@@ -147,14 +147,14 @@ def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
 
 
 def _by_rounded_distances(rows: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest row, and whether it is so in spite of all rounding."""
+    """The row with the smallest rounded distance, and whether rounding cannot have changed which row is nearest."""
     d, first = rows.shape[-1], codebook[..., :1, :]
     codebook, rows = codebook - first, rows - first
-    # Half the squares of the distances, less half that of the vector.
+    # Half the squared distances, less half the squared norm of the vector.
     distances = (codebook * codebook).sum(-1).unsqueeze(-2) / 2 - matmul(rows, codebook.mT)
     least, index = distances.min(-1)
     second = distances.scatter_(-1, index.unsqueeze(-1), torch.inf).amin(-1)
-    # Errors of d terms grow as their root. What underflows is less than the smallest normal number.
+    # Errors of d terms grow as the root of d. Terms that underflow are less than the smallest normal number.
     size = (rows * rows).sum(-1) + least.abs()
     error = size * (4 * d**0.5 * _matmul_eps(rows.dtype)) + d * torch.finfo(rows.dtype).tiny
     return index, second - least > error
@@ -197,7 +197,7 @@ def _middle(codebook: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest absolute value of each row, as something to divide by."""
+    """The largest absolute value of each row, as a divisor, never 0."""
     return x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
 
 
@@ -207,12 +207,12 @@ def _matmul_eps(dtype: torch.dtype) -> float:
         return torch.finfo(dtype).eps
     try:
         return {"highest": 2.0**-23, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # torch does not tell where the precision was set for one backend alone
+    except RuntimeError:  # torch raises where the precision was set for one backend alone
         return 2.0**-7
 
 
 def _rows(codebook: Tensor, index: Tensor) -> Tensor:
-    """The rows of an index. Both may be batched."""
+    """The rows at the indices. Codebook and indices may be batched."""
     leading, d = codebook.shape[:-2], codebook.shape[-1]
     flat = index.reshape(*leading, -1, 1)
     return codebook.gather(-2, flat.expand(*flat.shape[:-1], d)).reshape(*index.shape, d)

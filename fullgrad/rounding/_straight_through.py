@@ -1,10 +1,10 @@
-"""`StraightThrough`: every operator whose declared derivative with respect to its first input is 1."""
+"""`StraightThrough`: the base of operators whose declared derivative with respect to the first input is 1."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fullgrad._elementwise import Elementwise
+from fullgrad._core.elementwise import Elementwise
 
 
 class StraightThrough(Elementwise):

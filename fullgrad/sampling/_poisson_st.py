@@ -3,14 +3,14 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import opaque
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
 
 
 def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-    r"""A random count with a mean, with the straight-through derivative.
+    r"""A random count with a given mean and the straight-through derivative.
 
     .. math::
         y = \min \{ n : u < F(n; \lambda) \}, \qquad F(n; \lambda) = e^{-\lambda} \sum_{m \le n} \frac{\lambda^m}{m!}, \qquad
@@ -23,14 +23,14 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
     Args:
         rate: The means λ, any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``rate``, a constant; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``rate``.
 
     Raises:
-        TypeError: ``rate`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``rate`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -39,7 +39,7 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
 
     Source: the inverse distribution function; ``torch.poisson`` with the straight-through derivative.
     """
-    _checks.floating_tensor("poisson_st", "rate", rate)
+    checks.floating_tensor("poisson_st", "rate", rate)
     return PoissonST.apply(rate, noise_for("poisson_st", rate, noise, generator))
 
 
@@ -70,7 +70,7 @@ def poisson_quantile(rate: Tensor, noise: Tensor) -> Tensor:
     """The smallest count whose distribution function is above the noise."""
     rates, u = rate.double(), noise.clamp(min=torch.finfo(noise.dtype).tiny).double()
     wide = torch.where(rates < _LARGE, rates, 0)
-    # Outside of the brackets there is less than the smallest u, and less than the smallest difference of u from 1.
+    # Less probability than the smallest u is below the brackets, and less than the smallest 1 - u above them.
     deviation = wide.sqrt()
     low, high = torch.floor(wide - 38 * deviation - 1).clamp(min=-1), torch.floor(wide + 10 * deviation + 60)
     steps = int(torch.nan_to_num(high - low, 0, 0, 0).max()).bit_length() if high.numel() else 0
@@ -84,7 +84,7 @@ def poisson_quantile(rate: Tensor, noise: Tensor) -> Tensor:
 
 
 def _quantile_of_large(rate: Tensor, u: Tensor) -> Tensor:
-    """The quantile of a large rate: what is left out of the expansion is less than 1e-7 in the whole range of u.
+    """The quantile of a large rate: the terms left out of the expansion are less than 1e-7 in the whole range of u.
 
     Giles, Algorithm 955, https://doi.org/10.1145/2699466.
     """

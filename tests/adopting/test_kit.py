@@ -25,7 +25,7 @@ def matrix(value):
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_line(name):
-    """Every check that applies, eager ones here."""
+    """An adopted class passes every check that applies, eager ones here."""
     cls, inputs = CASES[name]
     report = check_operator(
         fullgrad.adopt(cls), *[v.reshape(2, 2) if isinstance(v, torch.Tensor) else v for v in inputs], checks=EAGER
@@ -36,7 +36,7 @@ def test_in_one_line(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_line_compiled(name):
-    """All of them."""
+    """An adopted class passes all checks, compiled ones included."""
     cls, inputs = CASES[name]
     report = check_operator(fullgrad.adopt(cls), *map(matrix, inputs))
     assert sum(result.status == "passed" for result in report.values()) >= 50

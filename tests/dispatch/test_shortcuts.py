@@ -1,4 +1,4 @@
-"""Without a derivative a call is short: what each shortcut must still see, and that its value is that of the full call."""
+"""Shortcuts of calls without a derivative: what each must still see, and that its value is that of the full call."""
 
 import builtins
 import dis
@@ -13,8 +13,8 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
+from fullgrad._core.function import Function, alias, pure
 from fullgrad._dispatch import can_skip_autograd, surely
-from fullgrad._function import Function, alias, pure
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
 
@@ -24,7 +24,7 @@ X = torch.tensor([-math.inf, -2.5, -1.0, -0.0, 0.0, 0.4, 1.0, 3.0, math.inf, mat
 
 
 def _operators(base=Function):
-    """Every operator of fullgrad itself: tests define more."""
+    """Every operator of fullgrad itself, without those that tests define."""
     for operator in base.__subclasses__():
         if operator.__module__.startswith("fullgrad."):
             yield operator
@@ -37,7 +37,7 @@ GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "surely": surely, "
 
 
 def _is_elementwise(name):
-    """Whether torch has an operation of that name that acts element by element on tensors, in a new one, without chance."""
+    """Whether torch has a deterministic elementwise operation of that name with a new tensor as output."""
     operation = getattr(torch.ops.aten, name, None)
     if operation is None or name.endswith("_"):
         return False
@@ -47,7 +47,7 @@ def _is_elementwise(name):
 
 
 def _unproved(forward):
-    """What of the code of a forward is not known to be a function of its arguments alone, the same in both grad modes."""
+    """The parts of a forward's code that may not be functions of its arguments alone, the same in both grad modes."""
     if forward.__closure__:
         yield "a closure"
     for step in dis.get_instructions(forward):
@@ -68,12 +68,12 @@ def _unproved(forward):
 
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
 def test_what_is_marked_pure_is_pure(operator):
-    """Its code computes with its arguments alone."""
+    """The code of a pure forward computes with its arguments alone."""
     assert list(_unproved(operator.forward)) == []
 
 
 def test_what_is_not_pure_is_seen():
-    """The check before this one can fail, in each of its ways."""
+    """The check above can fail, in each of its ways."""
     table = torch.ones(3)
     for forward, found in (
         (lambda x: x + table, "a closure"),
@@ -99,7 +99,7 @@ class _Called(Exception):
 
 
 def _arguments(operator):
-    """Those with which the first case that has the operator calls it."""
+    """The arguments with which the first case that has the operator calls it."""
 
     def apply(*args):
         raise _Called(*args)
@@ -115,7 +115,7 @@ def _arguments(operator):
 
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
 def test_a_forward_that_replaces_a_pure_one_is_called(operator):
-    """The kit's surrogates are, for one."""
+    """A replaced forward is called, as that of the kit's surrogates."""
     x, *rest = _arguments(operator)
     with mock.patch.object(operator, "forward", staticmethod(lambda x, *_: x * 7)):
         assert torch.equal(operator.apply(x, *rest), x * 7)
@@ -123,7 +123,7 @@ def test_a_forward_that_replaces_a_pure_one_is_called(operator):
 
 
 class Recorder(Tensor):
-    """A subclass that sees what is done with it."""
+    """A subclass that records its operations."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -135,7 +135,7 @@ seen: list[str] = []
 
 
 def test_a_subclass_is_not_taken_for_a_tensor():
-    """Its type is kept, and it sees the operation."""
+    """A subclass keeps its type, and sees the operation."""
     x = torch.randn(3).as_subclass(Recorder)
     seen.clear()
     y = fullgrad.round(x)
@@ -162,7 +162,7 @@ OTHERS = list(_of_other_arguments())
 
 @pytest.mark.parametrize(("f", "at", "derivative"), [other[1:] for other in OTHERS], ids=[other[0] for other in OTHERS])
 def test_another_argument_wants_a_derivative(f, at, derivative):
-    """In every way: a leaf, a dual tensor, and inside transforms, where the first argument is a plain tensor from outside."""
+    """Another argument may be a leaf, a dual tensor, or inside transforms, where the first one is a plain tensor from outside."""
     d = derivative.expand(3)
     weights = torch.tensor([1.0, 2.0, 3.0])
     leaf = at.clone().requires_grad_()
@@ -198,7 +198,7 @@ STRAIGHT_THROUGH = {
 @pytest.mark.parametrize(("operator", "plain"), STRAIGHT_THROUGH.values(), ids=STRAIGHT_THROUGH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_a_straight_through_value_is_the_same_under_every_transform(operator, plain, dtype):
-    """With and without a gradient, in no_grad, in inference mode and under a transform: to the last bit."""
+    """A value is the same to the last bit with and without a gradient, in no_grad, inference mode and transforms."""
     x = X.to(dtype)
     expected = plain(x)
     for y in (
@@ -218,12 +218,12 @@ def test_a_straight_through_value_is_the_same_under_every_transform(operator, pl
 
 
 def test_a_softness_with_a_shape_gives_the_hard_value_its_shape():
-    """A number has none; a tensor takes the full call."""
+    """A number has no shape; a tensor takes the full call."""
     assert fullgrad.abs_st(torch.ones(3), torch.full((2, 1), 0.1)).shape == (2, 3)
 
 
 def test_a_closure_is_not_recorded():
-    """A forward that is not marked runs without grad mode, which is then as before, after an error too."""
+    """An unmarked forward runs without grad mode, which is then restored, after an error too."""
     weight = torch.ones(3, requires_grad=True)
 
     class Closes(ThroughRound):

@@ -1,4 +1,4 @@
-"""What a call sends and holds on each rank: counted in processes, and by a model of four terms."""
+"""The bytes that a call sends and holds on each rank: counted in processes, and by a model of four terms."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from tests.distributed.ranks import laid_out
 
 
 class Cost(NamedTuple):
-    """Of a forward and a backward on one rank, in bytes; and how many collectives they run."""
+    """The cost of a forward and a backward on one rank, in bytes, and their number of collectives."""
 
     sent: float
     held: float
@@ -24,7 +24,7 @@ class Cost(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Operators that distribute alike: an example, where its input lies, and their cost.
+    """Operators that distribute alike: an example, the placement of its input, and their cost.
 
     ``gathers`` and ``reduces`` are how often all elements are gathered from the ranks, or summed over them; ``numbers`` are those
     that each rank sends besides. ``whole`` is how many tensors of all elements a rank holds at most, ``shards`` how many of its
@@ -47,7 +47,7 @@ class Family(NamedTuple):
         return "all" if self.whole else "1/R"
 
     def cost(self, elements: int, ranks: int, itemsize: int = 4) -> Cost:
-        """By the usual algorithms: rings, in which a gathered shard passes every rank, and a sum goes around twice."""
+        """The cost by the usual algorithms: rings, where a gathered shard passes every rank, and a sum goes around twice."""
         size = elements * itemsize
         ring = size * (ranks - 1) / ranks
         sent = (self.gathers + 2 * self.reduces) * ring + self.numbers * (ranks - 1) * itemsize
@@ -102,7 +102,7 @@ class Sent(TorchDispatchMode):
 
 
 def counted(family: Family, elements: int, ranks: int) -> Cost:
-    """On this rank, of a square of float32 numbers."""
+    """The cost on this rank, for a square of float32 numbers."""
     side = int(elements**0.5)
     mesh = init_device_mesh("cpu", (ranks,))
     x = torch.randn(side, side, generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ def function(name):
 
 
 def applies(case):
-    """Not where the original is not translation equivariant, which is fixed here."""
+    """Whether a golden case applies: not where the original is not translation equivariant, which is fixed here."""
     return not (case["op"].startswith("round") and case["kwargs"].get("softness", 0.1) >= 1)
 
 
@@ -37,7 +37,7 @@ def applies(case):
     "case", [c for c in GOLDEN if applies(c)], ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}"
 )
 def test_golden(case):
-    """Values, gradients and Hessian-vector products of an independent implementation in float64."""
+    """Values, gradients and Hessian-vector products equal those of an independent implementation in float64."""
     names = {"a": "min_value", "b": "max_value"}
     options = {names.get(k, k): v for k, v in case["kwargs"].items()}
     inputs = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["inputs"].items()}
@@ -50,7 +50,7 @@ def test_golden(case):
     certain = soft.isclose(**inputs, **options) == 1 if case["op"].startswith("isclose") else None
 
     def expect(numbers, within):
-        """The original's truth values exceed 1 within the tolerance; here they are 1, with the derivative 0."""
+        """The expected numbers: truth values of the original exceed 1 within the tolerance; ours are 1, with the derivative 0."""
         numbers = torch.tensor(numbers, dtype=torch.float64)
         return numbers if certain is None else torch.where(certain, within, numbers)
 
@@ -89,7 +89,7 @@ S = 0.1313
 @pytest.mark.parametrize(("mode", "order"), [("c0", 0), ("c1", 1), ("c2", 2), ("smooth", 3)])
 @pytest.mark.parametrize("name", ONE)
 def test_mode_keeps_its_promise_at_every_join(name, mode, order):
-    """As often continuously differentiable as the mode says: no derivative up to that order jumps at a join."""
+    """No derivative up to the order of the mode jumps at a join."""
     f = lambda x: ONE[name](x, S, mode)  # noqa: E731
     # The joins lie where the argument of a sigmoid is one of these, and at the integers for round.
     joins = [
@@ -118,7 +118,7 @@ def test_mode_keeps_its_promise_at_every_join(name, mode, order):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_hard_beyond_the_transition(mode):
-    """Where a step is over, all are hard to the last bit in the polynomial modes, and nearly so in the smooth one."""
+    """Values beyond the transition are hard to the last bit in the polynomial modes, and nearly so in the smooth one."""
     x = torch.tensor([-3.0, -1.0, 1.0, 3.0], dtype=torch.float64)
     tolerance = 0 if mode != "smooth" else 1e-3
     for actual, expected in (
@@ -158,7 +158,7 @@ def test_round_leaves_out_only_what_is_nothing(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_truth_values_stay_between_0_and_1(mode):
-    """eq, not_equal and isclose, at equality and beyond, for softness far below epsilon too."""
+    """eq, not_equal and isclose stay in the range, at equality and beyond, for softness far below epsilon too."""
     x = torch.tensor([0.0, 1e-12, 0.3, -2.0], dtype=torch.float64)
     for s in (1e-12, 1e-3, 1.0):
         for f in (soft.eq, soft.not_equal, soft.greater, soft.less_equal):
@@ -187,7 +187,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_derivatives_of_parameters(name, mode):
-    """Of softness and bounds by differences, within the transitions and far beyond them."""
+    """Derivatives by softness and bounds agree with differences, within the transitions and far beyond them."""
     x = torch.linspace(-3, 3, 41, dtype=torch.float64) + 0.0137
     s, low, high = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.2, -0.9, 0.8))
     assert torch.autograd.gradcheck(lambda *parameters: PARAMETERS[name](x, parameters[0], mode, *parameters[1:]), (s, low, high))
@@ -195,7 +195,7 @@ def test_derivatives_of_parameters(name, mode):
 
 @pytest.mark.parametrize("name", ["eq", "not_equal"])
 def test_derivatives_are_0_within_epsilon(name):
-    """And those of the formula beyond it, whether the softness is a number, of which the distance is known, or a tensor."""
+    """Beyond epsilon they are those of the formula, whether the softness is a number or a tensor."""
     f = getattr(soft, name)
     for s, epsilon in ((0.1, 1e-10), (0.1, 0.01), (1e-3, 0.5), (2.0, 0.0)):
         formula = lambda d, s=s, e=epsilon: 2 * torch.sigmoid(-torch.relu(d * torch.tanh(d / (2 * s)) - e) / s)  # noqa: E731
@@ -211,7 +211,7 @@ def test_derivatives_are_0_within_epsilon(name):
 
 
 def test_all_and_any_of_a_number():
-    """It is itself the only element, along any dimension that it might have."""
+    """A number is its only element, along any dimension that it might have."""
     x = torch.tensor(0.3)
     for f in (soft.all, soft.any):
         for dim in (-1, 0):
@@ -242,7 +242,7 @@ STRAIGHT_THROUGH = {
 
 
 def _numbers(dtype):
-    """All 65,536 of a dtype of 16 bits; for wider ones all float16 numbers, some between, and the special ones."""
+    """All 65,536 numbers of a dtype of 16 bits; for wider ones all float16 numbers, some between, and the special ones."""
     half = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     if dtype.itemsize == 2:
         return half.view(dtype)
@@ -253,7 +253,7 @@ def _numbers(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)
 def test_hard_value_to_the_last_bit(name, dtype):
-    """For every number, with and without a gradient, in every mode; and the gradient is never infinite."""
+    """Values are hard for every number, with and without a gradient, in every mode; the gradient is never infinite."""
     straight_through, hard = STRAIGHT_THROUGH[name]
     x = _numbers(dtype)
     for mode in ("smooth", "c2", "hard"):
@@ -285,7 +285,7 @@ def test_straight_through_versions_without_a_gradient_do_no_soft_work():
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)
 def test_hard_values_of_cotangents_that_autograd_batches(name):
-    """`is_grads_batched=True` writes no number into a tensor that is given: a backward may use them."""
+    """`is_grads_batched=True` changes no tensor that a backward may use."""
     straight_through, _ = STRAIGHT_THROUGH[name]
 
     class Backward(torch.autograd.Function):
@@ -321,7 +321,7 @@ HOMOGENEOUS = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", HOMOGENEOUS)
 def test_the_unit_may_be_any(name, mode, unit):
-    """With a softness in the unit of the input."""
+    """Results scale with the unit where the softness is in the unit of the input."""
     f, power = HOMOGENEOUS[name]
     x = torch.linspace(-0.9, 1.1, 21, dtype=torch.float64)
 
@@ -338,7 +338,7 @@ def test_the_unit_may_be_any(name, mode, unit):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ONE)
 def test_accuracy_in_low_precision(name, mode):
-    """Value and derivative of float32 to a few units of the last place of their scale, of half precision to one of their own."""
+    """Value and derivative of float32 are right to a few units of the last place of their scale, half precision to one."""
     x64 = torch.linspace(-1.6, 1.6, 1001, dtype=torch.float64)
     for dtype, places in ((torch.float32, 12), (torch.bfloat16, 1.01), (torch.float16, 1.01)):
         x = x64.to(dtype)
@@ -407,7 +407,7 @@ def test_softness_per_sample_and_with_a_gradient():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_softness_of_another_dtype(name, dtype):
-    """It has the gradient of one of the dtype of x, and so has x."""
+    """The gradients of the softness and of x are those for a softness of the dtype of x."""
     x = like(torch.empty(6, dtype=torch.float32), 0)
     s = torch.full((6,), 0.25, dtype=dtype)  # the same number in each
 
@@ -426,7 +426,7 @@ def test_a_softness_of_another_dtype(name, dtype):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ONE)
 def test_a_softness_of_more_dimensions(name, mode):
-    """The value has them all, recorded or not."""
+    """The value has all dimensions, whether or not it is recorded."""
     x, softness = torch.linspace(-0.9, 0.9, 7), torch.tensor([[0.1], [0.3]])
     expected = torch.stack([ONE[name](x, s.item(), mode) for s in softness])
     torch.testing.assert_close(ONE[name](x, softness, mode), expected)
@@ -435,7 +435,7 @@ def test_a_softness_of_more_dimensions(name, mode):
 
 @pytest.mark.parametrize("case", [c for c in RELAXATIONS if c.name.endswith("widths")], ids=lambda c: c.name)
 def test_a_softness_for_each_row(case):
-    """Its gradient, alone and with that of the other inputs; the cotangent, whose buffer it might have been, stays."""
+    """The gradient is right, alone and with those of other inputs; the cotangent is not used as a buffer."""
     for check in ("backward", "each_input_alone"):
         CHECKS[check](case)
 
@@ -461,7 +461,7 @@ def test_logic_of_certain_truth_values_is_boolean():
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("f", [soft.logical_and, soft.logical_or, soft.logical_xor])
 def test_truth_values_of_two_dtypes_are_computed_in_that_of_the_result(f, mean):
-    """Value and gradients, each in the dtype of its input."""
+    """Values and gradients are right, each gradient in the dtype of its input."""
     for dtypes in itertools.permutations((torch.bfloat16, torch.float32, torch.float64), 2):
         a, b = (torch.tensor([0.001, 0.5, 0.75], dtype=dtype, requires_grad=True) for dtype in dtypes)
         for other in (b, b[2]):  # a number without dimensions takes the dtype of the others
@@ -550,7 +550,7 @@ HARD = {
 
 @pytest.mark.parametrize("name", HARD)
 def test_hard_straight_through_is_torch(name):
-    """Value and derivative."""
+    """Value and derivative are torch's."""
     x = torch.tensor([-1.7, -0.5, 0.0, 0.2, 2.5], dtype=torch.float64, requires_grad=True)
     found, expected = getattr(fullgrad, name)(x, mode="hard"), HARD[name](x)
     equal(found.detach(), expected.detach())
@@ -559,7 +559,7 @@ def test_hard_straight_through_is_torch(name):
 
 @pytest.mark.parametrize("rtol", [0.0, 0.5])
 def test_closeness_has_gradients_of_each_tensor(rtol):
-    """Of both, and of one alone, with the relative tolerance of the second."""
+    """Gradients of both tensors, and of one alone, are right, with the relative tolerance of the second."""
     x, y = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
     x, y = x.requires_grad_(), y.requires_grad_()
     found = soft.isclose(x, y, 0.3, rtol=rtol, atol=0.2).square().sum()
@@ -579,7 +579,7 @@ def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, messa
 
 
 def test_integers_become_floats():
-    """Integers of any kind in the default dtype; a number for y; aliases are the same functions."""
+    """Integers of any kind become the default dtype; y may be a number; aliases are the same functions."""
     whole = torch.tensor([-2, 0, 3])
     equal(soft.abs(whole), soft.abs(whole.float()))
     equal(soft.greater(whole, 1), soft.greater(whole.float(), 1.0))
@@ -595,13 +595,13 @@ def test_integers_become_floats():
 
 @pytest.mark.parametrize("case", RELAXATIONS, ids=lambda c: c.name)
 def test_gradients_of_every_variant_in_half_precision(case):
-    """In every mode, with and without the hard value: half precision has kernels of its own."""
+    """Half precision, which has its own kernels, is right in every mode, with and without the hard value."""
     CHECKS["gradients_in_every_dtype"](case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dtype):
-    """Far on the right the value is 1, and 1 - value 0; the derivative of sigmoid, relu and comparison is still the true one."""
+    """The derivative of sigmoid, relu and comparison is right far on the right, where 1 - value is 0."""
     x = torch.linspace(-0.9, 0.9, 181).to(dtype)
     exact = x.double()
     for f in (soft.sigmoidal, soft.softrelu, lambda v: soft.greater(v, 0.0), lambda v: soft.less(v, 0.0), soft.relu):
@@ -616,7 +616,7 @@ def test_slopes_of_half_precision_are_accurate_where_the_value_has_lost_them(dty
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_smooth_rectifiers_and_steps_of_infinity_are_the_hard_ones(dtype):
-    """In every precision, by every kernel: no infinity is multiplied by 0."""
+    """Values are right in every precision, by every kernel: no infinity is multiplied by 0."""
     x = torch.tensor([-math.inf, math.inf], dtype=dtype).requires_grad_()
     for f, hard in (
         (soft.relu, torch.relu),

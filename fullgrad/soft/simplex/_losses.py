@@ -1,4 +1,4 @@
-"""Losses of sparse weights: what the rules of all of them are, and how targets and reductions are read."""
+"""Losses of sparse weights: their common rules, and how targets and reductions are read."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import has_shape, number_or_tensor
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.simplex._entmax import per_row
 
@@ -22,8 +22,8 @@ class FenchelYoung(RowFunction):
         D_x = p - y, \qquad D_y = \nabla \Omega(y) - x, \qquad D_\alpha = \partial_\alpha \Omega(y) - \partial_\alpha \Omega(p),
         \qquad D_p = 0
 
-    p is the weights' own function of x and :math:`\alpha`, of which the loss has no derivative, since they maximize it; the
-    derivatives of the derivatives follow through p. A subclass gives :math:`\Omega`. Saved: x, p and y.
+    p is an operator of x and :math:`\alpha`. The loss has no derivative through p, which maximizes it; higher derivatives go
+    through p. A subclass defines :math:`\Omega`. Saved: x, p and y.
     """
 
     omega: ClassVar[Callable[..., Tensor]]
@@ -32,8 +32,8 @@ class FenchelYoung(RowFunction):
 
     @classmethod
     def value(cls, x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
-        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, not the
-        rounding of its scores. Without classes of weight 0, which may be at minus infinity.
+        """The loss, from scores less the mean score of the target, which changes nothing where both sum to 1: a confident row
+        gives 0, not the rounding of its scores. Classes of weight 0 are left out, as they may be at minus infinity.
         """
         mean = (torch.where(y == 0, 0, x) * y).sum(-1, keepdim=True)
         d = p - y
@@ -69,7 +69,7 @@ class FenchelYoung(RowFunction):
         total: Any = None
         for t, d in zip(tangents, slopes, strict=True):
             if t is not None and d is not None:
-                # A target of 0 has an infinite slope, which one that is constant does not see.
+                # The slope is infinite at a target of 0; a target that stays there does not see it.
                 part = (t * torch.where((t == 0) & d.isinf(), 0, d)).sum(-1, keepdim=True)
                 total = part if total is None else total + part
         return total
@@ -87,8 +87,8 @@ def fenchel_young(
     reduction: str,
 ) -> Tensor:
     """The loss of checked scores, reduced as :func:`torch.nn.functional.cross_entropy` does."""
-    _checks.choice(name, "reduction", reduction, REDUCTIONS)
-    _checks.real_tensor(name, "target", target)
+    checks.choice(name, "reduction", reduction, REDUCTIONS)
+    checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
     shape = x.movedim(dim, -1).shape
     wide, alpha = to_opmath(x, alpha)

@@ -1,4 +1,4 @@
-"""SoftSort in linear memory: equal to the formula with matrices, at every order, under every transform, in every range."""
+"""SoftSort in linear memory: equal to the matrix formula, at every order, under every transform, in every range."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ MODES = ("smooth", *POWER)
 
 @pytest.fixture(autouse=True)
 def linear(monkeypatch):
-    """Every size is computed in linear memory."""
+    """Compute every size in linear memory."""
     monkeypatch.setattr(softsort, "SMALL", dict.fromkeys(MODES, -1))
 
 
@@ -40,7 +40,7 @@ def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
 
 
 def project(v, mode):
-    """The simplex projection: a threshold by bisection, then by recorded steps of Newton: each gives one more order."""
+    """The simplex projection: a threshold by bisection, then by recorded Newton steps, each of which gives one more order."""
     if mode == "smooth":
         return torch.softmax(v, -1)
     power, w = POWER[mode], v.detach()
@@ -214,7 +214,7 @@ def test_not_a_number_is_not_a_number(mode):
 @pytest.mark.parametrize("softness", [1e-6, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_has_the_digits_of_float64(mode, softness):
-    """Against the matrices of float64, at any softness: the error of the gradient, relative to its largest element."""
+    """The gradient is that of float64 matrices, relative to its largest element, at any softness."""
     n = 1024
     # Multiples of a power of 2, so that ties occur; the division by the softness is part of neither.
     u = ((torch.randn(n, generator=torch.Generator().manual_seed(3)) * 2**12).round() / 2**12 / softness).requires_grad_()
@@ -265,7 +265,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 @pytest.mark.long
 def test_memory_is_linear():
-    """Megabytes of a process beyond those for a short row; one matrix would take 1024."""
+    """Memory beyond that for a short row is a few megabytes, where one matrix would take 1024."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 64
@@ -290,7 +290,7 @@ def test_short_rows_take_the_matrix(mode, monkeypatch):
 @pytest.mark.parametrize("n", [0, 1, 2, 33, 64, 101])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)])
 def test_scans_of_any_shape_are_loops(shape, n, monkeypatch):
-    """Also where nothing may be overwritten."""
+    """Scans equal loops, also where nothing may be overwritten."""
     decay, values = (torch.rand(*shape, n, dtype=torch.float64) for _ in range(2))
     sums = [values[..., :1]][: min(n, 1)]
     for i in range(1, n):

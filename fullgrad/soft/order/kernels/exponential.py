@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import can_reuse_buffers, opaque
 from fullgrad.soft._curves import Softness
 from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds, wide
 
-# A row this short is added up element by element: halving it further takes more operations.
+# Rows this short are summed element by element: halving them further takes more operations.
 _SHORT = 12
 
 
@@ -25,7 +25,7 @@ class TwoSided(RowFunction):
     .. math::
         dL = L(da\,p + dp) - da\,L, \qquad dR = R(dq - da\,q) + da\,R, \qquad L^T = R
 
-    ``first`` and ``last`` are the bounds of the group of equal elements around each, which are constant. All arguments broadcast.
+    ``first`` and ``last``, constants, are the bounds of the group of equal elements around each element. All arguments broadcast.
     Saved: the inputs and both outputs.
     """
 
@@ -57,7 +57,7 @@ def averages(a: Tensor, h: Tensor, ties: tuple[Tensor, Tensor]) -> Tensor:
     `tie_bounds` of its equal elements.
     """
     first, last = ties
-    # P has rows that sum to 1. Without the offset, h does not lose digits in the derivative's differences.
+    # The rows of P sum to 1. With the offset removed, h loses no digits in the differences of the derivative.
     offset = middle(h)
     f = torch.stack(torch.broadcast_tensors(torch.ones_like(a), h - offset))
     left, right = TwoSided.apply(a, first, last, f, f)
@@ -101,7 +101,7 @@ def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -
     shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
     decay = torch.exp(a[..., :-1] - a[..., 1:])
     decay = decay.reshape(*(1,) * (len(shape) - decay.ndim), *decay.shape)
-    # What reaches element i from its neighbor, and with the scan from those behind it: without element i itself.
+    # The contributions to element i of its neighbor, and by the scan of all elements behind it: without element i itself.
     p, q = p[..., :-1] * decay, q[..., 1:] * decay
     inner = (*shape[:-1], max(shape[-1] - 1, 0))
     sums = _scan(torch.stack((decay, decay.flip(-1))), torch.stack((p.expand(inner), q.flip(-1).expand(inner))))
@@ -111,7 +111,7 @@ def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -
 
 
 def _scan(decay: Tensor, values: Tensor) -> Tensor:
-    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the half as long row is scanned."""
+    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and a row half as long is scanned."""
     n = values.shape[-1]
     if n <= _SHORT:
         sums = [*values[..., :1].unbind(-1)]

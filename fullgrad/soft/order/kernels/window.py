@@ -1,4 +1,4 @@
-"""The kernels of bounded support over a sorted row: c0, c1, c2. The support is a window, its sums are prefix sums of powers."""
+"""The kernels of bounded support over a sorted row: c0, c1, c2. The support is a window, and sums use prefix sums of powers."""
 
 from typing import Any
 
@@ -28,8 +28,8 @@ class PowerSums(RowFunction):
     .. math::
         s_i = \sum_{j = \mathrm{start}_i}^{\mathrm{stop}_i - 1} (x_i - y_j)^\beta f_j
 
-    The windows are constant, and ascend with ``i``; those of the transpose, over ``i`` for each ``j``, are ``column_start`` and
-    ``column_stop``. ``x`` ascends too, and in a window ``x`` and ``y`` lie less than 2 apart. The family is closed:
+    The windows are constant, and ascend with ``i``; the windows of the transpose, over ``i`` for each ``j``, are ``column_start``
+    and ``column_stop``. ``x`` ascends too, and in a window ``x`` and ``y`` lie less than 2 apart. The family is closed:
 
     .. math::
         ds = \beta\,dx\,s^{(\beta - 1)} - \beta\,s^{(\beta - 1)}(dy\,f) + s(df)
@@ -82,8 +82,8 @@ class Radius(RowFunction):
         dc_i = \frac{\sum_j \omega_{ij} \operatorname{sgn}(a_i - a_j) (da_i - da_j)}{\sum_j \omega_{ij}}, \qquad
         \omega = [c_i - |a_i - a_j|]_+^{\alpha - 1}
 
-    The windows of `PowerSums` are constant; entry 0 of each is that of the strictly smaller elements in the support, entry 1 that
-    of the strictly larger ones. Saved: the inputs and outputs.
+    The windows of `PowerSums` are constant; entry 0 of each holds the strictly smaller elements of the support, entry 1 the
+    strictly larger ones. Saved: the inputs and outputs.
     """
 
     out_dims = (0, 1, 1, 1, 1)

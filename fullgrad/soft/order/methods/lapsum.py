@@ -31,7 +31,7 @@ class LapSum(Method):
 
 
 class Quantiles(RowFunction):
-    r"""The values of rows of softness 1.
+    r"""The values of rows, with softness 1.
 
     .. math::
         D\, t = \frac{W t}{W 1}, \qquad W_{ij} = e^{-|y_i - u_j|}
@@ -65,8 +65,8 @@ def _like(u: Tensor) -> Tensor:
 
 @opaque("laplace_quantiles", fake=_like)
 def laplace_quantiles(u: Tensor) -> Tensor:
-    r"""The value of `Quantiles`. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E` of
-    :math:`E = e^{y - a_l}`, with the gap :math:`\delta`: a quadratic equation, solved in logarithms.
+    r"""The value of `Quantiles`. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E`
+    with :math:`E = e^{y - a_l}` and the gap :math:`\delta`: a quadratic equation, solved in logarithms.
     """
     n = u.shape[-1]
     if n == 0:
@@ -78,7 +78,7 @@ def laplace_quantiles(u: Tensor) -> Tensor:
     count = (last - first + 1).to(a.dtype)
     heights = first + (count + right - left) / 2
     places = torch.arange(n, dtype=a.dtype, device=a.device).expand(a.shape) + 0.5
-    # How many elements lie at or below each value, and the sums on both sides of the gap that it is in.
+    # The number of elements at or below each value, and the sums on both sides of the gap around it.
     below = torch.searchsorted(heights.contiguous(), places.contiguous(), right=True)
     low, high = (below - 1).clamp(min=0), below.clamp(max=n - 1)
     log_a, log_b = torch.log(left + count).gather(-1, low), torch.log(right + count).gather(-1, high)

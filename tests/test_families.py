@@ -136,9 +136,6 @@ METHODS_OF_NUMBERS = {"dim", "element_size", "item", "numel", "size", "stride", 
 
 # Files that still ask: each is to be a formula, too, and then leaves the list.
 REMAINING = {
-    "quantizers/_codebook_quantize.py",
-    "quantizers/_float_rounding.py",
-    "quantizers/_vector_quantize.py",
     "tracking/_scale_pair.py",
     "tracking/_scale_tracker.py",
     "tracking/_track_scales.py",

@@ -10,7 +10,6 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._suite.bench._operators import bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases.soft import RELAXATIONS
-from fullgrad.quantizers import _codebook_quantize
 from fullgrad.testing._subject import equal
 
 pytestmark = pytest.mark.short
@@ -201,7 +200,7 @@ def test_a_codebook_in_pieces_and_counted_is_that_of_a_search(dtype, inside, sca
     value, to_x, *others = computed()
     for piece, many in ((2**18, 0), (40, 1000), (16, 0)):
         monkeypatch.setattr(pieces, "PIECE", piece)
-        monkeypatch.setattr(_codebook_quantize, "_MANY", many)
+        monkeypatch.setattr("fullgrad._fast.codebooks._MANY", many)
         again, again_to_x, *again_others = computed()
         equal(again, value)
         equal(again_to_x, to_x)

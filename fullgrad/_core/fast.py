@@ -22,7 +22,7 @@ _OF_FAMILIES = {
     "fullgrad.soft": ("windows", "soft", "small_rows"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.rounding": ("rounding",),
-    "fullgrad.quantizers": ("windows", "grids"),
+    "fullgrad.quantizers": ("windows", "grids", "codebooks"),
     "fullgrad.sampling": ("windows", "sampling"),
 }
 

@@ -146,12 +146,3 @@ def part_of(index: Index, tensor: Tensor) -> Index:
 
 def with_ndim(tensor: Tensor, ndim: int) -> Tensor:
     return tensor.view((1,) * (ndim - tensor.ndim) + tensor.shape) if tensor.ndim < ndim else tensor
-
-
-# TODO: codebooks are the last that call these; then they go.
-def chunked(formula: Formula, outputs: Sequence[Output], *args: Any, widen: bool = True) -> list[Any] | None:
-    return computed_in_pieces(formula, args, outputs, to_opmath if widen else None) if is_large(args[0]) else None
-
-
-def chunked_terms(terms: Any, needed: Sequence[bool], g: Tensor, inputs: Sequence[Any], widen: bool) -> list[Any] | None:
-    return terms_in_pieces(terms, needed, g, inputs, to_opmath if widen else None) if is_large(g) else None

@@ -6,11 +6,12 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.bits import exponent, has_fraction, power_of_two
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.opmath import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._blocks import behind_batch, blocks_of, check_blocks
-from fullgrad.quantizers._float_rounding import exponent, has_fraction, power_of_two, round_to_format
+from fullgrad.quantizers._float_rounding import round_to_format
 from fullgrad.quantizers._formats import NAMED, spec_of
 from fullgrad.rounding._modes import round_to_integer
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.bits import times_power_of_two
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.neighbors import neighbor, rounded
 from fullgrad._core.opmath import to_opmath
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._float_rounding import times_power_of_two
 
 ROUNDINGS = ("nearest", "linear", "floor", "ceil")
 GRADIENTS = ("log", "identity")

@@ -6,17 +6,13 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.autocast import matmul
 from fullgrad._core.function import Function
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import can_read_numbers, holds, opaque, uses_last_dims
+from fullgrad._dispatch import holds, uses_last_dims
 from fullgrad.quantizers import _arguments
+from fullgrad.quantizers.kernels.nearest_row import largest, nearest, rows_at
 
 GRADIENTS = ("identity", "rotation")
-# The number of distances that are computed at once.
-_MOST = 2**24
-# The number of rows, with distances that float64 hardly tells apart, that are compared closely.
-_CANDIDATES = 8
 
 
 @uses_last_dims(1)
@@ -81,8 +77,8 @@ class VectorQuantize(Function):
         c = c.to(wide.dtype)
         leading = c.shape[:-2]
         rows = wide.reshape(*leading, -1, x.shape[-1])
-        index = _nearest(rows, c).reshape(x.shape[:-1])
-        values = torch.where(wide.isnan().any(-1, keepdim=True), torch.nan, _rows(c, index))
+        index = nearest(rows, c).reshape(x.shape[:-1])
+        values = torch.where(wide.isnan().any(-1, keepdim=True), torch.nan, rows_at(c, index))
         return values.to(x.dtype), index
 
     @staticmethod
@@ -126,102 +122,10 @@ class VectorQuantize(Function):
         return cls.apply(x, codebook, gradient), (0, 0)
 
 
-def _indices(rows: Tensor, codebook: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[:-1], dtype=torch.int64)
-
-
-@opaque("nearest_row", fake=_indices, reads_values=True)
-def _nearest(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The nearest row of the codebook for each vector, compared closely where rounded distances do not decide."""
-    if not can_read_numbers(rows):
-        return _nearest_closely(rows, codebook)
-    most = max(_MOST // codebook.shape[-2], 1)
-    if rows.shape[-2] > most:
-        return torch.cat([_nearest(part, codebook) for part in rows.split(most, -2)], -1)
-    index, certain = _by_rounded_distances(rows, codebook)
-    if certain.all():
-        return index
-    most = int((~certain).sum(-1).max())
-    some = (~certain).byte().topk(most, -1).indices  # as many of each batch
-    return index.scatter(-1, some, _nearest_closely(_rows(rows, some), codebook))
-
-
-def _by_rounded_distances(rows: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
-    """The row with the smallest rounded distance, and whether rounding cannot have changed which row is nearest."""
-    d, first = rows.shape[-1], codebook[..., :1, :]
-    codebook, rows = codebook - first, rows - first
-    # Half the squared distances, less half the squared norm of the vector.
-    distances = (codebook * codebook).sum(-1).unsqueeze(-2) / 2 - matmul(rows, codebook.mT)
-    least, index = distances.min(-1)
-    second = distances.scatter_(-1, index.unsqueeze(-1), torch.inf).amin(-1)
-    # Errors of d terms grow as the root of d. Terms that underflow are less than the smallest normal number.
-    size = (rows * rows).sum(-1) + least.abs()
-    error = size * (4 * d**0.5 * _matmul_eps(rows.dtype)) + d * torch.finfo(rows.dtype).tiny
-    return index, second - least > error
-
-
-def _nearest_closely(rows: Tensor, codebook: Tensor) -> Tensor:
-    """The nearest row, from candidates by distances in float64, which are compared by distances relative to the first of them."""
-    wide = torch.float64 if rows.device.type != "mps" else rows.dtype
-    rows, codebook = rows.to(wide), codebook.to(wide)
-    middle = _middle(codebook)
-    c, x = codebook - middle, rows - middle
-    unit = _largest(c).amax(-2, keepdim=True)
-    c, x = c / unit, x / unit
-    far = _largest(x).clamp(min=1)
-    distances = ((c * c).sum(-1) / 2).unsqueeze(-2) / far - matmul(x / far, c.mT)
-    candidates = distances.topk(min(_CANDIDATES, c.shape[-2]), -1, largest=False).indices
-    first = _rows(codebook, candidates[..., :1])
-    c, x = _rows(codebook, candidates) - first, rows.unsqueeze(-2) - first
-    unit = _largest(x)
-    c, x = c / unit, x / unit
-    best = (c * (c / 2 - x)).sum(-1).argmin(-1, keepdim=True)
-    index = _first_equal(codebook).gather(-1, candidates.gather(-1, best).squeeze(-1))
-    return torch.where(rows.isfinite().all(-1), index, 0)
-
-
-def _first_equal(codebook: Tensor) -> Tensor:
-    """The first row that equals each row, found among those of the same weighted sum."""
-    weights = torch.arange(1, codebook.shape[-1] + 1, dtype=codebook.dtype, device=codebook.device).sqrt()
-    sums = (codebook * weights).sum(-1)
-    in_order, order = sums.sort(dim=-1, stable=True)
-    first = order.gather(-1, torch.searchsorted(in_order, sums).clamp(max=sums.shape[-1] - 1))
-    itself = torch.arange(sums.shape[-1], device=codebook.device)
-    return torch.where((_rows(codebook, first) == codebook).all(-1), first, itself)
-
-
-def _middle(codebook: Tensor) -> Tensor:
-    """The row next to the mean. A mean may be far from all rows, where one of them is far from the others."""
-    size = (codebook - codebook.mean(-2, keepdim=True)).abs().amax(-1)
-    return _rows(codebook, size.argmin(-1, keepdim=True))
-
-
-def _largest(x: Tensor) -> Tensor:
-    """The largest absolute value of each row, as a divisor, never 0."""
-    return x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-
-
-def _matmul_eps(dtype: torch.dtype) -> float:
-    """The unit in the last place of the factors of a matrix product, which torch may be told to round."""
-    if dtype != torch.float32:
-        return torch.finfo(dtype).eps
-    try:
-        return {"highest": 2.0**-23, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # torch raises where the precision was set for one backend alone
-        return 2.0**-7
-
-
-def _rows(codebook: Tensor, index: Tensor) -> Tensor:
-    """The rows at the indices. Codebook and indices may be batched."""
-    leading, d = codebook.shape[:-2], codebook.shape[-1]
-    flat = index.reshape(*leading, -1, 1)
-    return codebook.gather(-2, flat.expand(*flat.shape[:-1], d)).reshape(*index.shape, d)
-
-
 def _directions(x: Tensor, codebook: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The ratio of the norms, and the directions of the vector, its row, and their sum."""
     x, codebook = to_opmath(x, codebook)
-    row = _rows(codebook.to(x.dtype), index)
+    row = rows_at(codebook.to(x.dtype), index)
     e, q = _unit(x), _unit(row)
     return _norm(row) / _norm(x), e, q, _unit(e + q)
 
@@ -231,7 +135,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    unit = _largest(x.detach()).clamp(min=1)  # squares of large numbers overflow
+    unit = largest(x.detach()).clamp(min=1)  # squares of large numbers overflow
     return (torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit).clamp(min=1e-6)
 
 

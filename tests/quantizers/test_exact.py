@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullgrad
 from fullgrad import quantizers
+from fullgrad._core.bits import exponent, has_fraction
 from fullgrad._fast.grids import first_and_last
-from fullgrad.quantizers import FloatFormat, _float_rounding, _vector_quantize
-from fullgrad.quantizers._float_rounding import exponent, has_fraction
+from fullgrad.quantizers import FloatFormat
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal
 
@@ -198,13 +198,13 @@ def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
         some = x if digits is None else x[(x > 0) & x.isfinite()]
         by_bits = exponent(some, digits)
         with monkeypatch.context() as patch:
-            patch.setattr(_float_rounding, "can_view_bits", lambda: False)
+            patch.setattr("fullgrad._core.bits.can_view_bits", lambda: False)
             assert torch.equal(exponent(some, digits).to(by_bits.dtype), by_bits)
     normal = torch.cat([x, -x])[torch.cat([x, x]).abs() >= limits.tiny]
     normal = normal[normal.isfinite()]
     by_bits = has_fraction(normal)
     assert by_bits.tolist() == [math.frexp(v)[0] not in (0.5, -0.5) for v in normal.tolist()]
-    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: False)
+    monkeypatch.setattr("fullgrad._core.bits.can_view_bits", lambda: False)
     assert has_fraction(normal).equal(by_bits)
 
 
@@ -227,7 +227,7 @@ FORMATS = {**NAMED, "of large numbers": FloatFormat(8, 3), "without subnormals":
 @pytest.mark.parametrize("view", [True, False])
 def test_the_range_of_a_format_ends_where_rounding_leaves_it(monkeypatch, view, name, rounding):
     """At the end of the range the value stays and the gradient is 0, with and without a view of the bits."""
-    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: view)
+    monkeypatch.setattr("fullgrad._core.bits.can_view_bits", lambda: view)
     f = FORMATS[name]
     step = 2.0 ** (math.floor(math.log2(f.max)) - f.mantissa_bits)
     x = around(torch.tensor([f.max + d * step for d in (-1, -0.5, 0, 0.5, 1, 2)] + [0.3 * step, 1.7]))
@@ -486,9 +486,8 @@ def test_the_nearest_row_is_that_of_all_distances(n, channels, dtype, way, monke
     """The nearest row is that by float64, for any offset, outlier, cluster, unit and order of rows."""
     if way == "with rounded products":  # as some devices do, if torch is told so
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-        monkeypatch.setattr(
-            _vector_quantize, "matmul", lambda a, b: (a.bfloat16() @ b.bfloat16()).to(a) if a.dtype == torch.float32 else a @ b
-        )
+        half = lambda a, b: (a.bfloat16() @ b.bfloat16()).to(a) if a.dtype == torch.float32 else a @ b  # noqa: E731
+        monkeypatch.setattr("fullgrad.quantizers.kernels.nearest_row.matmul", half)
     for name, x, rows in _codebooks(torch.Generator().manual_seed(0), n, channels):
         x, rows = x.to(dtype), rows.to(dtype)
         operator = lambda x, rows: quantizers.vector_quantize(x, rows)[1]  # noqa: E731

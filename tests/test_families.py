@@ -134,19 +134,11 @@ NOT_TENSORS = {
 METHODS_OF_NUMBERS = {"dim", "element_size", "item", "numel", "size", "stride", "tolist", "is_floating_point", "get_device"}
 
 
-# Files that still ask: each is to be a formula, too, and then leaves the list.
-REMAINING = {
-    "tracking/_scale_pair.py",
-    "tracking/_scale_tracker.py",
-    "tracking/_track_scales.py",
-}
-
-
 @pytest.mark.parametrize("file", FAMILIES, ids=lambda f: f.relative_to(PACKAGE).as_posix())
 def test_a_family_holds_formulas_alone(file):
     """No question about torch's state, no ``out=``, no step in place, no device, no import of a faster version."""
     found = [f"{file.relative_to(ROOT).as_posix()}:{line}: {why}" for line, why in wrong(file.read_text())]
-    assert bool(found) == (file.relative_to(PACKAGE).as_posix() in REMAINING), found
+    assert found == []
 
 
 def test_every_fault_is_seen():

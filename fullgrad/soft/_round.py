@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
+from fullgrad._core.function import recomputed
 from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
@@ -130,7 +131,7 @@ def weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tup
 def fraction(x: Tensor) -> Tensor:
     """x - floor(x), and 0 at infinity, so that the value there is infinite."""
     d = x - torch.floor(x)
-    return torch.where(d == d, d, 0)
+    return torch.where(recomputed(torch.eq, d, d), d, 0)
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tuple[tuple[float, float], ...], float]:

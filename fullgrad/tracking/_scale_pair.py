@@ -1,13 +1,10 @@
 """`ScalePair`: the recorded scales of one tensor."""
 
-import itertools
-import secrets
-import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fullgrad._core.records import Recorder
 from fullgrad._dispatch import has_data
 
 Scale = float | Tensor | None
@@ -22,7 +19,7 @@ def _field(name: str, doc: str) -> Any:
     return property(lambda pair: pair._read(name), assign, doc=doc)
 
 
-class ScalePair:
+class ScalePair(Recorder):
     r"""The scale of a tensor in the forward pass, of its gradient, and of its tangent.
 
     A field reads as a float, as a tensor of one number per sample if the tensor was tracked under ``vmap``, or as None if
@@ -58,12 +55,8 @@ class ScalePair:
     """
 
     def __init__(self, forward: Scale = None, backward: Scale = None, tangent: Scale = None) -> None:
+        super().__init__()
         self._fields: dict[str, Any] = {"forward": forward, "backward": backward, "tangent": tangent}
-        # The key by which a compiled graph refers to the pair. A pair created inside a graph has none: its record would be lost.
-        self.key: int | None = None
-        if not torch.compiler.is_dynamo_compiling():
-            self.key = next(_KEYS)
-            PAIRS[self.key] = self
 
     forward: Scale = _field("forward", "The scale of the value.")
     backward: Scale = _field("backward", "The scale of the gradient.")
@@ -113,7 +106,3 @@ def text(scale: Scale) -> str:
 
 
 _NO_DATA = object()
-# The pairs to which compiled graphs refer by key, as long as others use them.
-PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
-# From a random start: a graph that outlives the process must not find another's pair.
-_KEYS = itertools.count(secrets.randbits(61) + 2)

@@ -1,16 +1,15 @@
 """`ScaleTracker`: passes a tensor through and records the scales of its value, gradient and tangent."""
 
-import uuid
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.function import Function, alias, saves_nothing
+from fullgrad._core.records import for_graph, function_for_graph, function_of, record
 from fullgrad._core.shards import on_every_rank
-from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
-from fullgrad.tracking._scale_pair import PAIRS, ScalePair
+from fullgrad._dispatch import unwrap_legacy_batched
+from fullgrad.tracking._scale_pair import ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
 Target = ScalePair | int  # the pair, or in compiled code its key
@@ -79,14 +78,12 @@ def track(t: Tensor, target: Target, stat: Statistic, copy: bool) -> Tensor:
     return Tracker.apply(t, *_for_graph(target, stat), 0, copy)
 
 
-def _for_graph(target: Target, stat: Statistic) -> tuple[Target, Statistic]:
-    """A pair and a statistic as arguments of a graph, which takes neither objects nor functions: a key and a name."""
-    if not torch.compiler.is_dynamo_compiling():
-        return target, stat
-    key = target.key if isinstance(target, ScalePair) else target
-    if key is None:
+def _for_graph(target: Target, stat: Statistic) -> tuple[Target, Any]:
+    """A pair and a statistic as arguments of an operator."""
+    pair = for_graph(target)
+    if pair is None:
         raise RuntimeError("ScaleTracker: `pair` must be made outside of compiled code, which cannot record in one of its own.")
-    return key, _name_of(stat) if callable(stat) else stat
+    return pair, function_for_graph(stat)
 
 
 class Tracker(Function):
@@ -140,35 +137,6 @@ class Observer(Function):
 
 
 def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
-    """Record the statistic of a plain tensor below all transforms: in the pair or, while torch traces, in the graph."""
+    """Record the statistic of a plain tensor below all transforms."""
     x, batch = unwrap_legacy_batched(x, batch)
-    value = on_every_rank(statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch))
-    if isinstance(target, ScalePair):
-        target.put(field, value)
-        if not is_tracing():
-            return
-        target = target.key  # pyright: ignore[reportAssignmentType]  # made outside of compiled code
-    _put(value, target, field)
-
-
-@effect("fullgrad::record_scale")
-def _put(value: Tensor, key: int, field: str) -> None:
-    """Record a value when a graph runs."""
-    pair = PAIRS.get(key)
-    if pair is not None:
-        pair.put(field, value.clone())  # compiled code reuses its memory
-
-
-# Functions that compiled code uses as statistics, by their names in its graph.
-_FUNCTIONS: dict[str, Any] = {}
-_PROCESS = uuid.uuid4().hex
-
-
-def _name_of(function: Any) -> str:
-    # torch caches graphs on disk: another process, or another function at the same address, must not find this name in one.
-    name = f"function {id(function)} of {_PROCESS}"
-    _FUNCTIONS[name] = function
-    return name
-
-
-mark_for_dynamo(torch.compiler.assume_constant_result, _name_of)
+    record(on_every_rank(statistic(x, function_of(stat), batch)), target, field)

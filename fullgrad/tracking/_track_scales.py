@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import mark_for_dynamo, tree_map_with_path
+from fullgrad._core.records import found_for_graph
+from fullgrad._dispatch import tree_map_with_path
 from fullgrad.tracking._scale_pair import ScalePair, text
 from fullgrad.tracking._scale_tracker import track
 from fullgrad.tracking._statistics import Statistic, check_statistic
@@ -177,9 +178,7 @@ def _tracked(forward: Any, name: str, word: str, stat: Statistic) -> Any:
         def replace(path: str, leaf: Any) -> Any:
             if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
                 return leaf
-            # Compiled code refers to the record by a word, and its graph to the pair by a number.
-            find = _key_in if torch.compiler.is_dynamo_compiling() else _pair_in
-            return track(leaf, find(word, name + path), stat, copy=True)
+            return track(leaf, found_for_graph(_pair_in, word, name + path), stat, copy=True)
 
         return tree_map_with_path(replace, forward(*args, **kwargs))
 
@@ -194,13 +193,6 @@ def _restore(module: nn.Module, own: Any) -> None:
 
 def _pair_in(word: str, name: str) -> ScalePair:
     return _RECORDS[word].pair(name)
-
-
-def _key_in(word: str, name: str) -> Any:
-    return _pair_in(word, name).key
-
-
-mark_for_dynamo(torch.compiler.assume_constant_result, _key_in)
 
 
 # Records by unique words, unlike addresses, which may be reused: compiled code is guarded by its word.

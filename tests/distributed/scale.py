@@ -28,7 +28,7 @@ class Family(NamedTuple):
 
     ``gathers`` and ``reduces`` are how often all elements are gathered from the ranks, or summed over them; ``numbers`` are those
     that each rank sends besides. ``whole`` is how many tensors of all elements a rank holds at most, ``shards`` how many of its
-    share, beyond the input.
+    share, beyond the input. ``elements`` are the sizes at which a test counts.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Family(NamedTuple):
     reduces: int = 0
     numbers: int = 0
     number_collectives: int = 0
+    elements: tuple[int, int] = (2**16, 2**18)
 
     @property
     def computes(self) -> str:
@@ -67,10 +68,14 @@ def _argmax(x: Tensor) -> Tensor:
 ARGMAX, SORT = 5, 40.75
 
 
+# Sizes at which elementwise formulas are computed in pieces, by which they hold less.
+LARGE = (2**20, 2**22)
+
+
 # What is held is that of one process, and of split rows and sums one tensor more, which is gathered or summed.
 FAMILIES = [
-    Family("elementwise: `soft.abs`", soft.abs, Shard(0), 0, 3),
-    Family("the same of a sum in parts", soft.abs, Partial(), 4, 0, reduces=1),
+    Family("elementwise: `soft.abs`", soft.abs, Shard(0), 0, 2, elements=LARGE),
+    Family("the same of a sum in parts", soft.abs, Partial(), 3, 0, reduces=1, elements=LARGE),
     Family("`quantizers.fake_quantize`", lambda x: quantizers.fake_quantize(x, 0.1), Shard(0), 0, 2),
     Family("whole tensor: `scale_grad`", fullgrad.scale_grad, Shard(0), 0, 1, numbers=2, number_collectives=1),
     Family("rows not split: `soft.argmax`", _argmax, Shard(0), 0, ARGMAX),

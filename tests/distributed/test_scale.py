@@ -7,14 +7,14 @@ from tests.distributed.scale import FAMILIES, counted
 
 
 def compare(rank, ranks):
-    """Compare in each process; some held buffers of fixed size do not matter."""
+    """Compare in each process; buffers of fixed size, such as a piece's temporaries, do not matter."""
     for family in FAMILIES:
-        for elements in (2**16, 2**18):
+        for elements in family.elements:
             found, model = counted(family, elements, ranks), family.cost(elements, ranks)
             at = f"{family.name}, {elements} elements, {ranks} ranks: {found}, by the model {model}"
             assert (found.sent, found.collectives) == (model.sent, model.collectives), at
             late = 4 * elements * (family.gathers + family.reduces)  # the buffer of a collective may be given back late
-            assert 0.98 * model.held - 2**19 <= found.held <= 1.02 * model.held + 2**19 + late, at
+            assert 0.98 * model.held - 2**19 <= found.held <= 1.02 * model.held + 2**21 + late, at
 
 
 @pytest.mark.long

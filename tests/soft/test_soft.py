@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.func import grad, hessian, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullgrad
 from fullgrad import soft
@@ -266,21 +267,31 @@ def test_hard_value_to_the_last_bit(name, dtype):
     assert not gradient[~x.isnan()].isnan().any()
 
 
-def test_straight_through_versions_without_a_gradient_do_no_soft_work():
-    """Neither the forward nor no_grad calls a relaxation."""
-    from unittest import mock
+class Kernels(TorchDispatchMode):
+    """The names of the operations of torch that run."""
 
-    from fullgrad.soft import _curves
+    def __init__(self):
+        super().__init__()
+        self.names = set()
 
-    x = torch.randn(5, requires_grad=True)
-    with (
-        mock.patch.object(_curves, "sigmoid", side_effect=AssertionError),
-        mock.patch.object(_curves, "slope", side_effect=AssertionError),
-    ):
-        for straight_through, _ in STRAIGHT_THROUGH.values():
-            straight_through(x)
-            with torch.no_grad():
-                straight_through(x)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
+def test_a_straight_through_value_takes_no_exponential(name, recorded):
+    """The relaxation is work for the backward alone; the relaxed value itself would take one."""
+    straight_through, _ = STRAIGHT_THROUGH[name]
+    exponentials = {"exp", "sigmoid", "softplus", "softplus_backward", "tanh"}
+    with torch.set_grad_enabled(recorded), Kernels() as value:
+        y = straight_through(torch.randn(5, requires_grad=True))
+    assert not value.names & exponentials
+    if recorded:
+        with Kernels() as derivative:
+            y.sum().backward()
+        assert derivative.names & exponentials
 
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)

@@ -192,7 +192,7 @@ def test_the_input_is_not_changed(operator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_large_tensor_has_the_derivatives_of_its_rows(dtype):
     """Every bit is equal, zeros of both signs, NaN and infinities included."""
-    x = (torch.randn(8, 2**15 * torch.get_num_threads() + 5) * 3).to(dtype)
+    x = (torch.randn(8, 2**15 * torch.get_num_threads() + 1) * 3).to(dtype)
     x[0, :6] = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 0.3], dtype=dtype)
     v = torch.randn_like(x)
 

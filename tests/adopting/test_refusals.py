@@ -35,7 +35,7 @@ def changes_and_says_so(ctx, x):
 
 @pytest.mark.parametrize("forward", [changes_input, changes_and_says_so])
 @pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
-def test_in_place(forward, transform):
+def test_a_forward_that_changes_its_input_raises(forward, transform):
     """A forward that changes its input, with or without mark_dirty, raises and names the class."""
     adopted = fullgrad.adopt(function(forward))
     with pytest.raises(NotImplementedError, match=r"Broken.forward changes an input in place"):
@@ -51,7 +51,7 @@ def normalized(ctx, g):
 
 
 @pytest.mark.parametrize("backward", [clipped, normalized])
-def test_a_map_of_the_gradient(backward):
+def test_an_identity_with_another_gradient_has_forward_mode(backward):
     """With the identity as value reverse mode is the map, per sample under vmap, and forward mode the identity."""
     adopted = fullgrad.adopt(function(lambda ctx, x: x.clone(), backward))
     x, t = 3 * torch.randn(4, 3), torch.randn(4, 3)
@@ -83,7 +83,7 @@ def test_a_backward_that_is_linear_for_some_arguments():
         jvp(lambda x: adopted(x, 1.0), (X,), (X,))
 
 
-def test_arguments_that_change_do_not_add_up():
+def test_a_class_keeps_few_verdicts():
     """A class keeps few verdicts."""
     from fullgrad.adoption._linearity import _verdicts
 
@@ -220,7 +220,7 @@ def test_tensors_in_a_container_that_is_returned():
         vmap(lambda x: adopted(x)[0])(X)
 
 
-def test_strict():
+def test_strict_refuses_derivatives_of_a_saved_intermediate():
     """A second derivative that would take a saved intermediate for a constant raises, and nothing else does."""
     lax, strict = fullgrad.adopt(SavesIntermediate), fullgrad.adopt(SavesIntermediate, strict=True)
     assert_close(grad(total(strict))(X), grad(total(lax))(X))
@@ -257,7 +257,7 @@ def test_adopt_refuses_other_things():
         fullgrad.adopt(torch.round)
 
 
-def test_what_differs_differs_by_more_than_rounding():
+def test_roundings_are_no_difference():
     """Values differ relative to the largest number; elements that are not finite in either are left out."""
     inf, nan = float("inf"), float("nan")
     for size in (1e-4, 1.0, 1e4):

@@ -159,7 +159,7 @@ OTHERS = list(_of_other_arguments())
 
 
 @pytest.mark.parametrize(("f", "at", "derivative"), [other[1:] for other in OTHERS], ids=[other[0] for other in OTHERS])
-def test_another_argument_wants_a_derivative(f, at, derivative):
+def test_there_is_no_shortcut_past_the_derivative_of_another_argument(f, at, derivative):
     """Another argument may be a leaf, a dual tensor, or inside transforms, where the first one is a plain tensor from outside."""
     d = derivative.expand(3)
     weights = torch.tensor([1.0, 2.0, 3.0])

@@ -181,7 +181,7 @@ def test_what_returns_not_implemented_is_an_error_that_names_the_function():
         fullgrad.soft.sort(Refuses(None))
 
 
-def test_the_first_of_a_subclass_has_the_call():
+def test_overrides_of_subclasses_come_before_those_of_their_bases():
     """Torch's order of precedence: subclasses before their bases."""
 
     class Outer(Logged):

@@ -146,7 +146,7 @@ def test_round_is_translation_equivariant(mode, softness):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_round_leaves_out_only_what_is_nothing(mode):
+def test_round_by_a_number_is_round_by_a_tensor(mode):
     """A softness known as a number, for which steps are left out, gives what one does that is a tensor, for which none is; where
     steps begin and end, too.
     """

@@ -36,7 +36,7 @@ def changes_and_says_so(ctx, x):
 @pytest.mark.parametrize("forward", [changes_input, changes_and_says_so])
 @pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
 def test_a_forward_that_changes_its_input_raises(forward, transform):
-    """A forward that changes its input, with or without mark_dirty, raises and names the class."""
+    """The error names the class, whether its forward calls mark_dirty or not."""
     adopted = fullgrad.adopt(function(forward))
     with pytest.raises(NotImplementedError, match=r"Broken.forward changes an input in place"):
         transform(lambda x: adopted(x).sum())(torch.ones(3, 2))
@@ -84,7 +84,7 @@ def test_a_backward_that_is_linear_for_some_arguments():
 
 
 def test_a_class_keeps_few_verdicts():
-    """A class keeps few verdicts."""
+    """Constants that change at every call do not add up."""
     from fullgrad.adoption._linearity import _verdicts
 
     cls = function(lambda ctx, x, step: x.clone(), lambda ctx, g: (g, None))
@@ -177,24 +177,38 @@ def returns(s):
     return fullgrad.adopt(function(lambda ctx, x: s))
 
 
+def product(x, s):
+    """x times s, which is no argument of the adopted class."""
+    return closes_over(s)(x)
+
+
+def value(s):
+    return returns(s)(X)
+
+
 def test_a_tensor_that_is_no_argument():
     """Such a tensor is a constant, as in eager autograd, and may be batched where the arguments are."""
-    assert_close(grad(lambda s: closes_over(s)(X).sum())(X), torch.zeros_like(X))
-    assert_close(grad(lambda s: returns(s * 2)(X).sum())(X), torch.zeros_like(X))
-    y = X.flip(0)
-    assert_close(vmap(lambda x, s: closes_over(s)(x))(X, y), X * y)
-    assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
+    y, zeros = X.flip(0), torch.zeros_like(X)
+    assert_close(grad(lambda s: product(X, s).sum())(y), zeros)
+    assert_close(grad(lambda s: value(s * 2).sum())(X), zeros)
+    assert_close(vmap(product)(X, y), X * y)
+    assert_close(grad(lambda x: vmap(product)(x, y).sum())(X), y)
 
 
+arguments_batched, other_batched = (0, None), (None, 0)
 BATCHED_ALONE = {
-    "as a factor": lambda: vmap(lambda s: closes_over(s)(X))(X),
-    "as the value": lambda: vmap(lambda s: returns(s)(X))(X),
-    "as the value, in a gradient": lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
-    "in a gradient of a batched argument": lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
-    "outside of a batch of arguments": lambda: vmap(lambda s: vmap(closes_over(s))(X))(X),
-    "inside of a batch of arguments": lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
-    "between a gradient and a batch": lambda: grad(lambda x: vmap(lambda s: vmap(closes_over(s))(x))(X).sum())(X),
-    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(closes_over(s))(x).sum())(X))(X),
+    "as a factor": lambda: vmap(product, other_batched)(X, X),
+    "as the value": lambda: vmap(value)(X),
+    "as the value, in a gradient": lambda: vmap(grad(total(value)))(X[None]),
+    "in a gradient of a batched argument": lambda: vmap(grad(product))(X, X),
+    "outside of a batch of arguments": lambda: vmap(vmap(product, arguments_batched), other_batched)(X, X),
+    "inside of a batch of arguments": lambda: vmap(vmap(product, other_batched), arguments_batched)(X, X),
+    "between a gradient and a batch": lambda: grad(lambda x: vmap(vmap(product, arguments_batched), other_batched)(x, X).sum())(
+        X
+    ),
+    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(product, arguments_batched)(x, s).sum())(X))(
+        X
+    ),
 }
 
 

@@ -253,7 +253,7 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
-def test_compiled_soft_round_of_numbers_that_are_none(mode):
+def test_compiled_soft_round_of_numbers_that_are_not_finite(mode):
     """Compiled formulas handle NaN in a way of their own; NaN and infinities come out as in eager code."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.5, 0.25, 1.5], requires_grad=True)
     for f in (fullgrad.soft_round, lambda x: soft.round(x, 2.0, mode), lambda x: fullgrad.clamp(x, -1.0, 1.0)):

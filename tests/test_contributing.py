@@ -31,7 +31,7 @@ GUARDS = (
 )
 
 
-def test_each_section_has_three_touches():
+def test_each_section_shows_three_changes():
     """Each section has a new file, an edit of the family's ``__init__``, and an edit of its cases."""
     assert "round_even" in SECTIONS
     for blocks in SECTIONS.values():
@@ -78,7 +78,7 @@ def test_every_linter_is_the_same():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SECTIONS)
-def test_three_touches_are_all(name, tmp_path):
+def test_three_changes_are_all_that_an_operator_needs(name, tmp_path):
     """Every test of the new operator passes in the copy, its own example included; compiled code is left to the suite."""
     folder = touched(name, tmp_path)
     tests = ("test_public.py", "test_compiled.py", "test_transforms.py", "docs/test_docs.py", "dispatch/test_shortcuts.py")
@@ -92,7 +92,7 @@ def test_three_touches_are_all(name, tmp_path):
 
 
 @pytest.mark.long
-def test_two_touches_are_too_few(tmp_path):
+def test_an_operator_without_its_case_is_missed(tmp_path):
     """Without its case an operator is missed."""
     folder = touched("round_even", tmp_path, touches=2)
     done = pytest_in(folder, GUARDS[0])

@@ -177,7 +177,7 @@ def test_a_subclass_has_its_own_terms_and_keeps_what_its_author_wrote():
         grad(Wider.apply)(x, x)  # a term of one input, called with two
 
 
-def test_what_is_read_without_being_named_is_none():
+def test_an_input_that_reads_leaves_out_is_none():
     """A wrong ``reads`` is an error, and not a wrong number."""
 
     class Wrong(Elementwise):

@@ -13,6 +13,7 @@ from fullgrad._suite.cases.soft import RELAXATIONS
 from fullgrad.testing._subject import equal
 
 pytestmark = pytest.mark.short
+LARGE = max(pieces.FEWEST, torch.get_num_threads()) * pieces.PIECE + 1
 ELEMENTWISE = [c for c in CASES if not c.exhaustive and c.of == "elements"]
 
 
@@ -123,25 +124,38 @@ class Normalized(fullgrad.Elementwise):
         return v if i == 0 else v * x / x.numel() ** 0.5
 
 
-def test_an_operator_that_does_not_say_so_is_computed_whole(monkeypatch):
+def test_an_operator_that_does_not_say_so_is_computed_whole():
     """A sum, or a number of elements, in a term of a user's operator would be another one in pieces."""
-    x, scale = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    expected = torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale))
-    monkeypatch.setattr(pieces, "PIECE", 8)
-    assert_close(torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale)), expected, rtol=0, atol=0)
+    x, scale = torch.randn(LARGE, dtype=torch.float64, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    _, found = torch.autograd.grad(Normalized.apply(x, scale).sum(), (x, scale))
+    assert_close(found, (x.sum() / LARGE**0.5).float())
 
 
-def test_pieces_are_used(monkeypatch):
-    """An operator that says so computes its terms in pieces, with one gradient and with several; another does not."""
-    asked = []
-    monkeypatch.setattr(pieces, "PIECE", 8)
-    monkeypatch.setattr(pieces, "computed_in_pieces", lambda *args: asked.append(args))
-    x, alpha = torch.randn(8, 8, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    torch.autograd.grad(Normalized.apply(x, alpha).sum(), (x, alpha))
-    assert asked == []
-    torch.autograd.grad(fullgrad.spikes.atan(x, 2.0).sum(), x)
-    torch.autograd.grad(fullgrad.spikes.atan(x, alpha).sum(), (x, alpha))
-    assert len(asked) == 2
+class Scaled(fullgrad.Elementwise):
+    """A product whose derivative notes the sizes for which it is computed."""
+
+    in_pieces = True
+    reads = {0: (1,), 1: (0,)}
+    sizes: list[int] = []
+
+    @staticmethod
+    def forward(x, scale):
+        return x * scale
+
+    @staticmethod
+    def vjp_term(i, v, x, scale):
+        Scaled.sizes.append(v.numel())
+        return v * scale if i == 0 else v * x
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_large_derivative_is_computed_in_pieces_where_the_operator_says_so(learned):
+    """Each term is computed for pieces that hold every element once, whether one gradient is wanted or several."""
+    x, scale = torch.randn(LARGE, requires_grad=True), torch.tensor(2.0, requires_grad=learned)
+    Scaled.sizes.clear()
+    torch.autograd.grad(Scaled.apply(x, scale).sum(), (x, scale)[: 1 + learned])
+    assert max(Scaled.sizes) < LARGE
+    assert sum(Scaled.sizes) == LARGE * (1 + learned)
 
 
 def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
@@ -169,13 +183,11 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
     assert shapes == [(64, 4), (64, 4)]
 
 
-def test_a_first_tensor_of_fewer_dimensions_is_computed_whole(monkeypatch):
+def test_a_large_first_tensor_may_have_fewer_dimensions_than_the_value():
     """Pieces are those of the first tensor; an operand with more dimensions has others."""
-    x, softness = torch.linspace(-1, 1, 9).half(), torch.tensor([[0.2], [0.4]], dtype=torch.float16)
-    expected = fullgrad.soft.sigmoidal(x, softness, "c1")
-    monkeypatch.setattr(pieces, "PIECE", 4)
-    equal(fullgrad.soft.sigmoidal(x, softness, "c1"), expected)
-    assert expected.shape == (2, 9)
+    x, softness = torch.linspace(-1, 1, LARGE).half(), torch.tensor([[0.2], [0.4]], dtype=torch.float16)
+    parts = [fullgrad.soft.sigmoidal(part, softness, "c1") for part in x.split(2**15)]
+    equal(fullgrad.soft.sigmoidal(x, softness, "c1"), torch.cat(parts, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])

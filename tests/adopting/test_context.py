@@ -67,7 +67,7 @@ def test_a_captured_apply():
         assert_close(per_sample(X[None])[0], 1 / (1 + X * X))
 
 
-def test_a_module():
+def test_an_unchanged_model_has_every_derivative():
     """An unchanged model has per-sample gradients, Hessians, and forward mode without torch.func."""
 
     class Model(torch.nn.Module):
@@ -98,12 +98,12 @@ def test_nesting_and_exceptions():
         assert works()
 
 
-def test_a_decorator():
+def test_the_context_decorates_functions():
     """The context decorates functions."""
     assert fullgrad.adopting()(works)()
 
 
-def test_narrowed():
+def test_a_context_may_be_limited_to_modules_or_classes():
     """A context may be limited to some modules or classes; the innermost one that names a class decides."""
     here = sys.modules[SavesInput.__module__]
     for packages, expected in [
@@ -126,7 +126,7 @@ def test_narrowed():
             assert works()
 
 
-def test_options():
+def test_options_of_adopt_work_in_the_context():
     """The options of `adopt` work in the context."""
     with fullgrad.adopting(strict=True):
         with pytest.raises(RuntimeError, match="saves an intermediate"):
@@ -137,7 +137,7 @@ def test_options():
             g.sum().backward()
 
 
-def test_threads():
+def test_a_thread_is_not_in_the_context_of_another():
     """A thread is not in the context of another, and may open its own."""
     found = {}
 
@@ -154,7 +154,7 @@ def test_threads():
     assert found == {"other": False, "other inside": True}
 
 
-def test_many_threads():
+def test_contexts_open_and_close_in_many_threads_at_once():
     """Contexts may open and close in many threads at once."""
     wrong = []
 
@@ -170,7 +170,7 @@ def test_many_threads():
     assert not wrong
 
 
-def test_generators():
+def test_suspended_generators_close_their_contexts_in_any_order():
     """Generators that are left in the middle close their contexts, in any order."""
 
     def generator():
@@ -206,7 +206,7 @@ def test_a_generator_that_another_thread_closes():
     assert not works()
 
 
-def test_tasks():
+def test_asynchronous_tasks_have_their_own_contexts():
     """Asynchronous tasks have their own contexts."""
     found = []
 

@@ -207,7 +207,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_a_class_is_told(name):
+def test_a_class_sees_which_inputs_are_differentiated(name):
     """A class sees which inputs this call differentiates, as torch tells it; numbers and containers are not among them."""
     transform, expected = TOLD[name]
     assert told(transform) == expected

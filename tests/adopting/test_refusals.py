@@ -35,8 +35,8 @@ def changes_and_says_so(ctx, x):
 
 @pytest.mark.parametrize("forward", [changes_input, changes_and_says_so])
 @pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
-def test_in_place(forward, transform):
-    """A forward that changes its input, with or without mark_dirty, raises and names the class."""
+def test_a_forward_that_changes_its_input_raises(forward, transform):
+    """The error names the class, whether its forward calls mark_dirty or not."""
     adopted = fullgrad.adopt(function(forward))
     with pytest.raises(NotImplementedError, match=r"Broken.forward changes an input in place"):
         transform(lambda x: adopted(x).sum())(torch.ones(3, 2))
@@ -51,7 +51,7 @@ def normalized(ctx, g):
 
 
 @pytest.mark.parametrize("backward", [clipped, normalized])
-def test_a_map_of_the_gradient(backward):
+def test_an_identity_with_another_gradient_has_forward_mode(backward):
     """With the identity as value reverse mode is the map, per sample under vmap, and forward mode the identity."""
     adopted = fullgrad.adopt(function(lambda ctx, x: x.clone(), backward))
     x, t = 3 * torch.randn(4, 3), torch.randn(4, 3)
@@ -83,8 +83,8 @@ def test_a_backward_that_is_linear_for_some_arguments():
         jvp(lambda x: adopted(x, 1.0), (X,), (X,))
 
 
-def test_arguments_that_change_do_not_add_up():
-    """A class keeps few verdicts."""
+def test_a_class_keeps_few_verdicts():
+    """Constants that change at every call do not add up."""
     from fullgrad.adoption._linearity import _verdicts
 
     cls = function(lambda ctx, x, step: x.clone(), lambda ctx, g: (g, None))
@@ -177,24 +177,38 @@ def returns(s):
     return fullgrad.adopt(function(lambda ctx, x: s))
 
 
+def product(x, s):
+    """x times s, which is no argument of the adopted class."""
+    return closes_over(s)(x)
+
+
+def value(s):
+    return returns(s)(X)
+
+
 def test_a_tensor_that_is_no_argument():
     """Such a tensor is a constant, as in eager autograd, and may be batched where the arguments are."""
-    assert_close(grad(lambda s: closes_over(s)(X).sum())(X), torch.zeros_like(X))
-    assert_close(grad(lambda s: returns(s * 2)(X).sum())(X), torch.zeros_like(X))
-    y = X.flip(0)
-    assert_close(vmap(lambda x, s: closes_over(s)(x))(X, y), X * y)
-    assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
+    y, zeros = X.flip(0), torch.zeros_like(X)
+    assert_close(grad(lambda s: product(X, s).sum())(y), zeros)
+    assert_close(grad(lambda s: value(s * 2).sum())(X), zeros)
+    assert_close(vmap(product)(X, y), X * y)
+    assert_close(grad(lambda x: vmap(product)(x, y).sum())(X), y)
 
 
+arguments_batched, other_batched = (0, None), (None, 0)
 BATCHED_ALONE = {
-    "as a factor": lambda: vmap(lambda s: closes_over(s)(X))(X),
-    "as the value": lambda: vmap(lambda s: returns(s)(X))(X),
-    "as the value, in a gradient": lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
-    "in a gradient of a batched argument": lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
-    "outside of a batch of arguments": lambda: vmap(lambda s: vmap(closes_over(s))(X))(X),
-    "inside of a batch of arguments": lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
-    "between a gradient and a batch": lambda: grad(lambda x: vmap(lambda s: vmap(closes_over(s))(x))(X).sum())(X),
-    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(closes_over(s))(x).sum())(X))(X),
+    "as a factor": lambda: vmap(product, other_batched)(X, X),
+    "as the value": lambda: vmap(value)(X),
+    "as the value, in a gradient": lambda: vmap(grad(total(value)))(X[None]),
+    "in a gradient of a batched argument": lambda: vmap(grad(product))(X, X),
+    "outside of a batch of arguments": lambda: vmap(vmap(product, arguments_batched), other_batched)(X, X),
+    "inside of a batch of arguments": lambda: vmap(vmap(product, other_batched), arguments_batched)(X, X),
+    "between a gradient and a batch": lambda: grad(lambda x: vmap(vmap(product, arguments_batched), other_batched)(x, X).sum())(
+        X
+    ),
+    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(product, arguments_batched)(x, s).sum())(X))(
+        X
+    ),
 }
 
 
@@ -220,7 +234,7 @@ def test_tensors_in_a_container_that_is_returned():
         vmap(lambda x: adopted(x)[0])(X)
 
 
-def test_strict():
+def test_strict_refuses_derivatives_of_a_saved_intermediate():
     """A second derivative that would take a saved intermediate for a constant raises, and nothing else does."""
     lax, strict = fullgrad.adopt(SavesIntermediate), fullgrad.adopt(SavesIntermediate, strict=True)
     assert_close(grad(total(strict))(X), grad(total(lax))(X))
@@ -257,7 +271,7 @@ def test_adopt_refuses_other_things():
         fullgrad.adopt(torch.round)
 
 
-def test_what_differs_differs_by_more_than_rounding():
+def test_roundings_are_no_difference():
     """Values differ relative to the largest number; elements that are not finite in either are left out."""
     inf, nan = float("inf"), float("nan")
     for size in (1e-4, 1.0, 1e4):

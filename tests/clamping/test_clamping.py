@@ -102,7 +102,7 @@ def test_bounds_of_every_kind_by_keyword_and_position():
         fullgrad.clamp(x, 0.0, "1")
 
 
-def test_the_call_of_the_card():
+def test_a_batch_with_shared_or_per_sample_bounds_is_a_loop():
     """``vmap(fullgrad.clamp)`` with shared and with per-sample bounds, and its gradients, equal the loop."""
     x, low, high = torch.randn(4, 3), -torch.rand(4), torch.rand(4)
     assert torch.equal(vmap(fullgrad.clamp, in_dims=(0, None, None))(x, -1.0, 1.0), x.clamp(-1, 1))

@@ -447,7 +447,7 @@ def test_inductor():
     assert_close(*results)
 
 
-def test_what_is_marked():
+def test_nodes_are_marked_for_traced_tensors_on_the_cpu():
     """Nodes are marked for a traced tensor on the CPU; not in eager code, on other devices, or for numbers alone."""
     marked = []
 

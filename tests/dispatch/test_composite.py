@@ -68,7 +68,7 @@ def test_the_fallback_raises():
     assert_close(composite(X), mixed(X))
 
 
-def test_the_keys_are_as_before():
+def test_dispatch_keys_are_restored():
     """Dispatch keys are restored after a call, and after a call that fails below a level."""
     state = lambda: (torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set())  # noqa: E731
     before = [keys.raw_repr() for keys in state()]

@@ -17,7 +17,7 @@ from tests.operators import CASES, sample
 pytestmark = pytest.mark.short
 
 
-def test_what_computes_derivatives():
+def test_grad_mode_forward_mode_and_transforms_forbid_the_shortcut():
     """Grad mode, forward mode and transforms, each alone, forbid the shortcut."""
     assert is_differentiating()
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_no_grad_inside_grad_of_grad(name):
 
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
 @pytest.mark.parametrize("mode", MODES_AROUND)
-def test_mode_around(word, mode):
+def test_a_transform_may_be_called_without_grad_mode(word, mode):
     """A transform may be called in no_grad or inference_mode."""
     x = sample(*(2,) * word.count("vmap"))
     for name in NAMES:

@@ -67,6 +67,6 @@ def test_vmap_of_the_node():
 @pytest.mark.parametrize(
     ("arguments", "traced"), [((X, 2), False), (([X], 2), False), ((X.to("meta"),), True), (([X, X.to("meta")], 2), True)]
 )
-def test_what_counts_as_traced(arguments, traced):
+def test_a_tensor_without_data_counts_as_traced(arguments, traced):
     """A tensor without data counts as traced, wherever it is among the arguments."""
     assert is_traced(*arguments) is traced

@@ -67,7 +67,7 @@ class Twice(Function):
         return Twice.apply(x, times), in_dims[0]
 
 
-def test_any_name_will_do():
+def test_parameters_may_have_any_name():
     """Any name works: eager, under transforms and compiled; by keyword; with the defaults of forward."""
     x = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.equal(torch.autograd.grad(Awkward.apply(x, base=x, kind="k").sum(), x)[0], 2 * x)

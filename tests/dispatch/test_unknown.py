@@ -267,7 +267,7 @@ def test_export_fixes_no_size(cases, dim):
             assert all(bounds.lower < bounds.upper for bounds in exported.range_constraints.values()), case.name
 
 
-def test_what_is_known_is_compared_as_it_is():
+def test_questions_outside_a_graph_are_plain_comparisons():
     """Outside a graph each question is the plain comparison; a number that fails a rule raises."""
     for question in (unknown.surely, unknown.perhaps, unknown.holds):
         assert question(3 > 2) is True
@@ -319,7 +319,7 @@ def test_one_row_of_a_size_that_data_decides(function):
         close(compiled(x, ~mask | (x > 1)), function(x[~mask | (x > 1)]))
 
 
-def test_a_row_of_nothing_raises_when_the_code_runs():
+def test_rows_that_a_mask_leaves_empty_raise_when_the_code_runs():
     """Rows that a mask leaves empty raise where an operator needs an element."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         f = torch.compile(lambda x, mask: fullgrad.clamp_by_linear(x[mask]), backend="aot_eager", fullgraph=True)

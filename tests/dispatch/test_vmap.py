@@ -144,7 +144,7 @@ class Told(Cube):
 
 
 @pytest.mark.parametrize("randomness", ["error", "same", "different"])
-def test_what_the_rule_is_told(randomness):
+def test_the_rule_gets_batch_size_randomness_and_dims(randomness):
     """The rule gets the batch size, the randomness, one in_dim for each argument of forward, and the arguments."""
     Told.calls = ()
     vmap(Told.apply, (0, None), randomness=randomness)(sample(5), sample())

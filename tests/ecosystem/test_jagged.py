@@ -159,7 +159,7 @@ def test_several_dimensions_behind_the_ragged_one(dims, inner):
     torch.testing.assert_close(gradient, plain)
 
 
-def test_results_fit_what_they_are_made_of():
+def test_a_result_has_the_offsets_of_its_input():
     """A result has the offsets of its input, so that torch adds the two."""
     x = jagged(torch.randn(3, 4))
     assert torch.equal((x + fullgrad.round(x)).values(), x.values() + x.values().round())

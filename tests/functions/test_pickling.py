@@ -127,7 +127,7 @@ def test_attributes_of_a_class_are_methods():
     equal(Later()(X), 2 * Later().decorated(X))
 
 
-def test_they_show_what_they_are_made_of():
+def test_the_representation_names_the_maker_and_the_functions():
     """The representation names the maker and the functions."""
     assert repr(fullgrad.st(signed)) == "<st of signed>"
     assert repr(fullgrad.straight_through(step, torch.sigmoid)).startswith("<straight_through of step, ")

@@ -87,7 +87,7 @@ def test_frequencies_of_orders():
 
 
 @pytest.mark.parametrize("rate", [0.3, 7.0, 1000.0])
-def test_counts(rate):
+def test_counts_have_the_rate_as_mean_and_variance(rate):
     """Mean and variance are the rate; small counts have their probabilities."""
     n = 20_000
     y = sampling.poisson_st(torch.full((n,), rate, dtype=torch.float64))
@@ -139,7 +139,7 @@ def test_open_gates():
     assert torch.equal(sampling.hard_concrete(X, training=False), (torch.sigmoid(X) * 1.2 - 0.1).clamp(0, 1))
 
 
-def test_signs():
+def test_signs_have_the_clamped_number_as_mean():
     """`binary_st` and `ternary_st` have the clamped number as their mean."""
     n, x = 20_000, torch.tensor([-1.5, -0.6, 0.0, 0.3, 1.0])
     for f in (sampling.binary_st, sampling.ternary_st):

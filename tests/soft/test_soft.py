@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.func import grad, hessian, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullgrad
 from fullgrad import soft
@@ -145,7 +146,7 @@ def test_round_is_translation_equivariant(mode, softness):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_round_leaves_out_only_what_is_nothing(mode):
+def test_round_by_a_number_is_round_by_a_tensor(mode):
     """A softness known as a number, for which steps are left out, gives what one does that is a tensor, for which none is; where
     steps begin and end, too.
     """
@@ -193,21 +194,27 @@ def test_derivatives_of_parameters(name, mode):
     assert torch.autograd.gradcheck(lambda *parameters: PARAMETERS[name](x, parameters[0], mode, *parameters[1:]), (s, low, high))
 
 
-@pytest.mark.parametrize("name", ["eq", "not_equal"])
-def test_derivatives_are_0_within_epsilon(name):
-    """Beyond epsilon they are those of the formula, whether the softness is a number or a tensor."""
-    f = getattr(soft, name)
-    for s, epsilon in ((0.1, 1e-10), (0.1, 0.01), (1e-3, 0.5), (2.0, 0.0)):
-        formula = lambda d, s=s, e=epsilon: 2 * torch.sigmoid(-torch.relu(d * torch.tanh(d / (2 * s)) - e) / s)  # noqa: E731
-        d = torch.linspace(-1, 1, 2000, dtype=torch.float64) * 2 * (epsilon + math.sqrt(2 * s * epsilon) + 1e-3)
-        for softness in (s, torch.tensor(s, dtype=torch.float64)):
-            of_one = lambda x, softness=softness, e=epsilon: f(x, 0.0, softness, epsilon=e)  # noqa: E731
-            sign = 1 if name == "eq" else -1
-            for way in (grad, lambda f: grad(grad(f))):
-                torch.testing.assert_close(vmap(way(of_one))(d), sign * vmap(way(formula))(d), rtol=1e-6, atol=1e-9 / s**2)
-            leaf = d.clone().requires_grad_()
-            (found,) = torch.autograd.grad(of_one(leaf).sum(), leaf)
-            torch.testing.assert_close(found, sign * vmap(grad(formula))(d), rtol=1e-6, atol=1e-9 / s)
+def second(f):
+    return grad(grad(f))
+
+
+@pytest.mark.parametrize("given", [float, torch.tensor], ids=["by a number", "by a tensor"])
+@pytest.mark.parametrize(("s", "epsilon"), [(0.1, 1e-10), (0.1, 0.01), (1e-3, 0.5), (2.0, 0.0)])
+@pytest.mark.parametrize(("name", "sign"), [("eq", 1), ("not_equal", -1)])
+def test_derivatives_are_0_within_epsilon(name, sign, s, epsilon, given):
+    """Beyond epsilon they are those of the formula."""
+    distance = lambda d: d * torch.tanh(d / (2 * s))  # noqa: E731
+    formula = lambda d: 2 * sign * torch.sigmoid(-torch.relu(distance(d) - epsilon) / s)  # noqa: E731
+    operator = lambda d: getattr(soft, name)(d, 0.0, given(s), epsilon=epsilon)  # noqa: E731
+    d = torch.linspace(-1, 1, 2000, dtype=torch.float64) * 2 * (epsilon + math.sqrt(2 * s * epsilon) + 1e-3)
+    leaf = d.clone().requires_grad_()
+    for found, expected, atol in (
+        (torch.autograd.grad(operator(leaf).sum(), leaf)[0], vmap(grad(formula))(d), 1e-9 / s),
+        (vmap(grad(operator))(d), vmap(grad(formula))(d), 1e-9 / s),
+        (vmap(second(operator))(d), vmap(second(formula))(d), 1e-9 / s**2),
+    ):
+        assert not found[distance(d) < epsilon].any()
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=atol)
 
 
 def test_all_and_any_of_a_number():
@@ -266,21 +273,31 @@ def test_hard_value_to_the_last_bit(name, dtype):
     assert not gradient[~x.isnan()].isnan().any()
 
 
-def test_straight_through_versions_without_a_gradient_do_no_soft_work():
-    """Neither the forward nor no_grad calls a relaxation."""
-    from unittest import mock
+class Kernels(TorchDispatchMode):
+    """The names of the operations of torch that run."""
 
-    from fullgrad.soft import _curves
+    def __init__(self):
+        super().__init__()
+        self.names = set()
 
-    x = torch.randn(5, requires_grad=True)
-    with (
-        mock.patch.object(_curves, "sigmoid", side_effect=AssertionError),
-        mock.patch.object(_curves, "slope", side_effect=AssertionError),
-    ):
-        for straight_through, _ in STRAIGHT_THROUGH.values():
-            straight_through(x)
-            with torch.no_grad():
-                straight_through(x)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
+def test_a_straight_through_value_takes_no_exponential(name, recorded):
+    """The relaxation is work for the backward alone; the relaxed value itself would take one."""
+    straight_through, _ = STRAIGHT_THROUGH[name]
+    exponentials = {"exp", "sigmoid", "softplus", "softplus_backward", "tanh"}
+    with torch.set_grad_enabled(recorded), Kernels() as value:
+        y = straight_through(torch.randn(5, requires_grad=True))
+    assert not value.names & exponentials
+    if recorded:
+        with Kernels() as derivative:
+            y.sum().backward()
+        assert derivative.names & exponentials
 
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)

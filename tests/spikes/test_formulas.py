@@ -254,12 +254,12 @@ def test_clip_values_are_positive():
 
 @pytest.mark.parametrize("name", STEP_NAMES)
 def test_the_input_alone_is_saved(name):
-    """With numbers as parameters no byte is kept beyond v, and nothing where no gradient is needed."""
-    kept = []
-    v = torch.randn(64, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        getattr(spikes, name)(v, **noise_for(name))
-    assert {t.data_ptr() for t in kept if t.numel() > 1} == {v.data_ptr()}
+    """With numbers as parameters no other tensor is kept, and none where no gradient is needed."""
+    for v in (torch.randn(64, requires_grad=True), torch.randn(64)):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            getattr(spikes, name)(v, **noise_for(name))
+        assert {t.data_ptr() for t in kept if t.numel() > 1} == ({v.data_ptr()} if v.requires_grad else set())
 
 
 # --- Randomness -------------------------------------------------------------------------------------------------------

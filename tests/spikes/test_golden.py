@@ -66,7 +66,7 @@ def test_value(case):
 
 @pytest.mark.parametrize("case", GOLDEN, ids=ident)
 def test_slope(case):
-    """Gradients for the upstream gradient 1, 2, … are equal, except where the slope jumps, which `test_corners` has."""
+    """Gradients for the upstream gradient 1, 2, … are equal, except where the slope jumps: see `test_corners_of_windows`."""
     v = inputs(case)
     upstream = torch.arange(1.0, v.numel() + 1, dtype=torch.float64).reshape(v.shape)
     (g,) = torch.autograd.grad(operator(case)(v), v, upstream)

@@ -12,6 +12,7 @@ from fullgrad._core.noise import uniform_like
 from fullgrad._dispatch import alias, is_identity
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, _randomness, check_operator
+from fullgrad.testing._randomness import generators
 
 pytestmark = pytest.mark.short
 
@@ -21,7 +22,7 @@ OTHER = torch.Generator().manual_seed(0)
 
 @pytest.fixture(autouse=True)
 def _another_device(monkeypatch):
-    """Give torch a generator on another device beside that of the CPU."""
+    """Give the kit a generator on another device beside that of the CPU; torch itself would look for the device."""
     monkeypatch.setattr(_randomness, "generators", lambda: [torch.default_generator, OTHER])
 
 
@@ -272,13 +273,13 @@ def test_right_rules_pass():
 
 
 def test_generators_of_every_device(monkeypatch):
-    """The CPU has a generator, and each device of the accelerator's module."""
-    monkeypatch.undo()
-    assert torch.default_generator in _randomness.generators()
+    """The CPU has a generator, and so has each device of the accelerator's module."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert generators() == [torch.default_generator]
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch, "get_device_module", lambda: types.SimpleNamespace(default_generators=(OTHER,)))
-    assert _randomness.generators() == [torch.default_generator, OTHER]
+    assert generators() == [torch.default_generator, OTHER]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def total(f, mode):
 @in_modes
 @named
 @pytest.mark.parametrize(("size", "rows", "shape"), [(8, 2, (6,)), (30, 2, (2, 1, 7)), (400, 4, (60,)), (10**6, 32, (6,))])
-def test_dense(blocks, name, mode, size, rows, shape):
+def test_blocks_are_those_of_dense_formulas(blocks, name, mode, size, rows, shape):
     """Value, gradient and Hessian-vector product equal those of dense formulas."""
     blocks(size, rows)
     u, x = point(*shape)
@@ -117,7 +117,7 @@ def test_dense(blocks, name, mode, size, rows, shape):
 
 @pytest.mark.short
 @named
-def test_windows(blocks, name):
+def test_windows_leave_out_zeros_alone(blocks, name):
     """Elements far from their place have no weight: windows leave out zeros, also where scores are not concave."""
     blocks(500, 4)
     for mode in MODES:
@@ -132,9 +132,8 @@ def test_windows(blocks, name):
                 close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
-def test_windows_are_narrow(monkeypatch):
+def test_windows_are_narrow():
     """A block has far fewer columns than n, and each row is in one block."""
-    monkeypatch.setattr(_blocks, "BLOCK", 2**16)
     u = torch.linspace(0, 10, 4096)
     for mode in MODES:
         args = u, pairwise_sigmoid.distances(u, mode), u
@@ -415,7 +414,7 @@ def test_weights(blocks):
 
 @pytest.mark.short
 @named
-def test_saved(blocks, name):
+def test_value_and_gradient_save_the_arguments_alone(blocks, name):
     """The value and the gradient save only the arguments; second derivatives also a block."""
     blocks(2**10, 8)
     u, x = (v.requires_grad_() for v in point(300))

@@ -160,7 +160,7 @@ def test_rows_behind_dimensions_of_size_1(front):
 
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
-def test_turned(mode):
+def test_the_plan_of_the_transposed_cost_is_the_transposed_plan(mode):
     """The plan of the transposed cost is the transposed plan."""
     cost, mu, nu = example(mode, 2)
     nu = nu / nu.sum(-1, keepdim=True)

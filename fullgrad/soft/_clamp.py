@@ -121,11 +121,12 @@ class Clamp(Relaxation):
         if i == 3:
             by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
             return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
-        from_low: Any = _slope_times(v, x - low, s, gated, mode) if i < 2 else None
-        if i == 1:
-            return v - from_low
-        from_high = _slope_times(v, x - high, s, gated, mode)
-        return from_high if i == 2 else from_low - from_high
+        if i:
+            return _slope_times(v, low - x if i == 1 else x - high, s, gated, mode)
+        # Since 1 - R'(q) = R'(-q), both are taken on the side where they are small.
+        above, below = x - low, high - x
+        near, far = torch.minimum(above, below), -torch.maximum(above, below)
+        return _slope_times(v, near, s, gated, mode) - _slope_times(v, far, s, gated, mode)
 
 
 @pointwise(opmath=True)

@@ -20,7 +20,6 @@ from fullgrad.soft._relaxation import (
     check,
     check_other,
     expand_to_softness_shape,
-    relaxed,
     with_zero_derivative,
 )
 
@@ -365,6 +364,4 @@ def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: An
     if mode == "hard":
         return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
     sign, shift_sign = _SIGNS[name]
-    if hard:
-        return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, True)
-    return relaxed(Comparison, x, y, softness, name, sign, shift_sign * epsilon, mode)
+    return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath as to_opmath
 from fullgrad._core.shards import without_parts
 from fullgrad._dispatch import at_least, same_shape
@@ -61,12 +60,6 @@ def check_other(name: str, argument: str, y: Any) -> Any:
         return y
     checks.real_number_or_tensor(name, argument, y)
     return floating(y) if isinstance(y, Tensor) else y
-
-
-@replaceable
-def relaxed(operator: Any, *args: Any) -> Tensor:
-    """The soft value of an operator."""
-    return operator.apply(*args, False)
 
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

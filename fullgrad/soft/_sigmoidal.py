@@ -13,7 +13,6 @@ from fullgrad.soft._relaxation import (
     Softness,
     check,
     expand_to_softness_shape,
-    relaxed,
     with_zero_derivative,
 )
 
@@ -54,7 +53,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
     x, softness = check("sigmoidal", x, softness, mode, STEP_MODES)
-    return relaxed(Sigmoidal, x, softness, mode)
+    return Sigmoidal.apply(x, softness, mode, False)
 
 
 def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth") -> Tensor:
@@ -86,7 +85,7 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
     Source: ``softtorch.heaviside``.
     """
     x, softness = check("heaviside", x, softness, mode, ANY_STEP_MODES)
-    return with_zero_derivative(step(x), x) if mode == "hard" else relaxed(Sigmoidal, x, softness, mode)
+    return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
 
 def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth") -> Tensor:

@@ -7,7 +7,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -39,7 +39,7 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     Source: ``softtorch.sign``.
     """
     x, softness = check("sign", x, softness, mode)
-    return torch.sign(x) if mode == "hard" else relaxed(Sign, x, softness, mode)
+    return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
 
 def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:

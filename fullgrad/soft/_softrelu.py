@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, relaxed
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 from fullgrad.soft._sigmoidal import sigmoid_times
 
 
@@ -45,7 +46,7 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
     Source: ``softtorch.softrelu``.
     """
     x, softness = check("softrelu", x, softness, mode, SOFT_MODES)
-    return relaxed(Softrelu, x, softness, gated, mode)
+    return relaxed(x, softness, gated, mode)
 
 
 def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
@@ -77,7 +78,7 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
     Source: ``softtorch.relu``.
     """
     x, softness = check("relu", x, softness, mode)
-    return torch.relu(x) if mode == "hard" else relaxed(Softrelu, x, softness, gated, mode)
+    return torch.relu(x) if mode == "hard" else relaxed(x, softness, gated, mode)
 
 
 def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
@@ -132,6 +133,12 @@ class Softrelu(Relaxation):
         if i == 1:
             return v * (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode)
         return (curves.gated_slope_times if gated else sigmoid_times)(v, x, s, mode)
+
+
+@replaceable
+def relaxed(x: Tensor, softness: Softness, gated: bool, mode: str) -> Tensor:
+    """The soft value."""
+    return Softrelu.apply(x, softness, gated, mode, False)
 
 
 _softplus, _gated = pointwise(curves.softplus, opmath=True), pointwise(curves.gated, opmath=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
@@ -115,25 +116,17 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
 class ExponentWeights(RowFunction):
     r"""Weights p of rows with an exponent. The rules, the symmetric map :math:`D_x` and :math:`D_\alpha`, read p alone."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
-        alpha = inputs[1]
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+    saves = (1, 2)
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         by_alpha = (g * cls.by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
         return cls.by_x(p, alpha, g) if ctx.needs_input_grad[0] else None, by_alpha
 
     @classmethod
     def jvp(cls, ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         total: Any = None if t is None else cls.by_x(p, alpha, t)
         if t_alpha is not None:
             part = cls.by_exponent(p, alpha) * t_alpha

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import has_shape, number_or_tensor
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.simplex._entmax import per_row
@@ -26,6 +27,7 @@ class FenchelYoung(RowFunction):
     through p. A subclass defines :math:`\Omega`. Saved: x, p and y.
     """
 
+    saves = range(4)
     omega: ClassVar[Callable[..., Tensor]]
     omega_slope: ClassVar[Callable[..., Tensor]]
     omega_by_exponent: ClassVar[Callable[..., Tensor]]
@@ -40,18 +42,9 @@ class FenchelYoung(RowFunction):
         product = (torch.where(d == 0, 0, x - mean) * d).sum(-1, keepdim=True) + mean * (1 - y.sum(-1, keepdim=True))
         return product - cls.omega(p, alpha) + cls.omega(y, alpha)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, p, y, alpha = inputs
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (x, p, y, alpha) if isinstance(alpha, Tensor) else (x, p, y)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
-
     @classmethod
     def _slopes(cls, ctx: Any, needed: tuple[bool, ...]) -> list[Tensor | None]:
-        x, p, y, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        x, p, y, alpha = saved_inputs(ctx)
         return [
             p - y if needed[0] else None,
             None,

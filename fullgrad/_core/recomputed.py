@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.batching import aligned
+from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
 from fullgrad._dispatch import can_reuse_buffers, is_alias_of, transforms_active
 
@@ -139,7 +139,4 @@ class Recomputed(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        front = aligned(in_dims, args)
-        if in_dims[0] is None:
-            front[0] = front[0].expand(info.batch_size, *front[0].shape)
-        return cls.apply(*front), 0
+        return cls.apply(*in_front(info, in_dims, args)), 0

@@ -65,15 +65,10 @@ class OrderStatistic(Function):
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor):
-            ctx.several, ctx.like = False, [(output.shape, output.dtype)]
-        else:
-            ctx.several, ctx.like = True, []
-            for v in output:
-                if v.is_floating_point():
-                    ctx.like.append((v.shape, v.dtype))
-                else:
-                    ctx.mark_non_differentiable(v)
+        outputs = (output,) if isinstance(output, Tensor) else output
+        ctx.several, ctx.like = len(outputs) > 1, [(v.shape, v.dtype) for v in outputs if v.is_floating_point()]
+        if len(ctx.like) < len(outputs):
+            ctx.mark_non_differentiable(outputs[-1])  # the indices
         if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
             save_inputs(ctx, inputs)
             ctx.alone = False

@@ -70,22 +70,23 @@ def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
     """`entmax` without the checks."""
     if x.ndim == 0:
         return torch.softmax(x, -1)
+    return weights_of(*rows_and_exponent("entmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)
+
+
+def weights_of(rows: Tensor, alpha: Tensor | float) -> Tensor:
+    """The weights of rows, with one exponent for each or one for all."""
+    if isinstance(alpha, Tensor) or alpha not in MODES:
+        return Entmax.apply(rows, alpha)
+    mode, factor = MODES[alpha]
+    # Less their largest element where the product rounds: this changes no weight.
+    return project(rows if factor == 1 else less_largest(rows, -1) * factor, mode)
+
+
+def rows_and_exponent(name: str, x: Tensor, alpha: Tensor | float, dim: int) -> tuple[Tensor, Tensor | float]:
+    """The rows, in float32 at least, and their exponents: a number, or one for each row."""
     wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
     alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    if isinstance(alpha, Tensor):
-        p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
-    elif alpha in MODES:
-        mode, factor = MODES[alpha]
-        p = project(scaled(rows, factor), mode)
-    else:
-        p = Entmax.apply(rows, alpha)
-    return p.movedim(-1, dim).to(x.dtype)
-
-
-def scaled(rows: Tensor, factor: float) -> Tensor:
-    """Rows times a factor, less their largest element where the product rounds: this changes no weight."""
-    return rows if factor == 1 else less_largest(rows, -1) * factor
+    return wide.movedim(dim, -1), per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
 
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:

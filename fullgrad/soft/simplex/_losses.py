@@ -9,9 +9,9 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import has_shape, number_or_tensor
+from fullgrad._dispatch import has_shape
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.simplex._entmax import per_row
+from fullgrad.soft.simplex._entmax import rows_and_exponent
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -83,26 +83,22 @@ def fenchel_young(
     checks.choice(name, "reduction", reduction, REDUCTIONS)
     checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
-    shape = x.movedim(dim, -1).shape
-    wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
-    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
+    rows, alpha = rows_and_exponent(name, x, alpha, dim)
     counted: Tensor | None = None
     if target.is_floating_point():
         if not has_shape(target.shape, x.shape):
             raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
         y = to_opmath(target)[0].movedim(dim, -1)
     else:
-        if not has_shape(target.shape, shape[:-1]):
+        shape = rows.shape[:-1]
+        if not has_shape(target.shape, shape):
             raise ValueError(
-                f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
+                f"{name}: `target` must have the shape {tuple(shape)} of `x` without `dim`, got {tuple(target.shape)}."
             )
         if not isinstance(ignore_index, (int, torch.SymInt)):
             raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
-        kept = target != ignore_index
-        counted, index = kept, torch.where(kept, target, 0).long().unsqueeze(-1)
-        y = torch.zeros_like(rows).scatter(-1, index, 1.0)
+        counted = target != ignore_index
+        y = torch.zeros_like(rows).scatter(-1, torch.where(counted, target, 0).long().unsqueeze(-1), 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:
         losses = torch.where(counted, losses, 0)

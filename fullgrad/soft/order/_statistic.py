@@ -47,15 +47,15 @@ class OrderStatistic(Function):
     whole_dims = "dim"
     # The position of the dimension among the inputs.
     dim_at: ClassVar[int] = 2
+    relaxed: ClassVar[Callable[..., Any]]
+    # A number for each row of x, of size 1 along ``dim``, in a shape that broadcasts with the values, or with the weights:
+    # a function of (unit, dim, weights).
+    of_rows: ClassVar[Callable[[Tensor, int, bool], Tensor]]
 
     @staticmethod
     def raises_by_numbers(*args: Any) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether numbers can raise: a transport plan may not converge, for a straight-through estimator in its backward."""
         return args[-1][1] == "ot"
-
-    @staticmethod
-    def relaxed(*args: Any) -> Any:
-        raise NotImplementedError
 
     @classmethod
     def soft_forward(cls, *args: Any) -> Any:
@@ -105,11 +105,6 @@ class OrderStatistic(Function):
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         moved = pushed(cls, inputs, where, [tangents[i] for i in where], value, ctx.like)
         return (moved[0], None) if ctx.several and len(moved) == 1 else one_or_all(moved)
-
-    @staticmethod
-    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
-        """A number for each row of x, of size 1 along it, in a shape that broadcasts with the values, or the weights."""
-        raise NotImplementedError
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:

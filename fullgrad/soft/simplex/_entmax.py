@@ -1,6 +1,7 @@
 """`entmax`: softmaxes with exact zeros."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,6 +119,9 @@ class ExponentWeights(RowFunction):
     r"""Weights p of rows with an exponent. The rules, the symmetric map :math:`D_x` and :math:`D_\alpha`, read p alone."""
 
     saves = (1, 2)
+    # The derivative with respect to the rows times t, of (p, alpha, t); and with respect to the exponent, of (p, alpha).
+    by_x: ClassVar[Callable[[Tensor, Any, Tensor], Tensor]]
+    by_exponent: ClassVar[Callable[[Tensor, Any], Tensor]]
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -133,16 +137,6 @@ class ExponentWeights(RowFunction):
             part = cls.by_exponent(p, alpha) * t_alpha
             total = part if total is None else total + part
         return total
-
-    @staticmethod
-    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
-        r"""The derivative with respect to the rows times t, :math:`D_x\,t`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
-        r"""The derivative with respect to the exponent, :math:`D_\alpha`."""
-        raise NotImplementedError
 
 
 class Entmax(ExponentWeights):

@@ -97,8 +97,8 @@ def fenchel_young(
             )
         if not isinstance(ignore_index, (int, torch.SymInt)):
             raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
-        counted = target != ignore_index
-        y = torch.zeros_like(rows).scatter(-1, torch.where(counted, target, 0).long().unsqueeze(-1), 1.0)
+        counted = kept = target != ignore_index
+        y = torch.zeros_like(rows).scatter(-1, torch.where(kept, target, 0).long().unsqueeze(-1), 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:
         losses = torch.where(counted, losses, 0)

@@ -44,6 +44,14 @@ def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...], core: tuple[
     return result
 
 
+def in_front(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...], count: int = 1) -> list[Any]:
+    """`aligned`, where the tensors among the first ``count`` arguments have the batch, also those that are not batched."""
+    return [
+        a.expand(info.batch_size, *a.shape) if i < count and in_dims[i] is None and isinstance(a, Tensor) else a
+        for i, a in enumerate(aligned(in_dims, args))
+    ]
+
+
 def numel_with_batches(x: Tensor) -> int:
     """The number of elements of all samples together. In compiled code, which may not know it, of one sample."""
     return x.numel() if is_dynamo_compiling() else innermost(x).numel()

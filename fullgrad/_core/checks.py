@@ -103,16 +103,14 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor; its elements are not checked."""
     if value.__class__ is float and 0.0 < value < math.inf:
         return
-    if isinstance(value, Tensor):
-        real_tensor(name, argument, value)
-    else:
-        real_number_or_tensor(name, argument, value)
+    real_number_or_tensor(name, argument, value)
+    if not isinstance(value, Tensor):
         positive_number(name, argument, value)
 
 
-def broadcasts_to(name: str, argument: str, value: Tensor, other: str, shape: Sequence[int]) -> None:
-    """A tensor that broadcasts to a shape."""
-    if not (same_shape(value.shape, shape) or can_broadcast(value.shape, shape)):
+def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:
+    """A number, or a tensor that broadcasts to a shape."""
+    if isinstance(value, Tensor) and not (same_shape(value.shape, shape) or can_broadcast(value.shape, shape)):
         raise ValueError(
             f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
         )

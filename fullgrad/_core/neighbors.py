@@ -29,22 +29,22 @@ def flushes_denormals() -> bool:
 @functools.lru_cache(maxsize=1024)
 def neighbor(value: float, dtype: torch.dtype, up: bool) -> float:
     """The next number of ``dtype`` above or below ``value``, which is first rounded to ``dtype`` as torch rounds a scalar."""
-    bits, width = _bits(value, dtype)
+    bits, width = bits_of(value, dtype)
     sign = 1 << (width - 1)
     if bits in (0, sign):
-        return _value(1 if up else sign | 1, dtype)
-    number = _value(bits, dtype)
+        return number_of(1 if up else sign | 1, dtype)
+    number = number_of(bits, dtype)
     if math.isnan(number) or (math.isinf(number) and (number > 0) == up):
         return number
-    return _value(bits + 1 if (number > 0) == up else bits - 1, dtype)
+    return number_of(bits + 1 if (number > 0) == up else bits - 1, dtype)
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
     """``value`` rounded to ``dtype`` as torch rounds a scalar."""
-    return _value(_bits(value, dtype)[0], dtype)
+    return number_of(bits_of(value, dtype)[0], dtype)
 
 
-def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
+def bits_of(value: float, dtype: torch.dtype) -> tuple[int, int]:
     """The bits of ``value`` rounded to ``dtype``, as torch does it: by way of float32 for the dtypes of 16 bits."""
     if dtype is torch.float64:
         return _rounded(value, dtype), 64
@@ -53,7 +53,7 @@ def _bits(value: float, dtype: torch.dtype) -> tuple[int, int]:
         return bits, 32
     if dtype is torch.bfloat16:
         return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF, 16
-    return _rounded(_value(bits, torch.float32), dtype), 16
+    return _rounded(number_of(bits, torch.float32), dtype), 16
 
 
 def _rounded(value: float, dtype: torch.dtype) -> int:
@@ -66,7 +66,8 @@ def _rounded(value: float, dtype: torch.dtype) -> int:
     return struct.unpack(integer, packed)[0]
 
 
-def _value(bits: int, dtype: torch.dtype) -> float:
+def number_of(bits: int, dtype: torch.dtype) -> float:
+    """The number with some bits."""
     number, integer = _LAYOUT[dtype]
     if dtype is torch.bfloat16:
         bits <<= 16

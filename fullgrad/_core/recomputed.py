@@ -4,12 +4,12 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fullgrad._core.batching import aligned
+from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
 from fullgrad._dispatch import can_reuse_buffers, is_alias_of, transforms_active
 
@@ -112,9 +112,7 @@ class Recomputed(Function):
 
     whole_dims = 1
 
-    @staticmethod
-    def relaxed(*inputs: Any) -> Tensor:
-        raise NotImplementedError
+    relaxed: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -139,7 +137,4 @@ class Recomputed(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        front = aligned(in_dims, args)
-        if in_dims[0] is None:
-            front[0] = front[0].expand(info.batch_size, *front[0].shape)
-        return cls.apply(*front), 0
+        return cls.apply(*in_front(info, in_dims, args)), 0

@@ -28,7 +28,6 @@ from fullgrad._dispatch.state import (
     are_differentiated,
     can_look,
     can_read_numbers,
-    can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
     can_view_bits,

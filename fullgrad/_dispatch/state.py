@@ -13,8 +13,6 @@ from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transfo
 
 # Functions on the hot path, looked up once.
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
-# Elements of a tensor so large that the allocator returns its memory to the system.
-_LARGE = 2**16
 
 
 class _Current(threading.local):
@@ -156,19 +154,6 @@ def is_unrecorded(args: Iterable[Any]) -> bool:
         or (forward_ad._current_level >= 0 and torch_private.is_forward_mode())
         or torch_private.in_legacy_vmap()
         or (_is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]))  # noqa: C419
-    )
-
-
-def can_record_in_place(temporary: Tensor) -> bool:
-    """Whether eager code that autograd records may overwrite a fresh temporary and gains by it: new memory of that size costs
-    more than the arithmetic.
-    """
-    return (
-        not _is_compiling()
-        and not dispatch_modes()
-        and temporary.numel() >= _LARGE
-        and not transforms_active()
-        and not torch_private.in_legacy_vmap()
     )
 
 

@@ -5,7 +5,6 @@ The first and the last number in a range are found by bisection: codes are incre
 
 import functools
 import math
-import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
-from fullgrad._core.neighbors import rounded
+from fullgrad._core.neighbors import bits_of, number_of, rounded
 from fullgrad._core.opmath import HALF
 from fullgrad._core.windows import where_between
-from fullgrad.quantizers import _float_quantize
 from fullgrad.quantizers._arguments import compute_dtype
 from fullgrad.quantizers._arithmetic import reciprocal_number
-from fullgrad.quantizers._fake_quantize import FakeQuantizeResidual, slope_by_scale
-from fullgrad.quantizers._formats import spec_of
 from fullgrad.quantizers._integers import Grid, pass_in_range, value
 
 _NUMBERS = {int, float}
@@ -44,11 +40,6 @@ def _value(x: Tensor, *inputs: Any) -> Any:
     return torch.add(y.new_zeros(()), y, alpha=grid.scale, out=y)
 
 
-@fast(slope_by_scale)
-def _slope_by_scale(x: Tensor, *grid: Any) -> Tensor:
-    return FakeQuantizeResidual.forward(x, *grid)
-
-
 @fast(pass_in_range, recorded=True)
 def _pass_in_range(g: Tensor, x: Tensor, *inputs: Any) -> Any:
     grid = Grid(*inputs)
@@ -62,20 +53,13 @@ def _pass_in_range(g: Tensor, x: Tensor, *inputs: Any) -> Any:
     return where_between(g, x, *_ends_of_grid(x.dtype, grid._replace(noise=None)))
 
 
-@fast(_float_quantize.pass_in_range, recorded=True)
-def _pass_in_format(
-    g: Tensor, x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
-) -> Any:
-    if not (scale is None or scale.__class__ is float) or (rounding == "stochastic" and inside != "exact"):
-        return NotImplemented
-    return where_between(g, x, *_ends_of_format(x.dtype, scale, format, inside, rounding))
-
-
 @functools.lru_cache(maxsize=1024)
 def _ends_of_grid(dtype: torch.dtype, grid: Grid) -> tuple[float, float]:
     """The first and the last number of ``dtype`` in the range, in the arithmetic of the value."""
-    to, computed = in_dtype(dtype), compute_dtype(dtype)
-    inverse, scale = reciprocal_number(grid.scale, computed), rounded(grid.scale, computed)
+    computed = compute_dtype(dtype)
+    # For float32 operands, one operation in double precision, rounded, is the float32 result.
+    to = functools.partial(rounded, dtype=computed)
+    inverse, scale = reciprocal_number(grid.scale, computed), to(grid.scale)
 
     def code(x: float) -> float:
         v = to(x * inverse) if grid.reciprocal else to(x / scale)
@@ -86,38 +70,8 @@ def _ends_of_grid(dtype: torch.dtype, grid: Grid) -> tuple[float, float]:
     return first_and_last(dtype, code, grid.quant_min, grid.quant_max)
 
 
-@functools.lru_cache(maxsize=1024)
-def _ends_of_format(dtype: torch.dtype, scale: float | None, format: str, inside: str, rounding: str) -> tuple[float, float]:
-    computed = compute_dtype(dtype)
-    to, divisor = in_dtype(dtype), 1.0 if scale is None else rounded(scale, computed)
-    ends = _float_quantize.ends(spec_of(format), inside, rounding, computed)
-    return first_and_last(dtype, lambda x: to(x / divisor), *ends)
-
-
 def _round(v: float) -> float:
     return v if math.isinf(v) else cast("float", round(v))
-
-
-def float32(value: float) -> float:
-    """A number rounded to float32. For float32 operands, one operation in double precision, rounded, is the float32 result."""
-    try:
-        return struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-
-
-def in_dtype(dtype: torch.dtype) -> Callable[[float], float]:
-    """The function that rounds a number to the dtype in which ``dtype`` is computed."""
-    return float if dtype == torch.float64 else float32
-
-
-_BITS = {
-    torch.float64: ("<q", "<d", 0),
-    torch.float32: ("<i", "<f", 0),
-    torch.bfloat16: ("<i", "<f", 16),
-    torch.float16: ("<h", "<e", 0),
-}
-_LARGEST = {torch.float64: 0x7FEFFFFFFFFFFFFF, torch.float32: 0x7F7FFFFF, torch.bfloat16: 0x7F7F, torch.float16: 0x7BFF}
 
 
 def first_and_last(dtype: torch.dtype, function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
@@ -125,14 +79,13 @@ def first_and_last(dtype: torch.dtype, function: Callable[[float], float], low: 
 
     Bisection over all finite numbers, without tensors.
     """
-    integer, number, shift = _BITS[dtype]
+    beyond = bits_of(torch.finfo(dtype).max, dtype)[0] + 1
 
     def value(n: int) -> float:
-        magnitude = struct.unpack(number, struct.pack(integer, abs(n) << shift))[0]
-        return math.copysign(magnitude, n)
+        return math.copysign(number_of(abs(n), dtype), n)
 
     def first(reached: Callable[[float], bool]) -> int:
-        below, above = -_LARGEST[dtype] - 1, _LARGEST[dtype] + 1
+        below, above = -beyond, beyond
         while above - below > 1:
             middle = (below + above) // 2
             below, above = (below, middle) if reached(function(value(middle))) else (middle, above)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core.fast import fast
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._curves import LARGEST, SMALLEST
-from fullgrad.soft._round import fraction, weighted_sum
+from fullgrad.soft._round import weighted_sum
 from fullgrad.soft._softrelu import relaxed
 
 _DTYPES = frozenset({torch.float32, torch.float64})
@@ -29,19 +29,3 @@ def _steps_at_once(curve: Any, d: Tensor, s: Any, mode: str, steps: tuple[tuple[
         return NotImplemented
     at = torch.arange(steps[0][1], steps[-1][1] + 0.5, dtype=d.dtype, device=d.device)
     return curve(d - at.view(-1, *[1] * d.ndim), s, mode).sum(0)
-
-
-@fast(fraction, recorded=True)
-def _fraction(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x - torch.floor(x), 0.0)
-
-
-# The derivative of x S is that of torch's SiLU, one kernel, which torch does not differentiate.
-
-
-@fast(curves.gated_slope_times, within=64)
-def _gated_slope(v: Tensor, x: Tensor, s: Any, mode: str) -> Any:
-    if mode != "smooth" or s.__class__ is not float or v.dtype != x.dtype:
-        return NotImplemented
-    z = x / s
-    return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -800.0, 800.0, out=z))

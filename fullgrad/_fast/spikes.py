@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
-from fullgrad._core.windows import sigmoid_gate
 from fullgrad.spikes._atan import Atan
-from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
 from fullgrad.spikes._formulas import bell, right_or_left
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
 from fullgrad.spikes._piecewise_quadratic import PiecewiseQuadratic
-from fullgrad.spikes._sigmoid import Sigmoid
 from fullgrad.spikes._soft_sign import SoftSign
 
 
@@ -40,13 +37,6 @@ def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
 @of_number
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v / torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2)
-
-
-@fast(Circ.slope_times, within=8)
-@of_number
-def _circ(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    r = torch.addcmul(u.new_ones(()), u, u, value=alpha * alpha).rsqrt_()
-    return v * (r * r * r) * (alpha / 2)
 
 
 @fast(Erf.slope_times, within=64)
@@ -73,12 +63,6 @@ def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
 @of_number
 def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v * affine_of_abs(u, -alpha * alpha, alpha).clamp_(0)
-
-
-@fast(Sigmoid.slope_times, within=8)
-@of_number
-def _sigmoid(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return sigmoid_gate(sigmoid_gate(v, u, 1 / alpha), u, -1 / alpha) * alpha
 
 
 @fast(SoftSign.slope_times, within=8)

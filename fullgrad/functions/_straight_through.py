@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._core.function import Function
-from fullgrad._core.recomputed import gradients, pullback, pushed_forward, recorded, save_inputs, saved_inputs
+from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
 from fullgrad.functions._made import made
 
@@ -59,17 +58,15 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
     """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
     batched: dict[Any, Any] = {}
 
-    class StraightThroughOf(Function):
+    class StraightThroughOf(Recomputed):
+        whole_dims = None
+        relaxed = staticmethod(soft)
+
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
             y = hard(*inputs)
             # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            save_inputs(ctx, inputs)
-            ctx.like = output.shape, output.dtype
 
         @staticmethod
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,12 +81,10 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
                 found = iter(pullback(soft, inputs, where)(g))
             return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Tensor:
-            where = tuple([i for i, t in enumerate(tangents) if t is not None])
-            inputs = saved_inputs(ctx)
-            _check_alone(name, soft, inputs, ctx.like)
-            return pushed_forward(soft, inputs, where, [tangents[i] for i in where], [ctx.like])
+        @classmethod
+        def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
+            _check_alone(name, soft, saved_inputs(ctx), ctx.like)
+            return super().jvp(ctx, *tangents)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:

@@ -43,8 +43,7 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
     """
     checks.real_tensor("clip_grad", "x", x)
     checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
-    if max_value.__class__ is not float and isinstance(max_value, Tensor):
-        checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
+    checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
     return ClipGrad.apply(x, max_value)
 
 

@@ -35,6 +35,5 @@ def reverse_grad(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """
     checks.real_tensor("reverse_grad", "x", x)
     checks.real_number_or_tensor("reverse_grad", "scale", scale)
-    if scale.__class__ is not float and isinstance(scale, Tensor):
-        checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
+    checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
     return Scale.apply(x, 1.0, -scale)

@@ -112,8 +112,7 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
     """
     checks.real_tensor("scale_bwd", "input", input)
     checks.real_number_or_tensor("scale_bwd", "scale", scale)
-    if scale.__class__ is not float and isinstance(scale, Tensor):
-        checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
+    checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
     return Scale.apply(input, 1.0, scale)
 
 

@@ -13,8 +13,7 @@ Temperature = Tensor | float
 def check_temperature(name: str, argument: str, tau: Any, x: Tensor) -> None:
     """Require a positive number, or a real tensor that broadcasts to the parameters."""
     checks.positive_number_or_tensor(name, argument, tau)
-    if isinstance(tau, Tensor):
-        checks.broadcasts_to(name, argument, tau, "the parameters", x.shape)
+    checks.broadcasts_to(name, argument, tau, "the parameters", x.shape)
 
 
 def check_rows(name: str, argument: str, x: Any, dim: Any) -> int:

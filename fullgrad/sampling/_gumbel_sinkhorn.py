@@ -4,10 +4,10 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import wide_dtype
 from fullgrad._dispatch import at_least, holds, uses_last_dims
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
-from fullgrad.soft.order._numbers import wide_dtype
 
 
 @uses_last_dims(2)

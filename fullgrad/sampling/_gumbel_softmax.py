@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._core.batching import aligned
-from fullgrad._core.function import Function
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.pieces import pointwise
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import divided, largest, softmax_pull
+from fullgrad.soft.order._numbers import RowFunction
 
 
 def gumbel_softmax(
@@ -72,28 +72,21 @@ def gumbel_softmax(
     return replace_grad(largest(wide.detach() + noise.detach(), dim, logits.dtype)[0], y) if hard else y
 
 
-class GumbelSoftmax(Function):
+class GumbelSoftmax(RowFunction):
     """The operator of :func:`gumbel_softmax`, soft. The rules read the value alone."""
 
     whole_dims = "dim"
+    saves = (2, 3, 4)
 
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
         return torch.softmax(_scores(logits, noise, tau), dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, tau, ctx.dim = inputs
-        ctx.tau = None if isinstance(tau, Tensor) else tau
-        saved = (output, tau) if isinstance(tau, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        y, tau = _saved(ctx)
+        tau, dim, y = saved_inputs(ctx)
         by_logits, by_noise, by_tau, _ = ctx.needs_input_grad
-        pulled = divided(softmax_pull(g, y, ctx.dim), tau)
+        pulled = divided(softmax_pull(g, y, dim), tau)
         return (
             pulled if by_logits else None,
             pulled.clone() if by_logits and by_noise else pulled if by_noise else None,
@@ -103,23 +96,14 @@ class GumbelSoftmax(Function):
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, t_noise: Tensor | None, t_tau: Tensor | None, _: None) -> Tensor:
-        y, tau = _saved(ctx)
+        tau, dim, y = saved_inputs(ctx)
         parts = [v for v in (t, t_noise, None if t_tau is None else -_log(y) * t_tau) if v is not None]
-        return divided(softmax_pull(functools.reduce(torch.add, parts), y, ctx.dim), tau)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return GumbelSoftmax.apply(*aligned(in_dims, args)), 0
+        return divided(softmax_pull(functools.reduce(torch.add, parts), y, dim), tau)
 
 
 @pointwise
 def _scores(logits: Tensor, noise: Tensor, tau: Temperature) -> Tensor:
     return divided(logits + noise, tau)
-
-
-def _saved(ctx: Any) -> tuple[Tensor, Any]:
-    y, *tau = ctx.saved_tensors
-    return y, tau[0] if tau else ctx.tau
 
 
 def _log(y: Tensor) -> Tensor:

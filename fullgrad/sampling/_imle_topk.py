@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.batching import aligned
+from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
@@ -105,10 +105,7 @@ class ImleTopK(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        logits, noise, *rest = aligned(in_dims, args)
-        if in_dims[0] is None:
-            logits = logits.expand(info.batch_size, *logits.shape)
-        return ImleTopK.apply(logits, noise, *rest), 0
+        return ImleTopK.apply(*in_front(info, in_dims, args)), 0
 
 
 def _subset(logits: Tensor, noise: Tensor, k: int, noise_scale: float, dim: int) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.batching import aligned
+from fullgrad._core.batching import in_front
 from fullgrad._core.fast import replaceable
 from fullgrad._core.function import Function
 from fullgrad._core.opmath import cast
@@ -67,8 +67,4 @@ class SampleOfRows(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        front = aligned(in_dims, args)
-        for i in range(3):
-            if in_dims[i] is None and isinstance(front[i], Tensor):
-                front[i] = front[i].expand(info.batch_size, *front[i].shape)
-        return cls.apply(*front), 0
+        return cls.apply(*in_front(info, in_dims, args, 3)), 0

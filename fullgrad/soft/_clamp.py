@@ -52,11 +52,9 @@ def clamp(
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
     x, softness = _checked("clamp", x, min_value, max_value, softness, mode)
-    return (
-        HardClamp.forward(x, min_value, max_value)
-        if mode == "hard"
-        else Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
-    )
+    if mode == "hard":
+        return HardClamp.forward(x, min_value, max_value)
+    return Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
 
 
 def clamp_st(

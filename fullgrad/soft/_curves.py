@@ -14,7 +14,7 @@ All avoid differences of large numbers, and are right at infinity. ``1 - S(x)`` 
 import torch
 from torch import Tensor
 
-from fullgrad._core.fast import if_recorded, replaceable
+from fullgrad._core.fast import if_recorded
 from fullgrad._core.windows import sigmoid_gate
 
 Softness = Tensor | float
@@ -165,7 +165,6 @@ def gated_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     return t + torch.ops.aten.sigmoid_backward.default(z, t)  # S' is t (1 - t) / s
 
 
-@replaceable
 def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v times the derivative of x S."""
     return v * gated_slope(x, s, mode)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.opmath import to_opmath as to_opmath
 from fullgrad._core.shards import without_parts
 from fullgrad._dispatch import at_least, same_shape
 from fullgrad.soft._curves import SMALLEST, Softness

@@ -1,7 +1,7 @@
 """`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -57,6 +57,11 @@ class Step(Surrogate):
     inverse_width: ClassVar[int | None] = None
     # Whether the slope jumps at the threshold, so that the formulas take ``tie`` after the parameters.
     jumps_at_threshold = False
+    # As functions of ``(u, *parameters)``: the derivative *d* of the surrogate, and its integral *R* from 0; and as a function of
+    # ``(i, u, *parameters)`` the partial derivative of *R* with respect to parameter ``i``.
+    slope: ClassVar[Callable[..., Tensor]]
+    rise: ClassVar[Callable[..., Tensor]]
+    rise_by: ClassVar[Callable[..., Tensor]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "parameters" in cls.__dict__:
@@ -106,21 +111,6 @@ class Step(Surrogate):
         """``v * slope(u, *parameters)``."""
         return v * cls.slope(u, *parameters)
 
-    @classmethod
-    def slope(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """The derivative *d* of the surrogate."""
-        raise NotImplementedError
-
-    @classmethod
-    def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """The integral *R* of the slope from 0."""
-        raise NotImplementedError
-
-    @classmethod
-    def rise_by(cls, i: int, u: Tensor, *parameters: Any) -> Tensor:
-        """The partial derivative of *R* with respect to parameter ``i``."""
-        raise NotImplementedError
-
 
 class ScaledStep(Step):
     r"""A `Step` with one parameter, the inverse width :math:`\alpha`: :math:`d = \alpha f(\alpha u)`, :math:`R = F(\alpha u)`.
@@ -130,6 +120,8 @@ class ScaledStep(Step):
 
     parameters = ("alpha",)
     inverse_width = 0
+    density: ClassVar[Callable[[Tensor], Tensor]]
+    distribution: ClassVar[Callable[[Tensor], Tensor]]
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
@@ -148,13 +140,3 @@ class ScaledStep(Step):
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
         return cls.distribution(u * parameters[0])
-
-    @staticmethod
-    def density(z: Tensor) -> Tensor:
-        """The slope for ``alpha = 1``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def distribution(z: Tensor) -> Tensor:
-        """The integral of ``density`` from 0."""
-        raise NotImplementedError

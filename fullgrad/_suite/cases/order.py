@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._core.opmath import wide
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.soft import _abs_of, _step
 from fullgrad.soft.order import _numbers
@@ -430,7 +431,7 @@ def _kernel(name: str, operator: Callable[..., Any], weights: Callable[[Tensor],
     """Averages of a row h over an ascending row u, on short rows, by code for rows too long for a matrix."""
 
     def call(u: Tensor, h: Tensor) -> Tensor:
-        return operator(torch.sort(_numbers.wide(u), -1).values, _numbers.wide(h)).to(h.dtype)
+        return operator(torch.sort(wide(u), -1).values, wide(h)).to(h.dtype)
 
     return Case(
         name=name,

@@ -4,6 +4,7 @@ The powers of the modes, the precision of computations, the rule for a batch; an
 and sums over them.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 from fullgrad._core.autocast import matmul
 from fullgrad._core.batching import aligned
 from fullgrad._core.function import Function
-from fullgrad._core.opmath import wide as wide
-from fullgrad._core.opmath import wide_dtype as wide_dtype
+from fullgrad._core.recomputed import save_inputs
 from fullgrad._dispatch import surely
 
 # In these modes the weights are powers of the excess over a threshold.
@@ -57,6 +57,15 @@ class RowFunction(Function):
 
     whole_dims = 1
     out_dims: ClassVar[int | tuple[int, ...]] = 0
+    # The positions of what the rules read, among the inputs and, behind them, the outputs.
+    saves: ClassVar[Sequence[int]] = ()
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        both = *inputs, *outputs
+        save_inputs(ctx, tuple([both[i] for i in cls.saves]))
+        ctx.mark_non_differentiable(*[y for y in outputs if not y.is_floating_point()])
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import at_least
 from fullgrad.soft._curves import SMALLEST
-from fullgrad.soft._relaxation import Softness, divisor, to_opmath
+from fullgrad.soft._relaxation import Softness, divisor
 from fullgrad.soft.order._numbers import row_origin, weighted
 
 # The variance that is added to the variance of a row.

@@ -47,15 +47,15 @@ class OrderStatistic(Function):
     whole_dims = "dim"
     # The position of the dimension among the inputs.
     dim_at: ClassVar[int] = 2
+    relaxed: ClassVar[Callable[..., Any]]
+    # A number for each row of x, of size 1 along ``dim``, in a shape that broadcasts with the values, or with the weights:
+    # a function of (unit, dim, weights).
+    of_rows: ClassVar[Callable[[Tensor, int, bool], Tensor]]
 
     @staticmethod
     def raises_by_numbers(*args: Any) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether numbers can raise: a transport plan may not converge, for a straight-through estimator in its backward."""
         return args[-1][1] == "ot"
-
-    @staticmethod
-    def relaxed(*args: Any) -> Any:
-        raise NotImplementedError
 
     @classmethod
     def soft_forward(cls, *args: Any) -> Any:
@@ -65,15 +65,10 @@ class OrderStatistic(Function):
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor):
-            ctx.several, ctx.like = False, [(output.shape, output.dtype)]
-        else:
-            ctx.several, ctx.like = True, []
-            for v in output:
-                if v.is_floating_point():
-                    ctx.like.append((v.shape, v.dtype))
-                else:
-                    ctx.mark_non_differentiable(v)
+        outputs = (output,) if isinstance(output, Tensor) else output
+        ctx.several, ctx.like = len(outputs) > 1, [(v.shape, v.dtype) for v in outputs if v.is_floating_point()]
+        if len(ctx.like) < len(outputs):
+            ctx.mark_non_differentiable(outputs[-1])  # the indices
         if any([isinstance(v, Tensor) for v in inputs[1:]]):  # noqa: C419  # on the hot path
             save_inputs(ctx, inputs)
             ctx.alone = False
@@ -110,11 +105,6 @@ class OrderStatistic(Function):
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
         moved = pushed(cls, inputs, where, [tangents[i] for i in where], value, ctx.like)
         return (moved[0], None) if ctx.several and len(moved) == 1 else one_or_all(moved)
-
-    @staticmethod
-    def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
-        """A number for each row of x, of size 1 along it, in a shape that broadcasts with the values, or the weights."""
-        raise NotImplementedError
 
     @classmethod
     def vmap(cls, info: VmapInfo, in_dims: tuple[int | None, ...], *args: Any) -> Any:

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.projections.simplex import may_be_far
+from fullgrad.soft.order.kernels.threshold import may_be_far
 from fullgrad.soft.simplex._entmax import per_row
 from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered
 
@@ -138,28 +139,24 @@ class Centered(RowFunction):
     Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. Saved: the output.
     """
 
+    saves = (2, 3)
+
     @staticmethod
     def forward(v: Tensor, k: Tensor | float, mode: str) -> Tensor:
         return centered(v, _per_row(k, v), mode)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Any, str], output: Tensor) -> None:
-        ctx.mode = inputs[2]
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (z,) = ctx.saved_tensors
-        w, inverse = _shares(z, ctx.mode)
+        mode, z = saved_inputs(ctx)
+        w, inverse = _shares(z, mode)
         total = g.sum(-1, keepdim=True) * inverse
         by_v = torch.where(inverse > 0, g - w * total, 0) if ctx.needs_input_grad[0] else None
         return by_v, total if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, t_k: Tensor | None, _: None) -> Tensor:
-        (z,) = ctx.saved_tensors
-        w, inverse = _shares(z, ctx.mode)
+        mode, z = saved_inputs(ctx)
+        w, inverse = _shares(z, mode)
         moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
         return moved if t_k is None else moved + t_k * inverse
 

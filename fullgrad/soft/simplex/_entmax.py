@@ -1,12 +1,14 @@
 """`entmax`: softmaxes with exact zeros."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
@@ -69,22 +71,23 @@ def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
     """`entmax` without the checks."""
     if x.ndim == 0:
         return torch.softmax(x, -1)
+    return weights_of(*rows_and_exponent("entmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)
+
+
+def weights_of(rows: Tensor, alpha: Tensor | float) -> Tensor:
+    """The weights of rows, with one exponent for each or one for all."""
+    if isinstance(alpha, Tensor) or alpha not in MODES:
+        return Entmax.apply(rows, alpha)
+    mode, factor = MODES[alpha]
+    # Less their largest element where the product rounds: this changes no weight.
+    return project(rows if factor == 1 else less_largest(rows, -1) * factor, mode)
+
+
+def rows_and_exponent(name: str, x: Tensor, alpha: Tensor | float, dim: int) -> tuple[Tensor, Tensor | float]:
+    """The rows, in float32 at least, and their exponents: a number, or one for each row."""
     wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
     alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    if isinstance(alpha, Tensor):
-        p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
-    elif alpha in MODES:
-        mode, factor = MODES[alpha]
-        p = project(scaled(rows, factor), mode)
-    else:
-        p = Entmax.apply(rows, alpha)
-    return p.movedim(-1, dim).to(x.dtype)
-
-
-def scaled(rows: Tensor, factor: float) -> Tensor:
-    """Rows times a factor, less their largest element where the product rounds: this changes no weight."""
-    return rows if factor == 1 else less_largest(rows, -1) * factor
+    return wide.movedim(dim, -1), per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
 
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
@@ -115,40 +118,25 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
 class ExponentWeights(RowFunction):
     r"""Weights p of rows with an exponent. The rules, the symmetric map :math:`D_x` and :math:`D_\alpha`, read p alone."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
-        alpha = inputs[1]
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+    saves = (1, 2)
+    # The derivative with respect to the rows times t, of (p, alpha, t); and with respect to the exponent, of (p, alpha).
+    by_x: ClassVar[Callable[[Tensor, Any, Tensor], Tensor]]
+    by_exponent: ClassVar[Callable[[Tensor, Any], Tensor]]
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         by_alpha = (g * cls.by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
         return cls.by_x(p, alpha, g) if ctx.needs_input_grad[0] else None, by_alpha
 
     @classmethod
     def jvp(cls, ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         total: Any = None if t is None else cls.by_x(p, alpha, t)
         if t_alpha is not None:
             part = cls.by_exponent(p, alpha) * t_alpha
             total = part if total is None else total + part
         return total
-
-    @staticmethod
-    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
-        r"""The derivative with respect to the rows times t, :math:`D_x\,t`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
-        r"""The derivative with respect to the exponent, :math:`D_\alpha`."""
-        raise NotImplementedError
 
 
 class Entmax(ExponentWeights):

@@ -5,8 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order.projections.simplex import project
-from fullgrad.soft.simplex._entmax import MODES, Entmax, exponent_in_range, floating_rows, scaled
+from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows, weights_of
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
 from fullgrad.soft.simplex._powers import log_of_weights
 
@@ -61,14 +60,7 @@ def entmax_loss(
     """
     x = floating_rows("entmax_loss", x, dim)
     exponent_in_range("entmax_loss", alpha, 1.0, "at least 1")
-    return fenchel_young("entmax_loss", EntmaxLoss, _weights, x, target, alpha, dim, ignore_index, reduction)
-
-
-def _weights(rows: Tensor, alpha: Tensor | float) -> Tensor:
-    if isinstance(alpha, Tensor) or alpha not in MODES:
-        return Entmax.apply(rows, alpha)
-    mode, factor = MODES[alpha]
-    return project(scaled(rows, factor), mode)
+    return fenchel_young("entmax_loss", EntmaxLoss, weights_of, x, target, alpha, dim, ignore_index, reduction)
 
 
 class EntmaxLoss(FenchelYoung):

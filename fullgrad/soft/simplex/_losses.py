@@ -8,9 +8,10 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import has_shape, number_or_tensor
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad._dispatch import has_shape
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.simplex._entmax import per_row
+from fullgrad.soft.simplex._entmax import rows_and_exponent
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -26,6 +27,7 @@ class FenchelYoung(RowFunction):
     through p. A subclass defines :math:`\Omega`. Saved: x, p and y.
     """
 
+    saves = range(4)
     omega: ClassVar[Callable[..., Tensor]]
     omega_slope: ClassVar[Callable[..., Tensor]]
     omega_by_exponent: ClassVar[Callable[..., Tensor]]
@@ -40,18 +42,9 @@ class FenchelYoung(RowFunction):
         product = (torch.where(d == 0, 0, x - mean) * d).sum(-1, keepdim=True) + mean * (1 - y.sum(-1, keepdim=True))
         return product - cls.omega(p, alpha) + cls.omega(y, alpha)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, p, y, alpha = inputs
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (x, p, y, alpha) if isinstance(alpha, Tensor) else (x, p, y)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
-
     @classmethod
     def _slopes(cls, ctx: Any, needed: tuple[bool, ...]) -> list[Tensor | None]:
-        x, p, y, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        x, p, y, alpha = saved_inputs(ctx)
         return [
             p - y if needed[0] else None,
             None,
@@ -90,26 +83,22 @@ def fenchel_young(
     checks.choice(name, "reduction", reduction, REDUCTIONS)
     checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
-    shape = x.movedim(dim, -1).shape
-    wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
-    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
+    rows, alpha = rows_and_exponent(name, x, alpha, dim)
     counted: Tensor | None = None
     if target.is_floating_point():
         if not has_shape(target.shape, x.shape):
             raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
         y = to_opmath(target)[0].movedim(dim, -1)
     else:
-        if not has_shape(target.shape, shape[:-1]):
+        shape = rows.shape[:-1]
+        if not has_shape(target.shape, shape):
             raise ValueError(
-                f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
+                f"{name}: `target` must have the shape {tuple(shape)} of `x` without `dim`, got {tuple(target.shape)}."
             )
         if not isinstance(ignore_index, (int, torch.SymInt)):
             raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
-        kept = target != ignore_index
-        counted, index = kept, torch.where(kept, target, 0).long().unsqueeze(-1)
-        y = torch.zeros_like(rows).scatter(-1, index, 1.0)
+        counted = kept = target != ignore_index
+        y = torch.zeros_like(rows).scatter(-1, torch.where(kept, target, 0).long().unsqueeze(-1), 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:
         losses = torch.where(counted, losses, 0)

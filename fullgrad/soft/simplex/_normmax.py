@@ -5,9 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import number_or_tensor
-from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, per_row
+from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, rows_and_exponent
 from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
 from fullgrad.soft.simplex.kernels.threshold import normmax_weights
 
@@ -52,10 +50,7 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     exponent_in_range("normmax", alpha, 1 + 1e-12, "above 1")
     if x.ndim == 0:
         return torch.softmax(x, -1)
-    wide, alpha = to_opmath(x, alpha)
-    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    alpha = per_row("normmax", alpha, x, dim) if isinstance(alpha, Tensor) else alpha
-    return Normmax.apply(wide.movedim(dim, -1), alpha).movedim(-1, dim).to(x.dtype)
+    return Normmax.apply(*rows_and_exponent("normmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)
 
 
 class Normmax(ExponentWeights):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import clone_if_view, holds
-from fullgrad.soft._relaxation import Softness, to_opmath
+from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS

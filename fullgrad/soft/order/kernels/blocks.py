@@ -1,6 +1,6 @@
 """`blocked`: functions of n x n matrices that are never stored whole, computed and differentiated by blocks of rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from math import prod
@@ -45,24 +45,18 @@ class Formula:
 
     inputs: ClassVar[tuple[Axis, ...]]
     outputs: ClassVar[tuple[Axis, ...]]
+    # Functions of (mode, block, *args). The part of a block of whole rows, in code that is differentiable at every order; and
+    # the gradients of the first arguments, which may have one, from arguments and cotangents: the numbers alone.
+    value: ClassVar[Callable[..., Tensors]]
+    pull: ClassVar[Callable[..., Sequence[Tensor]]]
 
     def __init_subclass__(cls) -> None:
         _FORMULAS[cls.__name__] = cls
 
     @classmethod
-    def value(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
-        """The part of a block of whole rows, in code that is differentiable at every order."""
-        raise NotImplementedError
-
-    @classmethod
     def fast(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
         """The numbers alone, for any block."""
         return cls.value(mode, block, *args)
-
-    @classmethod
-    def pull(cls, mode: str, block: Block, *args: Tensor) -> Sequence[Tensor]:
-        """The gradients of the first arguments, which may have one, from arguments and cotangents; the numbers alone."""
-        raise NotImplementedError
 
     @classmethod
     def blocks(cls, mode: str, size: int, *args: Tensor) -> Iterable[Block]:

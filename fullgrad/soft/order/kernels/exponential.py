@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.batching import aligned
+from fullgrad._core.opmath import wide
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, opaque
 from fullgrad.soft._curves import Softness
-from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds, wide
+from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds
 
 # Rows this short are summed element by element: halving them further takes more operations.
 _SHORT = 12
@@ -29,25 +31,22 @@ class TwoSided(RowFunction):
     Saved: the inputs and both outputs.
     """
 
+    saves = range(7)
+
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         return decayed_sums(a, first, last, p, q)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.save_for_forward(*inputs, *output)
-
-    @staticmethod
     def vjp(ctx: Any, gl: Tensor, gr: Tensor) -> tuple[Tensor | None, ...]:
-        a, first, last, p, q, left, right = ctx.saved_tensors
+        a, first, last, p, q, left, right = saved_inputs(ctx)
         for_q, for_p = TwoSided.apply(a, first, last, gr, gl)
         for_a = p * for_p - gl * left + gr * right - q * for_q if ctx.needs_input_grad[0] else None
         return for_a, None, None, for_p, for_q
 
     @staticmethod
     def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:
-        a, first, last, p, q, left, right = ctx.saved_tensors
+        a, first, last, p, q, left, right = saved_inputs(ctx)
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
 

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import wide
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import POWERS, group_sums, wide
+from fullgrad.soft.order._numbers import POWERS, group_sums
 from fullgrad.soft.order.kernels.ranges import Exponential, Linear, Power, Ranges, expanded, take
 
 # Pool adjacent violators while each round leaves at most this share of the list.

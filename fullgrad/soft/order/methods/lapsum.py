@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import wide
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import RowFunction, tie_bounds, wide
+from fullgrad.soft.order._numbers import RowFunction, tie_bounds
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.exponential import cross_sums, decayed_sums, laplace_sums
 from fullgrad.soft.order.methods._method import Method
@@ -39,14 +40,11 @@ class Quantiles(RowFunction):
     Saved: the row and the output.
     """
 
+    saves = (0, 1)
+
     @staticmethod
     def forward(u: Tensor) -> Tensor:
         return laplace_quantiles(u)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order._numbers import wide
+from fullgrad._core.opmath import wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.transport_polytope import plan

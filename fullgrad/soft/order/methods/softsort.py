@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.batching import numel_with_batches
+from fullgrad._core.opmath import wide
 from fullgrad._dispatch import surely
-from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted, wide
+from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
 from fullgrad.soft.order.methods._method import Method

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import wide as in_float64
 from fullgrad._core.shards import rows_code
 from fullgrad._dispatch import holds, same_shape, uses_last_dims
 from fullgrad.soft._curves import SMALLEST, Softness
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import check, floating, to_opmath
+from fullgrad.soft._relaxation import check, floating
 from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power, row_origin
-from fullgrad.soft.order._numbers import wide as in_float64
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 

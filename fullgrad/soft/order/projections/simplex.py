@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import Softness, check, to_opmath
+from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
-from fullgrad.soft.order.kernels.threshold import MOST_STEPS as MOST_STEPS
-from fullgrad.soft.order.kernels.threshold import may_be_far as may_be_far
-from fullgrad.soft.order.kernels.threshold import norm_step as norm_step
 from fullgrad.soft.order.kernels.threshold import simplex_excess
 
 
@@ -86,26 +85,22 @@ class Excess(RowFunction):
     infinite at 0.
     """
 
+    saves = (1, 2)
+
     @staticmethod
     def forward(v: Tensor, power: int) -> Tensor:
         return simplex_excess(v, power)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.power = inputs[1]
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (t,) = ctx.saved_tensors
-        g, w = g * (t > 0), power_slopes(t, ctx.power)
+        power, t = saved_inputs(ctx)
+        g, w = g * (t > 0), power_slopes(t, power)
         return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (t,) = ctx.saved_tensors
-        w = power_slopes(t, ctx.power)
+        power, t = saved_inputs(ctx)
+        w = power_slopes(t, power)
         return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
 
 

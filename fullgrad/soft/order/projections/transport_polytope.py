@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.opmath import wide_dtype
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._core.shards import reshaped
 from fullgrad._dispatch import has_shape, surely, uses_last_dims
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._numbers import RowFunction, row_origin, weighted, wide_dtype
+from fullgrad.soft.order._numbers import RowFunction, row_origin, weighted
 from fullgrad.soft.order.kernels.transport_dual import laplacian, link, slack, slope, solve, sums, without_zeros
 from fullgrad.soft.order.kernels.transport_solver import potentials
 
@@ -134,28 +136,23 @@ class Potentials(RowFunction):
 
     whole_dims = (2, 1, 1, 0)
     raises_by_numbers = True
+    saves = (0, 3, 4, 5)
 
     @staticmethod
     def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
         return potentials(cost, mu, nu, mode)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mode = inputs[3]
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.save_for_forward(inputs[0], *output)
-
-    @staticmethod
     def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
-        cost, f, g = ctx.saved_tensors
-        omega = slope(slack(f, g, cost), ctx.mode)
+        cost, mode, f, g = saved_inputs(ctx)
+        omega = slope(slack(f, g, cost), mode)
         a, b = Balance.apply(omega, p, q)
         return omega * sums(a, b) if ctx.needs_input_grad[0] else None, a, b, None
 
     @staticmethod
     def jvp(ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        cost, f, g = ctx.saved_tensors
-        omega = slope(slack(f, g, cost), ctx.mode)
+        cost, mode, f, g = saved_inputs(ctx)
+        omega = slope(slack(f, g, cost), mode)
         flow = omega * d_cost
         return Balance.apply(omega, flow.sum(-1) + d_mu, flow.sum(-2) + d_nu)
 
@@ -177,6 +174,7 @@ class Balance(RowFunction):
     """
 
     whole_dims = (2, 1, 1)
+    saves = (0, 3, 4)
 
     @staticmethod
     def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,11 +186,6 @@ class Balance(RowFunction):
         ridge = torch.finfo(omega.dtype).eps * (64 + size) * without_zeros(omega.sum(-2))
         b = solve(laplacian(omega, rows, held + ridge), q - weighted(omega.mT, p / rows))
         return (p - weighted(omega, b)) / rows, b
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.save_for_forward(inputs[0], *output)
 
     @staticmethod
     def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:

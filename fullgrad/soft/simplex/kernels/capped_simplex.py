@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import opaque
 from fullgrad.soft import _curves as curves
-from fullgrad.soft.order.projections.simplex import MOST_STEPS
+from fullgrad.soft.order.kernels.threshold import MOST_STEPS
 
 # After this many passes, every other one halves the bracket.
 _PATIENCE = 8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order.projections.simplex import MOST_STEPS, norm_step
+from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
 
 # After this many passes, every other one halves a bracket that shrinks too slowly.

@@ -50,7 +50,7 @@ def st(fn: F) -> F:
         >>> middle(x)
         tensor([1.0000, 0.1000])
         >>> torch.func.vmap(torch.func.grad(middle))(x)
-        tensor([-4.5398e-05,  8.5523e-01])
+        tensor([-4.5439e-05,  8.5523e-01])
 
     Source: ``softtorch.st``.
     """

@@ -4,9 +4,9 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import opaque
+from fullgrad.rounding._straight_through import StraightThrough
 
 # From this rate on torch's incomplete gamma function is wrong in its tails.
 _LARGE = 2.0**20
@@ -46,7 +46,7 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
     return PoissonST.apply(rate, noise_for("poisson_st", rate, noise, generator))
 
 
-class PoissonST(Elementwise):
+class PoissonST(StraightThrough):
     """The operator of :func:`poisson_st`."""
 
     reads = {0: (), 1: ()}
@@ -68,10 +68,6 @@ class PoissonST(Elementwise):
         # A comparison with NaN is false.
         counts = torch.where(rates < _LARGE, high, _quantile_of_large(rates, u))
         return torch.where((rates >= 0) & (u < 1), counts, torch.nan).to(rate.dtype)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, rate: None, noise: None) -> Tensor | None:
-        return v if i == 0 else None
 
 
 def _quantile_of_large(rate: Tensor, u: Tensor) -> Tensor:

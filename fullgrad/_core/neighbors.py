@@ -17,13 +17,9 @@ _LAYOUT = {
 # The dtypes whose neighbors are known.
 DTYPES = frozenset(_LAYOUT)
 
-# A name, so that Python does not fold the product away.
+# Its product with 1.0 is 0 in a thread that treats subnormal numbers as 0 (`torch.set_flush_denormal`); a name, so that Python
+# does not fold the product away.
 SMALLEST = 5e-324
-
-
-def flushes_denormals() -> bool:
-    """Whether this thread treats subnormal numbers as 0 (``torch.set_flush_denormal``)."""
-    return SMALLEST * 1.0 == 0.0
 
 
 @functools.lru_cache(maxsize=1024)

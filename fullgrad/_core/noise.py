@@ -110,8 +110,7 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
         TypeError: ``x`` is not a tensor.
     """
     checks.tensor("gumbel_like", "x", x)
-    e = exponential_like(x, sample_shape, generator=generator)
-    return _minus_log(e)
+    return _minus_log(exponential_like(x, sample_shape, generator=generator))
 
 
 def _minus_log(temporary: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Slopes of spikes for an inverse width that is a number, in fewer steps: constants are folded, and sums have both factors."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +17,16 @@ from fullgrad.spikes._piecewise_quadratic import PiecewiseQuadratic
 from fullgrad.spikes._soft_sign import SoftSign
 
 
-def of_number(version: Callable[[Tensor, Tensor, float], Tensor]) -> Callable[..., Any]:
-    """An entry for ``alpha`` that is a number."""
+def slope_of(operator: Any, within: float = 8) -> Callable[..., Any]:
+    """An entry for the ``slope_times`` of an operator, for ``alpha`` that is a number."""
 
-    @functools.wraps(version)
-    def entry(v: Tensor, u: Tensor, alpha: Any) -> Any:
-        return version(v, u, alpha) if alpha.__class__ is float else NotImplemented
+    def register(version: Callable[[Tensor, Tensor, float], Tensor]) -> Callable[..., Any]:
+        def entry(v: Tensor, u: Tensor, alpha: Any) -> Any:
+            return version(v, u, alpha) if alpha.__class__ is float else NotImplemented
 
-    return entry
+        return fast(operator.slope_times, within=within)(entry)
+
+    return register
 
 
 def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
@@ -33,40 +34,34 @@ def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
     return torch.add(u.new_full((), offset), u.abs(), alpha=factor)
 
 
-@fast(Atan.slope_times, within=8)
-@of_number
+@slope_of(Atan)
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v / torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2)
 
 
-@fast(Erf.slope_times, within=64)
-@of_number
+@slope_of(Erf, within=64)
 def _erf(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     # An exponent of 40 with an error in its last place is an error of 40 places.
     height = u.new_full((), math.log(alpha / math.sqrt(math.pi)))
     return v * torch.addcmul(height, u, u, value=-alpha * alpha).exp_()
 
 
-@fast(NonzeroSignLogAbs.slope_times, within=8)
-@of_number
+@slope_of(NonzeroSignLogAbs)
 def _nonzero_sign_log_abs(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v / affine_of_abs(u, 1.0, 1 / alpha)
 
 
-@fast(PiecewiseExp.slope_times, within=8)
-@of_number
+@slope_of(PiecewiseExp)
 def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v * affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_()
 
 
-@fast(PiecewiseQuadratic.slope_times, within=8)
-@of_number
+@slope_of(PiecewiseQuadratic)
 def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return v * affine_of_abs(u, -alpha * alpha, alpha).clamp_(0)
 
 
-@fast(SoftSign.slope_times, within=8)
-@of_number
+@slope_of(SoftSign)
 def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     a = math.sqrt(2 / alpha)
     return v / affine_of_abs(u, a * alpha, a).square_()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.batching import elementwise
+from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function, alias, is_identity, saves_nothing
 from fullgrad._dispatch import has_shape
 
@@ -77,6 +77,5 @@ class ReplaceGrad(Function):
         return torch.zeros_like(t_value) if t is None and t_value is not None else t
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int | None]:
-        args = tuple([a if d is not None else a.expand(info.batch_size, *a.shape) for a, d in zip(args, in_dims, strict=True)])
-        return elementwise(ReplaceGrad, tuple([d or 0 for d in in_dims]), args)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return ReplaceGrad.apply(*in_front(info, in_dims, args, 2)), 0

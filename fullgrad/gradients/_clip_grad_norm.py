@@ -56,8 +56,7 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
     """
     checks.real_tensor("clip_grad_norm", "x", x)
     checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
-    if dim is not None:
-        checks.dim("clip_grad_norm", dim, x.ndim)
+    checks.dim("clip_grad_norm", dim, x.ndim)
     checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
     if max_norm.__class__ is not float and isinstance(max_norm, Tensor):
         named = dims_of(dim, x.ndim)

@@ -49,8 +49,7 @@ def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
     Source: ``shok.utils.functions.ScaleGrad``.
     """
     checks.real_tensor("scale_grad", "x", x)
-    if dim is not None:
-        checks.dim("scale_grad", dim, x.ndim)
+    checks.dim("scale_grad", dim, x.ndim)
     return ScaleGrad.apply(x, dim)
 
 

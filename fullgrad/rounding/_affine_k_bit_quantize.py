@@ -60,8 +60,9 @@ class AffineKBitQuantize(Elementwise):
     reads = {0: (2,), 2: (0, 1), 3: ()}
 
     @staticmethod
+    @pointwise(opmath=True)
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-        return _affine(x, k, w, b)
+        return w * on_grid(x, k) + b
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, k: int, w: Any, b: Any) -> Tensor:
@@ -69,8 +70,3 @@ class AffineKBitQuantize(Elementwise):
             v, x = to_opmath(v, x)
             return v * KBitQuantize.apply(x, k)
         return v * w if i == 0 else v
-
-
-@pointwise(opmath=True)
-def _affine(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-    return w * on_grid(x, k) + b

@@ -12,13 +12,7 @@ from fullgrad._core.windows import between
 
 
 def learned_round(
-    x: Tensor,
-    v: Tensor,
-    *,
-    hard: bool = False,
-    zeta: float = 1.1,
-    gamma: float = -0.1,
-    temperature: float = 1.0,
+    x: Tensor, v: Tensor, *, hard: bool = False, zeta: float = 1.1, gamma: float = -0.1, temperature: float = 1.0
 ) -> Tensor:
     r"""Round down or up, as a learnable variable says.
 

@@ -1,15 +1,13 @@
 """`stochastic_round`: rounding up or down at random, unbiased, with derivative 1."""
 
-from typing import Any
-
 import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import same_shape
 from fullgrad.rounding._modes import round_to_integer
+from fullgrad.rounding._straight_through import StraightThrough
 
 
 def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -50,7 +48,7 @@ def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Gener
     return StochasticRound.apply(x, noise)
 
 
-class StochasticRound(Elementwise):
+class StochasticRound(StraightThrough):
     """The operator of :func:`stochastic_round`."""
 
     reads = {0: (), 1: ()}
@@ -60,7 +58,3 @@ class StochasticRound(Elementwise):
         if x.is_floating_point():
             return round_to_integer(x, "stochastic", noise)
         return torch.trunc(x) if same_shape(x.shape, noise.shape) else x.expand(noise.shape).clone()
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, noise: Any) -> Tensor | None:
-        return v if i == 0 else None

@@ -19,5 +19,5 @@ class StraightThrough(Elementwise):
     reads = {0: ()}
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return v if i == 0 else None

@@ -4,10 +4,10 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import replaceable
 from fullgrad._core.noise import noise_for
 from fullgrad._core.pieces import pointwise
+from fullgrad.rounding._straight_through import StraightThrough
 
 
 def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
     return BernoulliST.apply(probs, noise_for("bernoulli_st", probs, noise, generator))
 
 
-class BernoulliST(Elementwise):
+class BernoulliST(StraightThrough):
     """The operator of :func:`bernoulli_st`."""
 
     reads = {0: (), 1: ()}
@@ -52,10 +52,6 @@ class BernoulliST(Elementwise):
     @staticmethod
     def forward(probs: Tensor, noise: Tensor) -> Tensor:
         return indicator(probs, noise, probs.dtype)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor | None:
-        return v if i == 0 else None
 
 
 @replaceable

@@ -56,12 +56,7 @@ class BinaryST(RandomSign):
     """The operator of :func:`binary_st`."""
 
     @staticmethod
+    @pointwise
     def forward(x: Tensor, noise: Tensor) -> Tensor:
-        return random_sign(x, noise)
-
-
-@pointwise
-def random_sign(x: Tensor, noise: Tensor) -> Tensor:
-    """The value of `BinaryST`."""
-    (wide,) = to_opmath(x)
-    return indicator((wide + 1) / 2, noise, x.dtype) * 2 - 1
+        (wide,) = to_opmath(x)
+        return indicator((wide + 1) / 2, noise, x.dtype) * 2 - 1

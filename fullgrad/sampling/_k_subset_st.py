@@ -62,44 +62,36 @@ class KSubsetST(Recomputed):
     """The operator of :func:`k_subset_st`, of rows."""
 
     @staticmethod
+    @opaque("subset_sample", fake=lambda logits, noise, k: torch.empty_like(logits, memory_format=torch.contiguous_format))
     def forward(logits: Tensor, noise: Tensor, k: int) -> Tensor:
-        return subset_sample(logits, noise, k)
+        """The value, from the polynomials of all suffixes of a row, in logarithms."""
+        theta, u = to_opmath(logits)[0].movedim(-1, 0), noise.movedim(-1, 0)
+        n, shape = theta.shape[0], theta.shape[1:]
+        known = (theta == theta).all(0)
+        if n:
+            top = theta.amax(0)
+            known &= top < torch.inf
+            theta = theta - torch.where(top.isfinite(), top, 0)  # changes no probability, and keeps the digits of a sum
+        never = theta.new_full((*shape, 1), -torch.inf)
+        # log E_j, from j = -1, where it is minus infinity, to k, of the elements from i on.
+        polynomial = torch.cat((never, torch.zeros_like(never), never.expand(*shape, k)), -1)
+        suffixes = [polynomial]
+        for i in range(n - 1, 0, -1):
+            taken = torch.cat((never, polynomial[..., :-1] + theta[i].unsqueeze(-1)), -1)
+            polynomial = torch.logaddexp(polynomial, taken)
+            suffixes.append(polynomial)
+        left = torch.full((*shape, 1), k + 1, dtype=torch.int64, device=theta.device)  # the position of E_j
+        chosen = []
+        for i in range(n):
+            rest = suffixes.pop()
+            without, with_it = rest.gather(-1, left), rest.gather(-1, (left - 1).clamp(min=0)) + theta[i].unsqueeze(-1)
+            take = u[i].unsqueeze(-1) < torch.exp(with_it - torch.logaddexp(without, with_it))
+            left = left - take.to(left.dtype)
+            chosen.append(take)
+        sample = torch.cat(chosen, -1) if chosen else torch.zeros_like(logits, dtype=torch.bool)
+        known &= left.squeeze(-1) == 1
+        return torch.where(known.unsqueeze(-1), sample.to(logits.dtype), torch.nan)
 
     @staticmethod
     def relaxed(logits: Tensor, noise: Tensor, k: int) -> Tensor:
         return subset_marginals(logits, k)
-
-
-def _like(logits: Tensor, noise: Tensor, k: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-@opaque("subset_sample", fake=_like)
-def subset_sample(logits: Tensor, noise: Tensor, k: int) -> Tensor:
-    """The value of `KSubsetST`, from the polynomials of all suffixes of a row, in logarithms."""
-    theta, u = to_opmath(logits)[0].movedim(-1, 0), noise.movedim(-1, 0)
-    n, shape = theta.shape[0], theta.shape[1:]
-    known = (theta == theta).all(0)
-    if n:
-        top = theta.amax(0)
-        known &= top < torch.inf
-        theta = theta - torch.where(top.isfinite(), top, 0)  # changes no probability, and keeps the digits of a sum
-    never = theta.new_full((*shape, 1), -torch.inf)
-    # log E_j, from j = -1, where it is minus infinity, to k, of the elements from i on.
-    polynomial = torch.cat((never, torch.zeros_like(never), never.expand(*shape, k)), -1)
-    suffixes = [polynomial]
-    for i in range(n - 1, 0, -1):
-        taken = torch.cat((never, polynomial[..., :-1] + theta[i].unsqueeze(-1)), -1)
-        polynomial = torch.logaddexp(polynomial, taken)
-        suffixes.append(polynomial)
-    left = torch.full((*shape, 1), k + 1, dtype=torch.int64, device=theta.device)  # the position of E_j
-    chosen = []
-    for i in range(n):
-        rest = suffixes.pop()
-        without, with_it = rest.gather(-1, left), rest.gather(-1, (left - 1).clamp(min=0)) + theta[i].unsqueeze(-1)
-        take = u[i].unsqueeze(-1) < torch.exp(with_it - torch.logaddexp(without, with_it))
-        left = left - take.to(left.dtype)
-        chosen.append(take)
-    sample = torch.cat(chosen, -1) if chosen else torch.zeros_like(logits, dtype=torch.bool)
-    known &= left.squeeze(-1) == 1
-    return torch.where(known.unsqueeze(-1), sample.to(logits.dtype), torch.nan)

@@ -4,9 +4,12 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import opaque
+from fullgrad.rounding._straight_through import StraightThrough
+
+# From this rate on torch's incomplete gamma function is wrong in its tails.
+_LARGE = 2.0**20
 
 
 def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -43,44 +46,28 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
     return PoissonST.apply(rate, noise_for("poisson_st", rate, noise, generator))
 
 
-class PoissonST(Elementwise):
+class PoissonST(StraightThrough):
     """The operator of :func:`poisson_st`."""
 
     reads = {0: (), 1: ()}
 
     @staticmethod
+    @opaque("poisson_quantile", fake=lambda rate, noise: torch.empty_like(rate), reads_values=True)
     def forward(rate: Tensor, noise: Tensor) -> Tensor:
-        return poisson_quantile(rate, noise)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, rate: None, noise: None) -> Tensor | None:
-        return v if i == 0 else None
-
-
-def _like(rate: Tensor, noise: Tensor) -> Tensor:
-    return torch.empty_like(rate)
-
-
-# From this rate on torch's incomplete gamma function is wrong in its tails.
-_LARGE = 2.0**20
-
-
-@opaque("poisson_quantile", fake=_like, reads_values=True)
-def poisson_quantile(rate: Tensor, noise: Tensor) -> Tensor:
-    """The smallest count whose distribution function is above the noise."""
-    rates, u = rate.double(), noise.clamp(min=torch.finfo(noise.dtype).tiny).double()
-    wide = torch.where(rates < _LARGE, rates, 0)
-    # Less probability than the smallest u is below the brackets, and less than the smallest 1 - u above them.
-    deviation = wide.sqrt()
-    low, high = torch.floor(wide - 38 * deviation - 1).clamp(min=-1), torch.floor(wide + 10 * deviation + 60)
-    steps = int(torch.nan_to_num(high - low, 0, 0, 0).max()).bit_length() if high.numel() else 0
-    for _ in range(steps):
-        middle = torch.floor((low + high) / 2)
-        above = (torch.special.gammaincc(middle.clamp(min=0) + 1, wide) > u) & (middle >= 0)
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    # A comparison with NaN is false.
-    counts = torch.where(rates < _LARGE, high, _quantile_of_large(rates, u))
-    return torch.where((rates >= 0) & (u < 1), counts, torch.nan).to(rate.dtype)
+        """The smallest count whose distribution function is above the noise."""
+        rates, u = rate.double(), noise.clamp(min=torch.finfo(noise.dtype).tiny).double()
+        wide = torch.where(rates < _LARGE, rates, 0)
+        # Less probability than the smallest u is below the brackets, and less than the smallest 1 - u above them.
+        deviation = wide.sqrt()
+        low, high = torch.floor(wide - 38 * deviation - 1).clamp(min=-1), torch.floor(wide + 10 * deviation + 60)
+        steps = int(torch.nan_to_num(high - low, 0, 0, 0).max()).bit_length() if high.numel() else 0
+        for _ in range(steps):
+            middle = torch.floor((low + high) / 2)
+            above = (torch.special.gammaincc(middle.clamp(min=0) + 1, wide) > u) & (middle >= 0)
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        # A comparison with NaN is false.
+        counts = torch.where(rates < _LARGE, high, _quantile_of_large(rates, u))
+        return torch.where((rates >= 0) & (u < 1), counts, torch.nan).to(rate.dtype)
 
 
 def _quantile_of_large(rate: Tensor, u: Tensor) -> Tensor:

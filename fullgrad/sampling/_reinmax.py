@@ -12,7 +12,7 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import check_rows
-from fullgrad.sampling._rows import SampleOfRows, largest, softmax_pull
+from fullgrad.sampling._rows import SampleOfRows, divided, largest, softmax_pull
 
 
 def reinmax(
@@ -85,7 +85,7 @@ def _derivative_times(v: Tensor, logits: Tensor, index: Tensor, tau: float, dim:
     and for :math:`\tau = 1` the other term takes away half of a and all of q.
     """
     v, wide = to_opmath(v, logits)
-    q = torch.softmax(wide if surely(tau == 1) else wide / tau, dim)
+    q = torch.softmax(divided(wide, tau), dim)
     a = q * (v - v.gather(dim, index))
     half = a.sum(dim, keepdim=True) / 2
     if surely(tau == 1):

@@ -6,8 +6,8 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import noise_for
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import Temperature, check_temperature
+from fullgrad.sampling._rows import divided
 
 # Scores beyond this give 0 or 1 at every temperature; they are made finite, as they multiply a slope of 0.
 _FAR = 1e18
@@ -61,4 +61,4 @@ def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
     score = wide - (u.log() - torch.log1p(-u))
     if isinstance(tau, Tensor):
         score = score.clamp(-_FAR, _FAR)
-    return torch.sigmoid(score if not isinstance(tau, Tensor) and surely(tau == 1) else score / tau)
+    return torch.sigmoid(divided(score, tau))

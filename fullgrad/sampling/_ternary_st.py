@@ -45,11 +45,6 @@ class TernaryST(RandomSign):
     """The operator of :func:`ternary_st`."""
 
     @staticmethod
+    @pointwise
     def forward(x: Tensor, noise: Tensor) -> Tensor:
-        return sign_or_zero(x, noise)
-
-
-@pointwise
-def sign_or_zero(x: Tensor, noise: Tensor) -> Tensor:
-    """The value of `TernaryST`."""
-    return torch.sign(x) * indicator(x.abs(), noise, x.dtype)
+        return torch.sign(x) * indicator(x.abs(), noise, x.dtype)

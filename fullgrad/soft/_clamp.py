@@ -51,10 +51,7 @@ def clamp(
 
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
-    x, softness = _checked("clamp", x, min_value, max_value, softness, mode)
-    if mode == "hard":
-        return HardClamp.forward(x, min_value, max_value)
-    return Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
+    return _clamp("clamp", x, min_value, max_value, softness, mode, gated)
 
 
 def clamp_st(
@@ -94,10 +91,7 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
-    x, softness = _checked("clamp_st", x, min_value, max_value, softness, mode)
-    if mode == "hard":
-        return HardClamp.forward(x, min_value, max_value)
-    return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
+    return _clamp("clamp_st", x, min_value, max_value, softness, mode, gated)
 
 
 class Clamp(Relaxation):
@@ -138,8 +132,10 @@ def _slope_times(v: Tensor, q: Tensor, s: Softness, gated: bool, mode: str) -> T
     return (curves.gated_slope_times if gated else sigmoid_times)(v, q, s, mode)
 
 
-def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> tuple[Tensor, Softness]:
+def _clamp(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any, gated: bool) -> Tensor:
     x, softness = check(name, x, softness, mode)
     checks.real_number_or_tensor(name, "min_value", low)
     checks.real_number_or_tensor(name, "max_value", high)
-    return x, softness
+    if mode == "hard":
+        return HardClamp.forward(x, low, high)
+    return Clamp.apply(x, low, high, softness, gated, mode, name == "clamp_st")

@@ -127,7 +127,6 @@ def weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tup
     return total
 
 
-@replaceable
 def fraction(x: Tensor) -> Tensor:
     """x - floor(x), and 0 at infinity, so that the value there is infinite."""
     d = x - torch.floor(x)

@@ -28,10 +28,8 @@ def checked_step(
     real: Mapping[str, Any] = _NONE,
 ) -> Tensor:
     """``v`` as a floating tensor, with the arguments of a step checked: ``real`` ones are any number or tensor."""
-    if threshold.__class__ is not float:
-        checks.real_number_or_tensor(name, "threshold", threshold)
-    if grad_scale.__class__ is not float:
-        checks.real_number_or_tensor(name, "grad_scale", grad_scale)
+    checks.real_number_or_tensor(name, "threshold", threshold)
+    checks.real_number_or_tensor(name, "grad_scale", grad_scale)
     return checked(name, "v", v, tie, TIES, positive, real)
 
 

@@ -11,11 +11,7 @@ from fullgrad.spikes._values import count, expanded
 
 
 def multi_spike(
-    v: Tensor,
-    threshold: Parameter = 1.0,
-    max_spikes: int | None = None,
-    window: Parameter = 1.0,
-    grad_scale: Parameter = 1.0,
+    v: Tensor, threshold: Parameter = 1.0, max_spikes: int | None = None, window: Parameter = 1.0, grad_scale: Parameter = 1.0
 ) -> Tensor:
     r"""The number of times the threshold is reached at once, with a constant slope from a distance below it.
 

@@ -12,11 +12,7 @@ from fullgrad.spikes._values import count, expanded
 
 
 def periodic_exponential(
-    v: Tensor,
-    threshold: Parameter = 1.0,
-    width: Parameter = 0.5,
-    max_spikes: int | None = None,
-    grad_scale: Parameter = 1.0,
+    v: Tensor, threshold: Parameter = 1.0, width: Parameter = 0.5, max_spikes: int | None = None, grad_scale: Parameter = 1.0
 ) -> Tensor:
     r"""The number of times the threshold is reached at once, with a slope that has a peak at every multiple of it.
 

@@ -140,12 +140,7 @@ def pulled(
 
 @replaceable
 def pushed(
-    operator: type[OrderStatistic],
-    inputs: list[Any],
-    where: Where,
-    tangents: Sequence[Tensor],
-    value: Any,
-    like: Any,
+    operator: type[OrderStatistic], inputs: list[Any], where: Where, tangents: Sequence[Tensor], value: Any, like: Any
 ) -> tuple[Tensor, ...]:
     """The tangents of the outputs, from tangents of the inputs at ``where``; ``like`` has their shapes and dtypes."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core.batching import aligned
 from fullgrad._core.opmath import wide
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import can_reuse_buffers, opaque
+from fullgrad._dispatch import opaque
 from fullgrad.soft._curves import Softness
 from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds
 
@@ -122,12 +122,6 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     v0, v1 = values[..., 0::2], values[..., 1::2]
     odd = _scan(d0[..., :half] * d1, torch.addcmul(v1, d1, v0[..., :half]))
     before = odd[..., : v0.shape[-1] - 1]
-    if can_reuse_buffers():
-        result = torch.empty_like(values)
-        result[..., 0] = values[..., 0]
-        result[..., 1::2] = odd
-        torch.addcmul(v0[..., 1:], d0[..., 1:], before, out=result[..., 2::2])
-        return result
     even = torch.cat((v0[..., :1], torch.addcmul(v0[..., 1:], d0[..., 1:], before)), -1)
     result = torch.stack((even[..., :half], odd), -1).flatten(-2)
     return torch.cat((result, even[..., half:]), -1) if n % 2 else result

@@ -91,15 +91,8 @@ class Problem(NamedTuple):
     def slopes_and_gap(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """The slopes of the entries of the plan, and nu less the sums of its columns."""
         t = _scores(g, self.kappa, self.cost).add_(f[..., None])
-        if self.mode == "smooth":
-            t.exp_()
-            return t, self.nu - t.sum(-2)
-        t.clamp_(min=0)
-        if self.mode == "c0":
-            return (t > 0).to(t.dtype), self.nu - t.sum(-2)
-        alpha = POWERS[self.mode]
-        less = power(t, alpha - 1)
-        return alpha * less, self.nu - (less * t).sum(-2)
+        plan = link(t, self.mode)
+        return plan if self.mode == "smooth" else slope(t, self.mode), self.nu - plan.sum(-2)
 
 
 def _scores(g: Tensor, kappa: Tensor, cost: Tensor) -> Tensor:

@@ -84,9 +84,7 @@ class Radius(RowFunction):
     out_dims = (0, 1, 1, 1, 1)
     saves = range(9)
 
-    @staticmethod
-    def forward(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
-        return radii(a, first, last, alpha)
+    forward = staticmethod(radii)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

@@ -43,8 +43,33 @@ class Quantiles(RowFunction):
     saves = (0, 1)
 
     @staticmethod
+    @opaque("laplace_quantiles", fake=lambda u: torch.empty_like(u, memory_format=torch.contiguous_format))
     def forward(u: Tensor) -> Tensor:
-        return laplace_quantiles(u)
+        r"""The value. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E`
+        with :math:`E = e^{y - a_l}` and the gap :math:`\delta`: a quadratic equation, solved in logarithms.
+        """
+        n = u.shape[-1]
+        if n == 0:
+            return u.clone()
+        a = u.sort(-1).values
+        first, last = tie_bounds(a)
+        ones = torch.ones_like(a)
+        left, right = decayed_sums(a, first, last, ones, ones)
+        count = (last - first + 1).to(a.dtype)
+        heights = first + (count + right - left) / 2
+        places = torch.arange(n, dtype=a.dtype, device=a.device).expand(a.shape) + 0.5
+        # The number of elements at or below each value, and the sums on both sides of the gap around it.
+        below = torch.searchsorted(heights.contiguous(), places.contiguous(), right=True)
+        low, high = (below - 1).clamp(min=0), below.clamp(max=n - 1)
+        log_a, log_b = torch.log(left + count).gather(-1, low), torch.log(right + count).gather(-1, high)
+        gap = a.gather(-1, high) - a.gather(-1, low)
+        b = below - places
+        root = torch.sqrt(b * b + torch.exp(log_a + log_b - gap))
+        # The root without cancellation; beyond the ends one side has no elements.
+        inside = torch.where(b > 0, log_a - torch.log(b + root), torch.log(root - b) - log_b + gap)
+        before_all = torch.log(2 * places) - log_b
+        after_all = log_a - torch.log(2 * (n - places))
+        return a.gather(-1, low) + torch.where(below == 0, before_all, torch.where(below == n, after_all, inside))
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> Tensor:
@@ -55,36 +80,3 @@ class Quantiles(RowFunction):
     def jvp(ctx: Any, t: Tensor) -> Tensor:
         u, y = ctx.saved_tensors
         return cross_sums(y, u, t) / cross_sums(y, u, torch.ones_like(u))
-
-
-def _like(u: Tensor) -> Tensor:
-    return torch.empty_like(u, memory_format=torch.contiguous_format)
-
-
-@opaque("laplace_quantiles", fake=_like)
-def laplace_quantiles(u: Tensor) -> Tensor:
-    r"""The value of `Quantiles`. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E`
-    with :math:`E = e^{y - a_l}` and the gap :math:`\delta`: a quadratic equation, solved in logarithms.
-    """
-    n = u.shape[-1]
-    if n == 0:
-        return u.clone()
-    a = u.sort(-1).values
-    first, last = tie_bounds(a)
-    ones = torch.ones_like(a)
-    left, right = decayed_sums(a, first, last, ones, ones)
-    count = (last - first + 1).to(a.dtype)
-    heights = first + (count + right - left) / 2
-    places = torch.arange(n, dtype=a.dtype, device=a.device).expand(a.shape) + 0.5
-    # The number of elements at or below each value, and the sums on both sides of the gap around it.
-    below = torch.searchsorted(heights.contiguous(), places.contiguous(), right=True)
-    low, high = (below - 1).clamp(min=0), below.clamp(max=n - 1)
-    log_a, log_b = torch.log(left + count).gather(-1, low), torch.log(right + count).gather(-1, high)
-    gap = a.gather(-1, high) - a.gather(-1, low)
-    b = below - places
-    root = torch.sqrt(b * b + torch.exp(log_a + log_b - gap))
-    # The root without cancellation; beyond the ends one side has no elements.
-    inside = torch.where(b > 0, log_a - torch.log(b + root), torch.log(root - b) - log_b + gap)
-    before_all = torch.log(2 * places) - log_b
-    after_all = log_a - torch.log(2 * (n - places))
-    return a.gather(-1, low) + torch.where(below == 0, before_all, torch.where(below == n, after_all, inside))

@@ -138,9 +138,7 @@ class Potentials(RowFunction):
     raises_by_numbers = True
     saves = (0, 3, 4, 5)
 
-    @staticmethod
-    def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        return potentials(cost, mu, nu, mode)
+    forward = staticmethod(potentials)
 
     @staticmethod
     def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:

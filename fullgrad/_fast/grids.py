@@ -19,14 +19,14 @@ from fullgrad._core.windows import where_between
 from fullgrad.quantizers import _float_quantize
 from fullgrad.quantizers._arguments import compute_dtype
 from fullgrad.quantizers._arithmetic import reciprocal_number
-from fullgrad.quantizers._fake_quantize import FakeQuantizeResidual, slope_by_scale
+from fullgrad.quantizers._fake_quantize import FakeQuantize
 from fullgrad.quantizers._formats import spec_of
-from fullgrad.quantizers._integers import Grid, pass_in_range, value
+from fullgrad.quantizers._integers import Grid, pass_in_range
 
 _NUMBERS = {int, float}
 
 
-@fast(value)
+@fast(FakeQuantize.forward)
 def _value(x: Tensor, *inputs: Any) -> Any:
     grid = Grid(*inputs)
     if not (
@@ -42,11 +42,6 @@ def _value(x: Tensor, *inputs: Any) -> Any:
     y = x * reciprocal_number(grid.scale, x.dtype) if grid.reciprocal else x / grid.scale
     y.round_().clamp_(grid.quant_min - grid.zero_point, grid.quant_max - grid.zero_point)
     return torch.add(y.new_zeros(()), y, alpha=grid.scale, out=y)
-
-
-@fast(slope_by_scale)
-def _slope_by_scale(x: Tensor, *grid: Any) -> Tensor:
-    return FakeQuantizeResidual.forward(x, *grid)
 
 
 @fast(pass_in_range, recorded=True)

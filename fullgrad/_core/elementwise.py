@@ -15,7 +15,7 @@ from fullgrad._core.checks import can_broadcast
 from fullgrad._core.function import Function, saves_nothing
 from fullgrad._core.opmath import HALF, cast, to_opmath
 from fullgrad._core.pieces import is_large, terms_in_pieces
-from fullgrad._dispatch import Rules, same_shape
+from fullgrad._dispatch import Rules, is_tracing, same_shape
 
 __all__ = ["Elementwise"]
 
@@ -34,8 +34,8 @@ class Elementwise(Function):
     * ``vjp_term(i, v, *inputs)``, which returns :math:`D_i\,v`, or None where that is 0. Inputs that ``reads[i]`` does not name
       may be None.
 
-    If the partial derivatives share work, it may also write ``vjp_terms(needed, v, *inputs)``, all terms at once: one entry for
-    each input, None where ``needed`` is false for it. A backward of several tensors calls it once.
+    If the partial derivatives share work, it may write ``vjp_terms(needed, v, *inputs)`` instead, all terms at once: one entry
+    for each input, None where ``needed`` is false for it. A backward calls it once.
 
     ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
     large tensors on the CPU then computes them piece by piece, in the cache. ``opmath = True`` computes terms of half precision
@@ -89,10 +89,10 @@ class Elementwise(Function):
                 setattr(cls, name, staticmethod(cls._made[name]))
         super().__init_subclass__(**kwargs)
 
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any, **_: Any) -> Tensor | None:  # an override names its inputs
+    @classmethod
+    def vjp_term(cls, i: int, v: Tensor, *inputs: Any, **_: Any) -> Tensor | None:  # an override names its inputs
         """The declared partial derivative with respect to input ``i``, times ``v``."""
-        raise NotImplementedError
+        return cls.vjp_terms([k == i for k in range(len(inputs))], v, *inputs)[i]
 
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any, **_: Any) -> Sequence[Tensor | None]:
@@ -120,9 +120,14 @@ def _checked_definition(cls: Any) -> tuple[tuple[str, ...], Any]:
         raise TypeError(f"{cls.__name__} lacks `reads`: the inputs that each partial derivative reads, such as {{0: (0,)}}.")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TypeError(f"{cls.__name__}.forward must name its inputs, as `reads` counts them, got {[*map(str, parameters)]}.")
-    if getattr(cls.vjp_term, "__func__", cls.vjp_term) is Elementwise.vjp_term:
+    if not (_writes(cls, "vjp_term") or _writes(cls, "vjp_terms")):
         raise TypeError(f"{cls.__name__} lacks `vjp_term`: the partial derivatives, as a function of (i, v, {', '.join(names)}).")
     return names, reads if callable(reads) else _checked_reads(cls, names, reads)
+
+
+def _writes(cls: Any, name: str) -> bool:
+    """Whether a class has a method of its own in place of that of `Elementwise`."""
+    return getattr(getattr(cls, name), "__func__", None) is not getattr(Elementwise, name).__func__
 
 
 def _checked_reads(cls: Any, names: tuple[str, ...], reads: Any) -> dict[int, tuple[int, ...]]:
@@ -148,42 +153,42 @@ def _rules(cls: Any, names: tuple[str, ...], reads: Any) -> dict[str, Callable[.
     return dict(zip(_RULES, make(cls, names, reads), strict=True))  # pyright: ignore[reportArgumentType]
 
 
-def _schedule(cls: Any, count: int) -> tuple[Callable[[Tensor], bool], Callable[..., Any], Callable[..., Any]]:
-    """Whether a call with a cotangent or tangent is not just ``vjp_term``; the terms of any call, piece by piece or whole, in
-    float32 or as they are; and the first of them alone, in the dtype of the cotangent.
+def _schedule(cls: Any, count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The terms of any call, piece by piece or whole, in float32 or as they are; and the first of them alone, in the dtype of
+    the cotangent or tangent.
     """
-    terms, in_pieces, opmath = cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
-    first_alone = (True, *(False,) * (count - 1))
+    term, terms, in_pieces, opmath = cls.vjp_term, cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
+    shares_work, first_alone = _writes(cls, "vjp_terms"), (True, *(False,) * (count - 1))
 
-    def is_scheduled(v: Tensor) -> bool:
-        # On the hot path: `is_large` is asked where it may be true.
-        return (opmath is not None and v.dtype in HALF) or (
-            in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE and is_large(v)
-        )
+    # This is the hot path: `is_large` is asked where it may be true.
 
     def scheduled(needed: Sequence[bool], v: Tensor, inputs: Sequence[Any]) -> Sequence[Tensor | None]:
-        found = terms_in_pieces(terms, needed, v, inputs, opmath) if in_pieces and is_large(v) else None
+        is_long = in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE
+        found = terms_in_pieces(terms, needed, v, inputs, opmath) if is_long and is_large(v) else None
         return terms(needed, *((v, *inputs) if opmath is None else opmath(v, *inputs))) if found is None else found
 
     def first(v: Tensor, inputs: Sequence[Any]) -> Tensor | None:
-        part = scheduled(first_alone, v, inputs)[0]
-        return part if part is None else cast(part, v.dtype)
+        is_long = in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE
+        if is_long or (opmath is not None and v.dtype in HALF):
+            part = scheduled(first_alone, v, inputs)[0]
+            return part if part is None else cast(part, v.dtype)
+        return terms(first_alone, v, *inputs)[0] if shares_work else term(0, v, *inputs)
 
-    return is_scheduled, scheduled, first
+    return scheduled, first
 
 
 def _one_input_rules(cls: Any, names: tuple[str, ...], reads: dict[int, tuple[int, ...]]) -> tuple[Callable[..., Any], ...]:
-    term = cls.vjp_term
     if not reads[0]:
+        term = cls.vjp_term
         return saves_nothing, lambda ctx, g: term(0, g, None), lambda ctx, t: _or_zero(term(0, t, None), t)
-    is_scheduled, _, scheduled = _schedule(cls, 1)
+    _, first = _schedule(cls, 1)
 
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     def vjp(ctx: Any, g: Tensor) -> Tensor | None:
-        return scheduled(g, ctx.saved_tensors) if is_scheduled(g) else term(0, g, *ctx.saved_tensors)
+        return first(g, ctx.saved_tensors)
 
     return setup_context, vjp, lambda ctx, t: _or_zero(vjp(ctx, t), t)
 
@@ -212,13 +217,12 @@ class _Plan(NamedTuple):
 
     needs: tuple[bool, ...]
     reads: Mapping[int, Sequence[int]]
+    tensors: list[int]
     needed: list[int]
     backward: list[int]
     forward: list[int]
     pick_backward: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     pick_forward: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    no_numbers: list[None] | None
-    """The inputs without the tensors, where all are tensors."""
 
 
 def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[Callable[..., Any], ...]:
@@ -228,7 +232,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
     saves_first = varies or 0 in fixed.get(0, ())
     scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
     are_scalars = scalar_types.issuperset
-    is_scheduled, scheduled, scheduled_first = _schedule(cls, len(names))
+    scheduled, first = _schedule(cls, len(names))
 
     @functools.lru_cache(maxsize=256)
     def plan_of(needs: tuple[bool, ...], varying: tuple[tuple[int, Sequence[int]], ...], *types: type) -> _Plan:
@@ -239,8 +243,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
             if i not in reads:
                 _refuse(cls, names, i)
         read, could = (sorted({j for i in some for j in reads.get(i, ())} & {*tensors}) for some in (needed, tensors))
-        no_numbers = [None] * len(names) if len(tensors) == len(names) else None
-        return _Plan(needs, reads, needed, read, could, _picker(read), _picker(could), no_numbers)
+        return _Plan(needs, reads, tensors, needed, read, could, _picker(read), _picker(could))
 
     # This is the hot path, where each attribute of ctx costs: `kept` has everything but the tensors. It is a tuple of numbers if
     # the first input is the only tensor, which then has the shape and dtype of the output.
@@ -255,12 +258,15 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
                 ctx.save_for_forward(saved)
             return
         plan = plan_of(ctx.needs_input_grad, tuple(now.items()) if varies else (), *map(type, inputs))
-        shape = output.shape
+        shape, traced = output.shape, is_tracing()
         for i in plan.needed:
             part = inputs[i].shape
-            if part and not same_shape(part, shape):
+            if part and (traced or part != shape):
                 _check_broadcasts(cls, part, shape)
-        ctx.kept = [plan, plan.no_numbers or [None if isinstance(v, Tensor) else v for v in inputs], shape, output.dtype]
+        others = [*inputs]
+        for i in plan.tensors:
+            others[i] = None
+        ctx.kept = [plan, others, shape, output.dtype]
         ctx.save_for_backward(*plan.pick_backward(inputs))
         ctx.save_for_forward(*plan.pick_forward(inputs))
 
@@ -275,17 +281,16 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.kept
         if kept.__class__ is tuple:
-            x = ctx.saved_tensors[0] if saves_first else None
-            first = scheduled_first(g, (x, *kept)) if is_scheduled(g) else term(0, g, x, *kept)
-            return first, *no_other_gradients
+            return first(g, (ctx.saved_tensors[0] if saves_first else None, *kept)), *no_other_gradients
         plan, _, shape, _ = kept
         gradients = scheduled(plan.needs, g, inputs_and_output(ctx, plan.backward))
         if len(gradients) != len(names):
             raise TypeError(
                 f"{cls.__name__}.vjp_terms must return one entry for each of {len(names)} inputs, got {len(gradients)}."
             )
+        traced = is_tracing()
         for part in gradients:
-            if part is not None and not same_shape(part.shape, shape):
+            if part is not None and (traced or part.shape != shape):
                 _check_broadcasts(cls, part.shape, shape)
         return tuple(gradients)
 
@@ -324,7 +329,7 @@ def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]
 
 def _check_broadcasts(cls: Any, shape: torch.Size, target: torch.Size) -> None:
     """Refuse a value that lacks the shape of an input."""
-    if not can_broadcast(shape, target):
+    if not (same_shape(shape, target) or can_broadcast(shape, target)):
         raise ValueError(
             f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
             f"{tuple(target)} from an input of shape {tuple(shape)}."

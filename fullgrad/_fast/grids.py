@@ -17,12 +17,13 @@ from fullgrad._core.opmath import HALF
 from fullgrad._core.windows import where_between
 from fullgrad.quantizers._arguments import compute_dtype
 from fullgrad.quantizers._arithmetic import reciprocal_number
-from fullgrad.quantizers._integers import Grid, pass_in_range, value
+from fullgrad.quantizers._fake_quantize import FakeQuantize
+from fullgrad.quantizers._integers import Grid, pass_in_range
 
 _NUMBERS = {int, float}
 
 
-@fast(value)
+@fast(FakeQuantize.forward)
 def _value(x: Tensor, *inputs: Any) -> Any:
     grid = Grid(*inputs)
     if not (

@@ -20,6 +20,7 @@ Inside = Literal["rounded", "exact", "all"]
 
 INSIDE = ("rounded", "exact", "all")
 
+_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 # The bounds above which a scale is positive, above which its reciprocal is finite too, and below which the scale is finite, in
 # float32 and float64: half a unit around the smallest and the largest numbers.
 _SCALES = {
@@ -35,7 +36,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def floating_input(name: str, argument: str, x: Any) -> Tensor:
     """A real tensor; integers are converted to the default dtype."""
-    checks.real_tensor(name, argument, x)
+    # The first half of the condition spares the common argument a call.
+    if not isinstance(x, Tensor) or x.dtype not in _FLOATING:
+        checks.real_tensor(name, argument, x)
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
@@ -45,19 +48,16 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
     The reciprocal, if used, must be finite, too. Elements of a tensor are not checked.
     """
     if isinstance(value, Tensor):
-        checks.real_tensor(name, argument, value)
+        if value.dtype not in _FLOATING:
+            checks.real_tensor(name, argument, value)
         return
     if value.__class__ is not float:
         checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
-    if not (holds(value > (invertible if reciprocal else positive)) and holds(value < finite)):
+    least = invertible if reciprocal else positive
+    if not (value.__class__ is float and least < value < finite) and not (holds(value > least) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
         raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
-
-
-def check_inside(name: str, inside: Any) -> None:
-    """Require a known name of the range in which the gradient passes."""
-    checks.choice(name, "inside", inside, INSIDE)
 
 
 def rounding_noise(
@@ -130,7 +130,10 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
     one number per block. With ``dim`` it has one number for each index of that dimension.
     """
     values = list(parameters.values())
-    if not any([isinstance(p, Tensor) and p.ndim for p in values]):  # noqa: C419
+    most = 0
+    for p in values:
+        most = max(most, p.ndim) if isinstance(p, Tensor) else most
+    if most == 0:
         if dim is not None:
             check_dim(name, dim, x.ndim)
         return None, values

@@ -12,9 +12,11 @@ from fullgrad._core.opmath import HALF
 
 def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
     """``x`` and the tensors among the parameters, in the dtype of the computation."""
-    if x.dtype in HALF:
-        x = x.float()
-    return [x, *[p.to(x.dtype) if isinstance(p, Tensor) and p.dtype != x.dtype else p for p in parameters]]
+    found: list[Any] = [x.float() if x.dtype in HALF else x]
+    dtype = found[0].dtype
+    for p in parameters:
+        found += [p.to(dtype) if isinstance(p, Tensor) and p.dtype != dtype else p]
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

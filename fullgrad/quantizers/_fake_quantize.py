@@ -1,6 +1,7 @@
 """`fake_quantize`: round to a grid of integers, times a scale that learns."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import between, where_between
 from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter
-from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._integers import Grid, is_in_range, pass_in_range, residual, value
+from fullgrad.quantizers._integers import Grid, code, code_in_range, pass_in_range, quotient
 
 
 def fake_quantize(
@@ -93,7 +95,7 @@ def fake_quantize(
     quant_min, quant_max = _arguments.check_range("fake_quantize", quant_min, quant_max, x.dtype)
     if not (zero_point.__class__ is int and quant_min <= zero_point <= quant_max):
         zero_point = _checked_zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    _arguments.check_inside("fake_quantize", inside)
+    checks.choice("fake_quantize", "inside", inside, _arguments.INSIDE)
     noise = _arguments.rounding_noise("fake_quantize", x, rounding, noise, generator)
     options = (inside, rounding, bool(reciprocal), bool(round_zero_point), noise)
     return quantized("fake_quantize", x, Grid(scale, zero_point, quant_min, quant_max, *options), dim)
@@ -106,7 +108,7 @@ def quantized(name: str, x: Tensor, grid: Grid, dim: int | None = None) -> Tenso
     if split is not None:
         noise = None if grid.noise is None else reshaped(grid.noise, split)
         return reshaped(FakeQuantize.apply(reshaped(x, split), scale, zero_point, *grid[2:-1], noise), x.shape)
-    if not isinstance(scale, Tensor):
+    if scale.__class__ is not float and not isinstance(scale, Tensor):
         scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
     return FakeQuantize.apply(x, scale, zero_point, *grid[2:])
 
@@ -136,6 +138,8 @@ class FakeQuantize(Elementwise):
         return _READS_NO_RANGE if inside == "all" else _READS
 
     @staticmethod
+    @replaceable
+    @pointwise
     def forward(
         x: Tensor,
         scale: Parameter,
@@ -148,54 +152,48 @@ class FakeQuantize(Elementwise):
         round_zero_point: bool,
         noise: Tensor | None,
     ) -> Tensor:
-        y = value(x, scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
-        return cast(y, x.dtype)
+        grid = Grid(scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
+        v, z, s = quotient(x, grid)
+        return cast(code_in_range(code(v, z, grid), z, grid) * s, x.dtype)
 
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
-        everywhere = options[2] == "all"
-        if i == 0:
-            return v if everywhere else pass_in_range(v, x, scale, zero_point, *options)
-        if i == 9 or (i == 2 and everywhere):
-            return None
-        x, v, scale, zero_point = to_compute(x, v, scale, zero_point)
-        if i == 1:
-            return v * slope_by_scale(x, scale, zero_point, *options)
-        return torch.where(is_in_range(x, scale, zero_point, *options), 0, -v * scale)
+    @classmethod
+    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
+        grid = Grid(*inputs)
+        to_x, to_scale, to_zero_point, *_ = needed
+        everywhere = grid.inside == "all"
+        if not to_scale and (everywhere or not to_zero_point):
+            return [(g if everywhere else pass_in_range(g, x, *inputs)) if to_x else None, *_NO_GRADIENTS]
+        low, high = float(grid.quant_min), float(grid.quant_max)
+        v, z, s = quotient(x, grid)
+        r = code(v, z, grid)
+        compared = None if everywhere else (v + z if grid.inside == "exact" else r).detach()
+        by_x = by_scale = by_zero_point = None
+        if to_x:
+            by_x = g if compared is None else where_between(cast(g, v.dtype), compared, low, high)
+        if to_scale:
+            passed = v if compared is None else where_between(v, compared, low, high)
+            q = code_in_range(r, z, grid)
+            slope = FakeQuantizeResidual.apply(q, passed, grid.zero_point, compared, grid.quant_min, grid.quant_max)
+            by_scale = cast(g, v.dtype) * slope
+        if to_zero_point and compared is not None:
+            by_zero_point = torch.where(between(compared, low, high), 0, -cast(g, v.dtype) * s)
+        return [by_x, by_scale, by_zero_point, *_NO_GRADIENTS[2:]]
 
 
+_NO_GRADIENTS = (None,) * 9
 _READS = {0: (0, 1, 2, 9), 1: (0, 1, 2, 9), 2: (0, 1, 2, 9), 9: ()}
 _READS_NO_RANGE = {**_READS, 0: (), 2: ()}
-
-
-@replaceable
-def slope_by_scale(x: Tensor, *grid: Any) -> Tensor:
-    """:math:`D_s`."""
-    return FakeQuantizeResidual.apply(x, *grid)
 
 
 class FakeQuantizeResidual(Elementwise):
     """:math:`D_s = q - z - m v`, which has a derivative with respect to the zero point only, :math:`-(1 - m)`."""
 
-    reads = {0: (), 1: (), 2: (0, 1, 2, 9), 9: ()}
+    reads = {0: (), 1: (), 2: (3,), 3: ()}
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        scale: Parameter,
-        zero_point: Parameter,
-        quant_min: int,
-        quant_max: int,
-        inside: str,
-        rounding: str,
-        reciprocal: bool,
-        round_zero_point: bool,
-        noise: Tensor | None,
-    ) -> Tensor:
-        return residual(x, scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
+    def forward(q: Tensor, passed: Tensor, zero_point: Parameter, compared: Tensor | None, low: int, high: int) -> Tensor:
+        return q - passed
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
-        if i != 2 or options[2] == "all":
-            return None
-        return torch.where(is_in_range(x, scale, zero_point, *options), 0, -v)
+    def vjp_term(i: int, v: Tensor, q: Any, passed: Any, zero_point: Any, compared: Any, low: Any, high: Any) -> Tensor | None:
+        return None if i != 2 or compared is None else torch.where(between(compared, low, high), 0, -v)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import cast, divided
@@ -80,7 +81,7 @@ def float_quantize(
     """
     x = _arguments.floating_input("float_quantize", "x", x)
     code = format_of("float_quantize", "format", format, x.dtype).code
-    _arguments.check_inside("float_quantize", inside)
+    checks.choice("float_quantize", "inside", inside, _arguments.INSIDE)
     noise = _arguments.rounding_noise("float_quantize", x, rounding, noise, generator)
     if not isinstance(scale, Tensor):
         if scale is not None:

@@ -8,9 +8,8 @@ from torch import Tensor
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import divided
 from fullgrad._core.pieces import pointwise
-from fullgrad._core.windows import between, where_between
+from fullgrad._core.windows import where_between
 from fullgrad._dispatch import is_known
-from fullgrad.quantizers._arguments import expanded
 from fullgrad.quantizers._arithmetic import reciprocal_number, to_compute
 from fullgrad.rounding._modes import round_to_integer
 
@@ -31,48 +30,16 @@ class Grid(NamedTuple):
 
 @replaceable
 @pointwise(opmath=True)
-def value(x: Tensor, *inputs: Any) -> Tensor:
-    grid = Grid(*inputs)
-    v, z, scale = _quotient(x, grid)
-    r = torch.clamp(_code(v, z, grid), grid.quant_min, grid.quant_max)
-    return _minus(r, z) * scale
-
-
-@pointwise
-def residual(x: Tensor, *inputs: Any) -> Tensor:
-    """:math:`D_s` in the dtype of the computation."""
-    grid = Grid(*inputs)
-    v, z, _ = _quotient(x, grid)
-    r = _code(v, z, grid)
-    q = _minus(torch.clamp(r, grid.quant_min, grid.quant_max), z)
-    if grid.inside == "all":
-        return q - v
-    return q - where_between(v, r if grid.inside == "rounded" else v + z, float(grid.quant_min), float(grid.quant_max))
-
-
-@replaceable
-@pointwise(opmath=True)
 def pass_in_range(g: Tensor, x: Tensor, *inputs: Any) -> Tensor:
     """``g`` where the code is in the range, else 0."""
     grid = Grid(*inputs)
-    return where_between(g, _compared(x, grid), float(grid.quant_min), float(grid.quant_max))
+    v, z, _ = quotient(x, grid)
+    compared = v + z if grid.inside == "exact" else code(v, z, grid)
+    return where_between(g, compared.detach(), float(grid.quant_min), float(grid.quant_max))
 
 
-def is_in_range(x: Tensor, *inputs: Any) -> Tensor:
-    grid = Grid(*inputs)
-    return between(_compared(x, grid), grid.quant_min, grid.quant_max)
-
-
-def _compared(x: Tensor, grid: Grid) -> Tensor:
-    """The code, rounded or exact, that is in the range where the gradient passes; a constant."""
-    x, scale, zero_point = [t.detach() if isinstance(t, Tensor) else t for t in (x, grid.scale, grid.zero_point)]
-    v, z, _ = _quotient(x, grid._replace(scale=scale, zero_point=zero_point))
-    return v + z if grid.inside == "exact" else _code(v, z, grid)
-
-
-def _quotient(x: Tensor, grid: Grid) -> tuple[Tensor, Any, Any]:
+def quotient(x: Tensor, grid: Grid) -> tuple[Tensor, Any, Any]:
     """The quotient, the zero point that is added to it, and the scale, in the dtype of the computation."""
-    x = expanded(x, grid.scale, grid.zero_point, grid.noise)
     x, scale, z = to_compute(x, grid.scale, grid.zero_point)
     if grid.round_zero_point and isinstance(z, Tensor):
         z = torch.clamp(torch.round(z), grid.quant_min, grid.quant_max)
@@ -84,12 +51,14 @@ def _quotient(x: Tensor, grid: Grid) -> tuple[Tensor, Any, Any]:
     return x * factor.reciprocal(), z, scale
 
 
-def _code(v: Tensor, z: Any, grid: Grid) -> Tensor:
+def code(v: Tensor, z: Any, grid: Grid) -> Tensor:
     """The code before the clamp. Adding even a zero point of 0 turns -0.0 into 0.0, as in torch."""
     if grid.round_zero_point:
         return round_to_integer(v, grid.rounding, grid.noise) + z
     return round_to_integer(v + z, grid.rounding, grid.noise)
 
 
-def _minus(r: Tensor, z: Any) -> Tensor:
-    return r if z.__class__ is int and z == 0 else r - z
+def code_in_range(r: Tensor, z: Any, grid: Grid) -> Tensor:
+    """The code, clamped, without the zero point."""
+    q = torch.clamp(r, grid.quant_min, grid.quant_max)
+    return q if z.__class__ is int and z == 0 else q - z

@@ -267,10 +267,6 @@ class Closeness(Relaxation):
         return cast(_value(x, y, softness, name, rtol, atol + epsilon, mode), torch.result_type(x, y))
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor | None:
-        return cls.vjp_terms([i == k for k in range(3)], v, *args)[i]
-
-    @classmethod
     def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         name, rtol, atol, epsilon, mode, _ = constants
         d = curves.clamp_to_finite(x - y)

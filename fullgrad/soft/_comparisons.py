@@ -320,10 +320,6 @@ class Comparison(Relaxation):
         return cast(_value(x, y, softness, sign, shift, mode), torch.result_type(x, y))
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor | None:
-        return cls.vjp_terms([k == i for k in range(3)], v, *args)[i]
-
-    @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         _, sign, shift, mode, _ = constants
         z = argument(x, y, s, sign, shift)

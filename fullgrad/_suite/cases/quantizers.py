@@ -81,9 +81,12 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
         zero = 0 * (s + z)
         return torch.where(inner, x + zero, (torch.clamp(r, LOW, HIGH).detach() - z) * s)
 
-    def smooth_residual(x: Tensor, s: Any, z: Any, *_: Any) -> Tensor:
-        r, _, inner = _code(x, s, z, inside, reciprocal, round_z)
-        return torch.where(inner, 0 * r, torch.clamp(r, LOW, HIGH).detach() - z)
+    def smooth_residual(q: Tensor, passed: Tensor, z: Any, compared: Any, low: int, high: int) -> Tensor:
+        if compared is None:
+            return torch.zeros_like(q)
+        if round_z and isinstance(z, Tensor):
+            q = q + torch.clamp(torch.round(z), low, high) - z
+        return torch.where((compared >= low) & (compared <= high), 0, q)
 
     return Case(
         name=name,

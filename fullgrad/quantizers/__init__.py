@@ -1,7 +1,5 @@
 """Quantizers: values on grids of any kind, gradients that pass where you choose, and parameters that learn."""
 
-from typing import TYPE_CHECKING, Any
-
 from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize
 from fullgrad.quantizers._bsq import bsq
@@ -56,9 +54,3 @@ __all__ = [
 ]
 
 make_public(__name__)
-
-if not TYPE_CHECKING:  # for which any name would be right
-
-    def __getattr__(name: str) -> Any:
-        instead = ": write fullgrad.nn.FunctionModule(function, …)" if name == "Quantizer" else ""
-        raise AttributeError(f"module 'fullgrad.quantizers' has no attribute {name!r}{instead}")

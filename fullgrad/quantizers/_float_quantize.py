@@ -7,7 +7,6 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import cast, divided
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
@@ -152,7 +151,6 @@ def _residual(x: Tensor, scale: Any, format: str, saturate: bool, inside: str, r
     return q - (v if inside == "all" else _pass_quotient(v, v, format, inside, rounding, noise))
 
 
-@replaceable
 @pointwise(opmath=True)
 def pass_in_range(
     g: Tensor, x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None

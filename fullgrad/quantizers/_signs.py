@@ -8,11 +8,6 @@ from torch import Tensor
 from fullgrad._core.windows import where_between
 
 
-def as_factor(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as 0 and 1 in the dtype of a tensor."""
-    return mask.to(like.dtype)
-
-
 def sign(x: Tensor, at_zero: float) -> Tensor:
     """1 and -1; ``at_zero``, which is 1, -1 or 0, at zeros of both signs; NaN for NaN."""
     x = x.detach()

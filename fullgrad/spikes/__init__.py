@@ -1,7 +1,5 @@
 """Spikes, signs and counts: hard values with the slope of a surrogate, whose shape may learn."""
 
-from typing import TYPE_CHECKING, Any
-
 from fullgrad._core.public import make_public
 from fullgrad.spikes._abs_binary_sign_grad import abs_binary_sign_grad
 from fullgrad.spikes._approx_sign import approx_sign
@@ -76,9 +74,3 @@ __all__ = [
 ]
 
 make_public(__name__)
-
-if not TYPE_CHECKING:  # for which any name would be right
-
-    def __getattr__(name: str) -> Any:
-        instead = ": write fullgrad.nn.FunctionModule(surrogate, learnable=…, …)" if name == "Spike" else ""
-        raise AttributeError(f"module 'fullgrad.spikes' has no attribute {name!r}{instead}")

@@ -184,9 +184,8 @@ _leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", None, _LEGACY_V
 _remove_legacy_dim = _optional("_remove_batch_dim", None, _LEGACY_VMAP)
 
 
-def in_legacy_vmap() -> bool:
-    """Whether torch's legacy vmap is active in this thread."""
-    return _key_is_included(_VMAP_MODE)
+# Whether torch's legacy vmap is active in this thread: on the hot path.
+in_legacy_vmap: Callable[[], bool] = functools.partial(_key_is_included, _VMAP_MODE)
 
 
 def remove_legacy_dim(tensor: Tensor) -> Tensor:

@@ -72,10 +72,6 @@ class Step(Surrogate):
         super().__init_subclass__(**kwargs)
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
-        return cls.vjp_terms([k == i for k in range(len(inputs) + 1)], v, x, *inputs)[i]
-
-    @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         *parameters, threshold, grad_scale, tie = inputs
         needs_x, *of_parameters, needs_threshold, needs_scale, _ = needed

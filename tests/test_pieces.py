@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import fullgrad
@@ -48,6 +49,32 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
                 eps = torch.finfo(dtype).eps
                 rtol, atol = (16 * eps, 0) if a.shape == value.shape else (8 * eps, 1e-5)
                 assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
+def test_derivatives_that_are_recorded_are_those_of_the_whole(case, monkeypatch):
+    """Gradients differentiated again, and tangents of leaves that require a gradient: the cotangent alone requires none."""
+    inputs = enlarged(case, 91, 91, torch.float32, "cpu")
+
+    def derivatives():
+        torch.manual_seed(0)
+        leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
+        f = bound(case.operator, inputs)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(f(*[forward_ad.make_dual(v, torch.ones_like(v)) for v in leaves])).tangent
+        y = f(*leaves)
+        first = torch.autograd.grad(
+            y, leaves, torch.linspace(-1, 1, y.numel()).reshape(y.shape), create_graph=True, allow_unused=True
+        )
+        total = sum(v.sin().sum() for v in first if v is not None and v.requires_grad)
+        again = torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, torch.Tensor) else ()
+        return tangent, *first, *again
+
+    torch.manual_seed(0)
+    expected = derivatives()
+    monkeypatch.setattr(pieces, "PIECE", 8)
+    for a, b in zip(derivatives(), expected, strict=True):
+        assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

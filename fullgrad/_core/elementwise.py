@@ -164,7 +164,7 @@ def _schedule(cls: Any, count: int) -> tuple[Callable[..., Any], Callable[..., A
 
     def scheduled(needed: Sequence[bool], v: Tensor, inputs: Sequence[Any]) -> Sequence[Tensor | None]:
         is_long = in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE
-        found = terms_in_pieces(terms, needed, v, inputs, opmath) if is_long and is_large(v) else None
+        found = terms_in_pieces(terms, needed, v, inputs, opmath) if is_long and is_large(v, inputs) else None
         return terms(needed, *((v, *inputs) if opmath is None else opmath(v, *inputs))) if found is None else found
 
     def first(v: Tensor, inputs: Sequence[Any]) -> Tensor | None:

@@ -55,8 +55,8 @@ def pointwise(formula: Any = None, *, opmath: bool = False) -> Any:
     return scheduled
 
 
-def is_large(x: Tensor, args: Sequence[Any] = ()) -> bool:
-    """Whether a tensor has several pieces, and nothing records what eager code computes of it and some other arguments."""
+def is_large(x: Tensor, args: Sequence[Any]) -> bool:
+    """Whether a tensor has several pieces, and nothing records what eager code computes of it and the other arguments."""
     # The first conditions spare small tensors the last one; tracers have tensors of other classes.
     return x.__class__ in _PLAIN and not is_dynamo_compiling() and x.numel() >= FEWEST * PIECE and is_unrecorded((x, *args))
 
@@ -64,7 +64,11 @@ def is_large(x: Tensor, args: Sequence[Any] = ()) -> bool:
 def terms_in_pieces(
     terms: Callable[..., Any], needed: Sequence[bool], g: Tensor, inputs: Sequence[Any], opmath: Any
 ) -> list[Any] | None:
-    """The gradients ``terms(needed, g, *inputs)`` piece by piece, each like its input; None where pieces are not possible."""
+    """The gradients ``terms(needed, g, *inputs)`` piece by piece, each like its input; None where pieces are not possible, or
+    nothing is read but ``g``, which may be a gradient itself.
+    """
+    if not any([isinstance(v, Tensor) for v in inputs]):  # noqa: C419
+        return None
     like = [v if isinstance(v, Tensor) else g for v in inputs]  # an input that is not read is None, and may have a gradient
     outputs = [(v.shape, v.dtype) if n else None for n, v in zip(needed, like, strict=False)]
     return computed_in_pieces(functools.partial(terms, needed), (g, *inputs), outputs, opmath)

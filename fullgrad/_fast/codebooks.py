@@ -27,7 +27,7 @@ _FEW, _MANY = 48, 512
 
 @fast(value)
 def _value(x: Tensor, scale: Any, codebook: Tensor) -> Any:
-    if codebook.ndim != 1 or not is_large(x):
+    if codebook.ndim != 1 or not is_large(x, (scale, codebook)):
         return NotImplemented
     pieces = computed_in_pieces(lambda x, s: (value.__wrapped__(x, s, codebook),), (x, scale), [(x.shape, x.dtype)])
     return NotImplemented if pieces is None else pieces[0]
@@ -35,7 +35,7 @@ def _value(x: Tensor, scale: Any, codebook: Tensor) -> Any:
 
 @fast(gradients, within=16, of_largest=True)
 def _gradients(needed: Sequence[bool], g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str) -> Any:
-    if codebook.ndim != 1 or not is_large(g):
+    if codebook.ndim != 1 or not is_large(g, (x, scale, codebook)):
         return NotImplemented
     *of_elements, by_codebook = needed[:3]
     total: list[Tensor] = []

@@ -1,6 +1,7 @@
 """Half precision: formulas are computed in float32, where slopes do not overflow, and rounded once."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ def divided(x: Tensor, scale: Any) -> Tensor:
     if not isinstance(scale, Tensor) and not x.is_cpu:
         scale = torch.full((), scale, dtype=x.dtype, device=x.device)
     return x / scale
+
+
+def numbers_like(values: Sequence[float], x: Tensor) -> Tensor:
+    """A few numbers as a tensor like another, without an upload, for which the host would wait."""
+    if x.is_cpu or not values:
+        return torch.tensor(values, dtype=x.dtype, device=x.device)
+    return torch.stack([torch.full((), v, dtype=x.dtype, device=x.device) for v in values])
 
 
 def wide(x: Tensor) -> Tensor:

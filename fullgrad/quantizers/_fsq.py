@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import numbers_like, to_opmath
 from fullgrad._dispatch import holds, uses_last_dims
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
@@ -66,7 +66,7 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
     (wide,) = to_opmath(x)
 
     def row(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=wide.dtype, device=x.device)
+        return numbers_like(values, wide)
 
     if symmetric:
         bounded = torch.tanh(wide) if bound == "tanh" else Clamp.apply(wide, -1.0, 1.0)

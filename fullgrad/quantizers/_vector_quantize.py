@@ -28,7 +28,8 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
     *x*, so it has derivatives of its own, with :math:`c_i` constant; in the published code it has none. The codebook gets no
     gradient: it learns by a loss of its own, of ``codebook[indices]``. The row is the nearest to working precision, however far
     rows are from 0 or from each other: distances are computed by a product of matrices, and again in float64 where its rounding
-    might decide. Half precision is computed in float32. Saved: nothing; for the rotation ``x``, ``codebook`` and ``indices``.
+    might decide. On a device the host waits to learn whether it does. Half precision is computed in float32. Saved: nothing;
+    for the rotation ``x``, ``codebook`` and ``indices``.
 
     Args:
         x: Of shape (…, d); floating, or integer (which gives the default dtype).

@@ -21,6 +21,7 @@ def gumbel_sinkhorn(
 
     whose rows and columns sum to 1. The operator is :func:`fullgrad.soft.proj_transport_polytope` of the cost :math:`-(S + G)`,
     with its derivative, the true one of every order, of the noise too. Saved: what it saves.
+    On a device the host waits for the solver, each round of which looks at numbers.
 
     Args:
         scores: The scores S, shape (…, n, n); floating.

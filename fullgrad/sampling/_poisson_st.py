@@ -23,6 +23,8 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
     inverse. It is 0 at rate 0, and NaN where the rate is NaN or negative. u = 0 counts as the smallest normal number. Higher
     derivatives are 0. Nothing is saved.
 
+    On a device the host waits once, for the number of steps of a bisection.
+
     Args:
         rate: The means λ, any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``rate``, a constant; None to draw them.

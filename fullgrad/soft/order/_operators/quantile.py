@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import numbers_like, to_opmath
 from fullgrad._dispatch import clone_if_view, holds
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
@@ -123,7 +123,7 @@ class Quantile(OrderStatistic):
 
 
 def _tensor(q: Quantiles, x: Tensor) -> Tensor:
-    return q if isinstance(q, Tensor) else torch.tensor(q, dtype=to_opmath(x)[0].dtype, device=x.device)
+    return q if isinstance(q, Tensor) else numbers_like(q, to_opmath(x)[0])
 
 
 def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad._core.fast import replaceable
 from fullgrad._core.function import recomputed
+from fullgrad._core.opmath import result_dtype
 
 
 def between(x: Tensor, low: Any, high: Any) -> Tensor:
@@ -45,7 +46,7 @@ def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
 @replaceable
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any) -> Tensor:
     """A comparison as 0 or 1, in the floating dtype of x - y."""
-    return as_number(recomputed(compare, x, y), torch.result_type(x, y))
+    return as_number(recomputed(compare, x, y), result_dtype(x, y))
 
 
 def as_number(mask: Tensor, dtype: torch.dtype) -> Tensor:

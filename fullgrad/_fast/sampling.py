@@ -18,7 +18,7 @@ def _indicator(probs: Tensor, noise: Tensor, dtype: torch.dtype) -> Any:
     return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
 
 
-@fast(softmax_pull, within=2**12)
+@fast(softmax_pull, within=64, of_largest=True)
 def _softmax_pull(v: Tensor, p: Tensor, dim: int) -> Any:
     fits = v.dtype == p.dtype and v.shape == p.shape
     return torch.ops.aten._softmax_backward_data.default(v, p, dim, p.dtype) if fits else NotImplemented

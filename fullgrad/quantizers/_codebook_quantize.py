@@ -207,7 +207,7 @@ def gradients(
     by_x, by_scale, by_codebook = needed[:3]
     return (
         _pass_in_range(wide, x, s, c, inside).to(g.dtype) if by_x else None,
-        (wide * CodebookResidual.apply(x, s, c, inside)).sum_to_size(s.shape).to(scale.dtype) if by_scale else None,
+        wide * CodebookResidual.apply(x, s, c, inside) if by_scale else None,
         sum_by_level(wide if s is None else wide * s, _index_of(x, s, c), c) if by_codebook else None,
     )
 

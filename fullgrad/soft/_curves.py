@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import if_recorded
-from fullgrad._core.windows import sigmoid_gate
+from fullgrad._core.windows import compared, sigmoid_gate
 
 Softness = Tensor | float
 
@@ -57,7 +57,7 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     if mode == "c0":
         # The mean of both sides on a join, as in a central difference.
         a = x.abs()
-        return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
+        return (compared(torch.lt, a, 5 * s) + compared(torch.le, a, 5 * s)) / (2 * width)
     t = _ramp(x, s)
     p = t * (1 - t)
     return p * (6 / width) if mode == "c1" else p * p * (30 / width)

@@ -1,6 +1,6 @@
-"""The pytest plugin of fullgrad: the marks of the tests that ``fullgrad.testing.operator`` makes, and what they did not check.
+"""The pytest plugin of fullgrad: marks for the tests of ``fullgrad.testing.operator``, and a list of what they did not check.
 
-pytest loads it in every run, so it stands outside of the package, whose import would import torch.
+pytest loads it in every run, so it is outside of the package, whose import would import torch.
 """
 
 # The groups of checks; a test compares them with `fullgrad.testing.GROUPS`.
@@ -24,19 +24,19 @@ def mark_of(group: str) -> str:
 
 
 def pytest_configure(config) -> None:
-    """pytest's hook."""
+    """Register the marks of the groups."""
     for group in GROUPS:
         config.addinivalue_line("markers", f"{mark_of(group)}: checks of the group {group!r} of fullgrad.testing")
 
 
 def pytest_itemcollected(item) -> None:
-    """pytest's hook: with a test goes what it did not check, also from a worker of xdist."""
+    """Attach to a test what it did not check, so that it also arrives from a worker of xdist."""
     for line in getattr(getattr(item, "function", None), "not_checked", ()):
         item.user_properties.append(("fullgrad", f"{item.nodeid.partition('[')[0]}: {line}"))
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """pytest's hook: a line for each thing that an operator's tests did not check."""
+    """Print a line for each property that an operator's tests did not check."""
     reports = [report for found in terminalreporter.stats.values() for report in found]
     properties = [p for report in reports for p in getattr(report, "user_properties", ())]
     lines = dict.fromkeys(line for name, line in properties if name == "fullgrad")

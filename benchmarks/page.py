@@ -1,7 +1,7 @@
 """Fill the tables of docs/benchmarks.md with the numbers of the runs in this folder: ``python benchmarks/page.py``.
 
-A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote, reduced to what the tables show; each says which
-command that was. A table of the page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
+A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote, reduced to what the tables show; it records its
+command. A table of the page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
 """
 
 import json
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 def runs() -> dict[str, Any]:
-    """By name."""
+    """The runs by name."""
     return {file.stem: _expand(json.loads(file.read_text())) for file in sorted(HERE.glob("*.json"))}
 
 
-# The rows and the rivals that the tables of a run show, and what they read of a row.
+# The rows and the rivals that the tables of a run show.
 SHOWN: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "small": (
         (*((16, what) for what in ("no gradient", "forward+backward")), *((16_384, what) for what in ("vmap(grad)", "jvp"))),
@@ -41,7 +41,7 @@ ROW = ("operator", "what", "n", "dtype", "ours", "rivals")
 
 
 def summary(run: Any, name: str) -> Any:
-    """What the tables show of a run."""
+    """The part of a run that the tables show."""
     kinds = {"targets": ("targets", "facts"), "growth": ("growth",)}.get(name, ("operators",))
     rows, rivals = SHOWN.get(name, ((), ()))
     return {
@@ -64,12 +64,12 @@ def _reduce(row: Row, shown: tuple[str, ...]) -> Row:
 
 
 def _digits(row: Row) -> Row:
-    """Seven of each number: the tables show three."""
+    """The row with seven digits of each number; the tables show three."""
     return json.loads(json.dumps(row), parse_float=lambda digits: float(f"{float(digits):.7g}"))
 
 
 def _expand(run: Any) -> Any:
-    """A ratio as the reports have it, from the numbers of a summary."""
+    """Make the ratios of a run from the numbers of a summary."""
     for rival in [rival for kind in ("targets", "operators") for row in run.get(kind, ()) for rival in row["rivals"].values()]:
         if isinstance(rival["ratio"], list):
             ratio = Ratio(*rival["ratio"])
@@ -78,7 +78,7 @@ def _expand(run: Any) -> Any:
 
 
 def dumps(run: Any) -> str:
-    """The file of a run: a row per line."""
+    """The JSON of a run, with a line per row."""
     kinds = []
     for kind, rows in run.items():
         lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows) if isinstance(rows, list) else None
@@ -100,14 +100,14 @@ def _operators(rows: list[Row]) -> list[str]:
 
 
 def where(run: Any) -> str:
-    """What a table was measured on."""
+    """The command, date and machine of a run."""
     e = run["environment"]
-    command = re.sub(r"(?<= bench )(?:'[^']*'|[^- ']+)(?: (?:'[^']*'|[^- ']+)){7,}", "NAMES", e["command"])  # of all, spelt out
+    command = re.sub(r"(?<= bench )(?:'[^']*'|[^- ']+)(?: (?:'[^']*'|[^- ']+)){7,}", "NAMES", e["command"])  # a long list
     return f"`{command}`: {e['date']}, {e['device']}, one thread, torch {e['torch']}, Python {e['python']}.\n\n"
 
 
 def small(run: Any) -> Iterator[list[str]]:
-    """16 elements: what a call costs."""
+    """The cost of a call of 16 elements."""
     yield ["operator", "no gradient", "/ plain torch", "/ composite", "forward+backward", "/ composite", "/ peer"]
     found = _lookup(run["operators"])
     for name in _operators(run["operators"]):
@@ -124,7 +124,7 @@ def small(run: Any) -> Iterator[list[str]]:
 
 
 def transforms(run: Any) -> Iterator[list[str]]:
-    """Per-sample gradients and forward mode."""
+    """The times of per-sample gradients and forward mode."""
     yield ["operator", "vmap(grad)", "/ composite", "jvp", "/ composite"]
     found = _lookup(run["operators"])
     for name in _operators(run["operators"]):
@@ -133,7 +133,7 @@ def transforms(run: Any) -> Iterator[list[str]]:
 
 
 def large(run: Any) -> Iterator[list[str]]:
-    """4 million elements, forward and backward, in three precisions."""
+    """The times of four million elements, forward and backward, in three precisions."""
     dtypes = list(dict.fromkeys(r["dtype"] for r in run["operators"]))
     yield ["operator", *[head for d in dtypes for head in (d, "/ composite", "/ floor")], "saved", "composite's"]
     found = _lookup(run["operators"])
@@ -149,7 +149,7 @@ def large(run: Any) -> Iterator[list[str]]:
 
 
 def compiled(run: Any) -> Iterator[list[str]]:
-    """Compiled forward and backward."""
+    """The times of compiled forward and backward."""
     yield ["operator", "n", "dtype", "ours", "/ composite, or plain torch where that is the same"]
     for r in run["operators"]:
         rival = _to(r, "composite") or _to(r, "plain torch")
@@ -157,7 +157,7 @@ def compiled(run: Any) -> Iterator[list[str]]:
 
 
 def slower(run: Any) -> Iterator[list[str]]:
-    """Where a rival is faster at large sizes, by both ratios, beyond their doubt."""
+    """The rows in which a rival is faster at large sizes, by both ratios and more than their uncertainty."""
     yield ["operator", "what", "n", "dtype", "rival", "ratio"]
     for r in run["operators"]:
         for who, rival in r["rivals"].items():
@@ -168,7 +168,7 @@ def slower(run: Any) -> Iterator[list[str]]:
 
 
 def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
-    """Forward and backward at everyday sizes, and the geometric mean over them of each other way."""
+    """A table of forward and backward at everyday sizes, with the geometric mean over the sizes for each other way."""
 
     def table(run: Any) -> Iterator[list[str]]:
         rows = [r for r in _compared(run) if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
@@ -185,7 +185,7 @@ def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
 
 
 def softtorch_summary(run: Any) -> Iterator[list[str]]:
-    """Of each way the geometric mean, and where ours is slower by both ratios, beyond their doubt."""
+    """The geometric mean for each way, and the count of ratios by which ours is slower, beyond their uncertainty."""
     yield ["way", "geometric mean", "slower"]
     rows = _compared(run)
     for way in dict.fromkeys(_way(r)[0] for r in rows):
@@ -195,23 +195,23 @@ def softtorch_summary(run: Any) -> Iterator[list[str]]:
 
 
 def _compared(run: Any) -> list[Row]:
-    """The rows of what softtorch can do."""
+    """The rows that have a softtorch time."""
     return [r for r in run["operators"] if "peer" in r["rivals"]]
 
 
 def _way(row: Row) -> tuple[str, str]:
-    """What was asked, and the shape."""
+    """The way and the shape of a row."""
     way, _, shape = row["what"].partition(" (")
     return way, f"({shape}"
 
 
 def _mean(ratios: list[Any]) -> str:
-    """The geometric mean."""
+    """The geometric mean of the ratios."""
     return f"{math.exp(sum(math.log(v['of_medians']) for v in ratios) / len(ratios)):.2f}" if ratios else ""
 
 
 def growth(run: Any) -> Iterator[list[str]]:
-    """Fitted exponents."""
+    """The fitted exponents of growth."""
     yield ["operator", "who", "time", "peak of memory"]
     for e in run["growth"]:
         yield [
@@ -222,7 +222,7 @@ def growth(run: Any) -> Iterator[list[str]]:
         ]
 
 
-# The tables of the page: the run that each is made of, and how.
+# The tables of the page: the run of each, and the function that makes it.
 TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
     "targets": ("targets", lambda run: targets_table(run["targets"])),
     "facts": ("targets", lambda run: facts_table(run["facts"])),

@@ -1,7 +1,7 @@
-"""One rounding written in three ways, under the transforms of torch: the table and the picture of the landing page.
+"""One rounding implemented three ways, under the transforms of torch: the table and the picture of the landing page.
 
-Run ``python docs/compare.py`` to make both anew, with ``--table`` the table alone. A test compares it with the
-one in ``docs/index.md``.
+``python docs/compare.py`` reproduces both, with ``--table`` only the table. A test compares it with the one in
+``docs/index.md``.
 """
 
 import math
@@ -21,23 +21,23 @@ TURN = 2 * math.pi
 
 
 def surrogate(x: Tensor) -> Tensor:
-    """The smooth stairs whose derivative is declared."""
+    """The smooth staircase whose derivative is declared."""
     return x - torch.sin(TURN * x) / TURN
 
 
 def slope(x: Tensor) -> Tensor:
-    """Their derivative."""
+    """The derivative of the surrogate."""
     return 1 - torch.cos(TURN * x)
 
 
 def detach_trick(x: Tensor) -> Tensor:
-    """The usual line of two terms."""
+    """Adds a difference that is detached, the usual way."""
     soft = surrogate(x)
     return soft + (torch.round(x) - soft).detach()
 
 
 class Plain(torch.autograd.Function):
-    """A Function of torch with all that torch asks for."""
+    """A complete `torch.autograd.Function`."""
 
     generate_vmap_rule = True
 
@@ -60,7 +60,7 @@ class Plain(torch.autograd.Function):
 
 
 class Round(fullgrad.Elementwise):
-    """The same for fullgrad."""
+    """The rounding as a `fullgrad.Elementwise`."""
 
     reads = {0: (0,)}
 
@@ -81,12 +81,12 @@ WAYS: dict[str, Callable[..., Tensor]] = {
 
 
 def total(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A number that depends on all outputs, and not linearly."""
+    """A scalar that depends nonlinearly on all outputs."""
     return lambda x: (f(x) + x * f(x)).sum()
 
 
 def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph."""
+    """Compile the function into one graph."""
     torch.compiler.reset()
     return torch.compile(f, backend="aot_eager", fullgraph=True)
 
@@ -110,7 +110,7 @@ def expected(x: Tensor) -> Tensor:
 
 
 def outcome(way: Callable[..., Tensor], task: Callable[..., Any]) -> str:
-    """What came out: right, wrong by how much, or an error."""
+    """The result of a task: right, wrong by how much, or an error."""
     x = torch.linspace(-1.2, 1.3, 6, dtype=torch.float64)
     try:
         found = task(total(way))(x)
@@ -123,19 +123,19 @@ def outcome(way: Callable[..., Tensor], task: Callable[..., Any]) -> str:
 
 
 def value(way: Callable[..., Tensor]) -> str:
-    """How many of a million values in float32 are not integers."""
+    """The share of a million float32 values that are not integers."""
     y = way(torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)) * 10)
     count = int((y != y.round()).sum())
     return f"**wrong** for {count / 1e4:.0f}%" if count else "right"
 
 
 def at_infinity(way: Callable[..., Tensor]) -> str:
-    """The value of the largest input there is."""
+    """The value at infinity."""
     return "right" if way(torch.tensor(math.inf)) == math.inf else f"**wrong**: {float(way(torch.tensor(math.inf)))}"
 
 
 def kept(way: Callable[..., Tensor]) -> str:
-    """What is kept for the backward, besides the input."""
+    """The bytes kept for the backward, besides the input."""
     x, held = torch.ones(1000, requires_grad=True), set()
 
     def pack(t: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def kept(way: Callable[..., Tensor]) -> str:
 
 
 def rows() -> list[list[str]]:
-    """The table."""
+    """The rows of the table."""
     measures = {"value, float32": value, "value at infinity": at_infinity}
     table = [[name, *map(measure, WAYS.values())] for name, measure in measures.items()]
     table += [[name, *(outcome(way, task) for way in WAYS.values())] for name, task in TASKS.items()]
@@ -163,7 +163,7 @@ def markdown() -> str:
 
 
 def draw(path: pathlib.Path) -> None:
-    """The second derivative of the rounding by four ways to it: of torch's Function and of ours."""
+    """Draw the second derivative of the rounding by four transforms, for torch's Function and for ours."""
     from matplotlib.figure import Figure
 
     x = torch.linspace(-1.25, 1.25, 101, dtype=torch.float64)
@@ -186,7 +186,7 @@ def draw(path: pathlib.Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-# Colors that the color-blind tell apart, and widths that show lines below others.
+# Colors that the color-blind can tell apart, and widths that keep overlapping lines visible.
 STROKES = (("#BBBBBB", 7), ("#56B4E9", 4.5), ("#D55E00", 2.5), ("#000000", 1))
 
 if __name__ == "__main__":

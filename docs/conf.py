@@ -1,4 +1,4 @@
-"""The site: ``python -m sphinx -n -W --keep-going docs docs/_build``. It reads no network."""
+"""The site: ``python -m sphinx -n -W --keep-going docs docs/_build``. The build needs no network."""
 
 import sys
 from pathlib import Path
@@ -35,17 +35,17 @@ exclude_patterns = ["_build", "_ext", "_static", "data", "GALLERY_HEADER.rst"]
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# --- Links to torch and Python: names that the pages use stand in two lists; what is in neither is a broken link. ---
+# --- Links to torch and Python: two lists have the names that the pages use; a name in neither is a broken link. ---
 for listed, rule in (("torch", "generated/{name}.html"), ("python", "")):
     inventories.write(HERE / f"{listed}-names.txt", HERE / f"_build/inventories/{listed}.inv", listed, rule)
 intersphinx_mapping = {
     "torch": ("https://docs.pytorch.org/docs/stable/", str(HERE / "_build/inventories/torch.inv")),
     "python": ("https://docs.python.org/3/", str(HERE / "_build/inventories/python.inv")),
 }
-# Those that have no page: torch's named tuples, and a type variable.
+# Names without a page: torch's named tuples, and a type variable.
 nitpick_ignore = [("py:class", f"torch.return_types.{name}") for name in ("max", "median", "min", "sort", "topk")]
-nitpick_ignore += [("py:class", "fullgrad.estimators._st.F")]
-# Where the classes live, and not where their pages are.
+nitpick_ignore += [("py:class", "fullgrad.functions._st.F")]
+# Modules where the classes live, which are not those of their pages.
 nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function.Function", "_C.Generator")]
 nitpick_ignore += [("py:class", "types.ModuleType")]
 

@@ -1,3 +1,3 @@
-"""What pytest leaves alone in this folder: the site's own code, which needs Sphinx, and what a build makes."""
+"""Keeps pytest away from the site's own code, which needs Sphinx, and from what a build makes."""
 
 collect_ignore_glob = ["conf.py", "_ext/*", "_build/*", "examples/*"]

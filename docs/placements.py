@@ -27,12 +27,12 @@ FAMILIES = (
     "quantizers",
     "sampling",
     "simplex",
-    "estimators",
+    "functions",
 )
 
 
 def main() -> None:
-    """Run what is to be run, and write the table."""
+    """Run every case on every placement, and write the table."""
     torch.set_num_threads(1)
     family = {c.name: f for f in FAMILIES for c in getattr(cases, f).CASES}
     right: dict[tuple[str, str], int] = collections.Counter()

@@ -1,6 +1,6 @@
-"""Runs every check on the cases of every day, and keeps what came out for docs/proof.md: ``python docs/prove.py``.
+"""Runs every check on the default cases, and keeps the results for docs/proof.md: ``python docs/prove.py``.
 
-It takes half an hour of one core; with ``--quick``, which leaves out the slow checks, a few minutes. Operators may be named.
+It takes half an hour on one core; with ``--quick``, which leaves out the slow checks, a few minutes. Operators may be named.
 """
 
 import datetime
@@ -19,20 +19,20 @@ TARGET = Path(__file__).parent / "data" / "check.json"
 
 
 def dumps(found: dict[str, Any], cases: dict[str, Any]) -> str:
-    """A line for each case."""
+    """JSON with a line for each case."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(rest)}" for name, rest in cases.items())
     return json.dumps({**found, "cases": {}}, indent=1).replace('"cases": {}', f'"cases": {{\n{lines}\n }}') + "\n"
 
 
 def prove(operators: list[str], options: list[str]) -> int:
-    """The command's own check, of cases by name; the status is the command's."""
+    """Run ``python -m fullgrad check`` on the cases of the operators, and return its exit status."""
     everyday = [case.name for case in CASES if not case.exhaustive and (not operators or {*case.covers} & {*operators})]
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "check.json"
         status = main(["check", *everyday, *options, "--json", str(written)])
         found: dict[str, Any] = json.loads(written.read_text())
-    # The name of a case may be that of an operator with more cases; those of every day are kept, and of them what did not pass.
-    # With several devices each has its results.
+    # The name of a case may be that of an operator with more cases: keep the default cases, and their results that did not pass.
+    # Each device has its own results.
     results = {name: checks for name, checks in found.pop("results").items() if name.partition(" on ")[0] in everyday}
     cases = {
         name: {

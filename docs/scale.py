@@ -1,7 +1,7 @@
-"""The table of what ranks send and hold in docs/guides/distributed.md: ``python docs/scale.py`` from the root of a checkout.
+"""The table of what ranks send and hold, in docs/guides/distributed.md: ``python docs/scale.py`` from the root of a checkout.
 
-Two and four ranks are counted, in processes on gloo; more are by the model of tests/distributed/scale.py, which the tests compare
-with what is counted.
+The costs of two and four ranks are counted, in processes on gloo; others come from the model of tests/distributed/scale.py, which
+the tests compare with the counts.
 """
 
 import json
@@ -20,14 +20,14 @@ ELEMENTS = 2**20
 
 
 def write(rank: int, ranks: int, file: str) -> None:
-    """What the first rank counts, in a file."""
+    """Write the costs that the first rank counts to a file."""
     costs = [counted(family, ELEMENTS, ranks) for family in FAMILIES]
     if rank == 0:
         pathlib.Path(file).write_text(json.dumps(costs))
 
 
 def main() -> None:
-    """Count, and write the table: in units of the whole tensor, numbers apart in bytes."""
+    """Count the costs, and write the table: in units of the whole tensor, or bytes for single numbers."""
     found = {}
     for ranks in COUNTED:
         with tempfile.NamedTemporaryFile(suffix=".json") as file:

@@ -1,46 +1,54 @@
-"""The types of fullgrad.nn, whose classes are made of functions: ``python docs/stubs.py`` writes fullgrad/nn/__init__.pyi.
+"""The types of fullgrad.nn, whose classes are made of functions: ``python docs/stubs.py`` writes the ``.pyi`` files next to them.
 
-A class that is not in it yet has the types of `FunctionModule`. tests/nn/test_stub.py holds the others to their functions.
+A checker does not know a class that is not in them yet. tests/nn/test_stub.py compares the others with their functions.
 """
 
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 from fullgrad import nn
 
-STUB = Path(__file__).parents[1] / "fullgrad" / "nn" / "__init__.pyi"
+FOLDER = Path(__file__).parents[1] / "fullgrad" / "nn"
+STUBS = {FOLDER / "__init__.pyi": nn, FOLDER / "soft.pyi": nn.soft}
 HEADER = '''\
 """Written by docs/stubs.py."""
 
 import collections.abc
-from typing import Any, Literal, Union
+import typing
+from typing import Literal, Union
 
 import torch
 
 from fullgrad.nn._function_module import FunctionModule as FunctionModule
-from fullgrad.quantizers import FloatFormat
-
-def __getattr__(name: str) -> type[FunctionModule]: ...
 '''
+# What one of the two needs besides.
+IMPORTS = {nn: "from fullgrad.nn import soft as soft\nfrom fullgrad.quantizers import FloatFormat\n", nn.soft: ""}
 _NAMES = {"torch._C.": "torch.", "typing.": "", "fullgrad.quantizers._formats.": ""}
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LEARNABLE = inspect.Parameter("learnable", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=str | Sequence[str])
 _OTHERS = inspect.Parameter("others", inspect.Parameter.VAR_KEYWORD, annotation=Any)
 
 
-def text() -> str:
-    """The stub of all classes."""
-    return "\n".join([HEADER, *(stub_of(name) for name in nn.__all__[1:])])
+def text(module: ModuleType) -> str:
+    """The stub of a module: all its classes."""
+    return "\n".join([HEADER + IMPORTS[module], *(stub_of(module, name) for name in names(module))])
 
 
-def stub_of(name: str) -> str:
+def names(module: ModuleType) -> list[str]:
+    """The classes that are made of functions."""
+    return [name for name in module.__all__ if name != "FunctionModule"]
+
+
+def stub_of(module: ModuleType, name: str) -> str:
     """A class: its arguments as attributes, its constructor, and the call with the inputs and what else it may be given."""
-    cls = getattr(nn, name)
+    cls = getattr(module, name)
     kept, function = cls._arguments, inspect.signature(cls._function)
     called = [p for p in function.parameters.values() if p.name not in kept and p.name != "training"]
-    # Several types, of which the arguments choose one, help nobody.
+    # A union of types, of which the arguments choose one, helps nobody.
     returned = Any if get_args(function.return_annotation) else function.return_annotation
     lines = [
         f"class {name}(FunctionModule):",
@@ -50,9 +58,10 @@ def stub_of(name: str) -> str:
         "",
     ]
     written = "\n".join(lines)
-    for told, name in _NAMES.items():
-        written = written.replace(told, name)
-    return written
+    for told, short in _NAMES.items():
+        written = written.replace(told, short)
+    # A module is called Any.
+    return re.sub(r"(?<!class )\bAny\b", "typing.Any", written)
 
 
 def _signature(parameters: list[inspect.Parameter], returned: Any) -> str:
@@ -61,4 +70,5 @@ def _signature(parameters: list[inspect.Parameter], returned: Any) -> str:
 
 
 if __name__ == "__main__":
-    STUB.write_text(text())
+    for path, module in STUBS.items():
+        path.write_text(text(module))

@@ -1,8 +1,8 @@
 """The table of versions in docs/proof.md: ``python docs/versions.py [ROW…] [--list] [--environments DIR] [--suite everyday]``.
 
-A row is an environment, such as ``torch2.11-python3.12-fallback``: by default all of them, which takes hours. Each environment is
-made once, in a folder that is kept; the tests of this checkout run in it, and the row is written to docs/data at once. Where pip
-finds torch is told by its own settings, such as ``PIP_EXTRA_INDEX_URL``. A version that cannot be had is named in its row.
+A row is an environment, such as ``torch2.11-python3.12-fallback``; by default all run, which takes hours. Each environment is
+made once, in a folder that is kept; the tests of this checkout run in it, and the row is written to docs/data at once. pip's own
+settings, such as ``PIP_EXTRA_INDEX_URL``, say where to find torch. A version that is not available is named in its row.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
 DEVELOPED_ON = "2.13", "3.11"
 TODAY = str(datetime.date.today())
 DISPATCHES = "functorch", "fallback"
-# What the tests of a suite are: the README's command, all of every day, or those of the base class and of torch's defects.
+# pytest's arguments for a suite: the README's command, the short and long tests, or those of the base class and torch's defects.
 SUITES = {
     "short": [],
     "everyday": ["--everyday"],
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def known_rows() -> dict[str, Row]:
-    """By their names, one axis at a time: every torch in both dispatches, every Python."""
+    """The rows by name, one axis at a time: every torch in both dispatches, every Python."""
     torch, python = DEVELOPED_ON
     versions = [Row(t, python, d) for t, d in itertools.product(TORCH, DISPATCHES)]
     others = [Row(torch, p, "functorch") for p in PYTHON if p != python]
@@ -72,7 +72,7 @@ def environment(row: Row, folder: Path) -> Path:
 
 
 def run(row: Row, folder: Path, suite: str, log: Path) -> dict[str, Any]:
-    """What pytest says at its end."""
+    """Run the tests of a suite, and return the counts that pytest prints."""
     python = environment(row, folder)
     versions = "import platform, torch; print(torch.__version__.split('+')[0], platform.python_version())"
     torch, exact = subprocess.run([str(python), "-c", versions], capture_output=True, text=True, check=True).stdout.split()
@@ -87,13 +87,13 @@ def run(row: Row, folder: Path, suite: str, log: Path) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the checkout."""
+    """The commit of the checkout."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def write(found: dict[str, dict[str, Any]]) -> None:
-    """The numbers, and the table of them."""
+    """Write the numbers, and the table of them."""
     found, known = dict(sorted(found.items())), known_rows()
     DATA.write_text(json.dumps(found, indent=1) + "\n")
     heads = ("torch", "Python", "dispatch", "tests", "passed", "failed", "skipped", "date", "commit")
@@ -135,7 +135,7 @@ def main() -> int:
             result = {"unavailable": str(error), "date": TODAY}
         status = status or int(bool({"failed", "error", "errors"} & {*result}))
         sys.stdout.write(f"{result}\n")
-        # Another run may have written since.
+        # Another run may have written in the meantime.
         write({**(json.loads(DATA.read_text()) if DATA.exists() else {}), name: result})
     return status
 

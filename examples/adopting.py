@@ -3,7 +3,7 @@ A spiking network of snntorch, adopted
 ======================================
 
 `snntorch <https://github.com/jeshraghian/snntorch>`_ builds spiking networks of its own Functions. They have a backward and
-nothing else, so a network of them has no per-sample gradients. One line more, and it has; the network stays as it is.
+nothing else, so a network of them has no per-sample gradients. With one more line it has; the network stays unchanged.
 
 Install it with ``pip install -e ".[demo,plugins]"``; without it the example says so and ends. Run ``python examples/adopting.py
 adopting.png``; it takes about ten seconds, and ends with an error if a number is not as this page says.

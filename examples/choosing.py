@@ -42,7 +42,7 @@ progress = Progress(transient=True)
 
 
 def train(name: str, parameters: Parameters, loss: Loss, steps: int = 300, rate: float = 0.02) -> Parameters:
-    """Adam on batches of 128."""
+    """Train with Adam on batches of 128."""
     leaves = {key: value.clone().requires_grad_() for key, value in parameters.items()}
     optimizer = torch.optim.Adam(leaves.values(), rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -59,7 +59,7 @@ def train(name: str, parameters: Parameters, loss: Loss, steps: int = 300, rate:
 
 
 def accuracy(logits: Tensor) -> float:
-    """On the test images."""
+    """The accuracy on the test images."""
     return (logits.argmax(-1) == test_labels).float().mean().item()
 
 

@@ -87,7 +87,7 @@ class Task(NamedTuple):
 
 
 def draw_tasks(count: int, among: Tensor, generator: torch.Generator) -> Task:
-    """Many tasks: each tensor has them as its first dimension."""
+    """Draw many tasks: the first dimension of each tensor."""
     chosen = torch.stack([among[torch.randperm(len(among), generator=generator)[:200]] for _ in range(count)])
     inner = torch.randn(count, 64, HIDDEN, generator=generator) / 64**0.5
     outer = torch.randn(count, HIDDEN, 10, generator=generator) / HIDDEN**0.5
@@ -151,7 +151,7 @@ TASKS = 8
 
 
 def learn(first_order: bool) -> tuple[Tensor, Tensor, list[float]]:
-    """The learned bounds, those after every step, and the outer losses."""
+    """The learned bounds, the bounds after every step, and the outer losses."""
     learned = fixed(1.0)
     generator = torch.Generator().manual_seed(2)
     optimizer = torch.optim.Adam([learned], 0.08)

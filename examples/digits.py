@@ -16,7 +16,7 @@ Run it from a checkout, with scikit-learn, matplotlib and rich installed::
     python examples/digits.py --output digits.png --seeds 3
 
 It takes half a minute. It prints a table, compares one batch of per-sample gradients with a loop over its samples, and writes a
-picture if it is told where. It ends with an error if a result is not as good as it should be. No epsilon is claimed for DP-SGD:
+picture if a file is given. It ends with an error if a result is not as good as it should be. No epsilon is claimed for DP-SGD:
 that takes a privacy accountant, such as the one in Opacus, and a cryptographic source of noise.
 """
 
@@ -68,7 +68,7 @@ NOISE_MULTIPLIER = 1.0
 
 
 class Quantizer(NamedTuple):
-    """What a layer does to its input and to its weights, which are stored in [0, 1] and used in [-scale, scale]."""
+    """The quantizers of a layer's input and of its weights, which are stored in [0, 1] and used in [-scale, scale]."""
 
     activation: Callable[[Tensor], Tensor]
     weight: Callable[[Tensor, float], Tensor]
@@ -124,17 +124,17 @@ class QuantizedLinear(nn.Module):
 
 
 def make_network(quantizer: Quantizer) -> nn.Sequential:
-    """Every layer is quantized, the first and the last too; only the biases are not."""
+    """A network in which every layer is quantized, the first and the last too; only the biases are not."""
     return nn.Sequential(*[QuantizedLinear(i, o, quantizer) for i, o in pairwise(WIDTHS)])
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of one sample, or the mean over a batch."""
+    """The loss of one sample, or the mean over a batch."""
     return cross_entropy(logits, labels, label_smoothing=LABEL_SMOOTHING)
 
 
 def weight_gradient_norm(gradients: dict[str, Tensor]) -> float:
-    """The norm of the gradient of all weights together. Biases do not count: no rounding stands between the last and the loss."""
+    """The norm of the gradient of all weights together. Biases do not count: no rounding follows the last one."""
     norms = [torch.linalg.vector_norm(g) for name, g in gradients.items() if name.endswith("weight")]
     return torch.linalg.vector_norm(torch.stack(norms)).item()
 
@@ -164,7 +164,7 @@ def ordinary_gradients(network: nn.Module, images: Tensor, labels: Tensor) -> di
 
 
 def poisson_batches(samples: int) -> Iterator[Tensor]:
-    """An epoch of batches that each sample joins by a coin of its own, as the theory of DP-SGD assumes."""
+    """An epoch of batches that each sample joins independently, as the theory of DP-SGD assumes."""
     for _ in range(samples // PRIVATE_BATCH):
         yield torch.nonzero(torch.rand(samples) < PRIVATE_BATCH / samples).squeeze(1)
 
@@ -251,7 +251,7 @@ VARIANTS = (ROUND, ORDINARY, PRIVATE, FULL)
 
 @dataclass
 class Run:
-    """What one training run leaves behind."""
+    """The results of one training run."""
 
     network: nn.Module
     seconds: float = 0.0
@@ -261,12 +261,12 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """After the last epoch: the test set selects nothing."""
+        """The accuracy after the last epoch; the test set selects nothing."""
         return self.accuracies[-1]
 
 
 def load(seed: int) -> Split:
-    """Three quarters to train, one quarter to test, every digit in both in equal shares."""
+    """The digits: three quarters to train, one quarter to test, with equal shares of every digit."""
     images, labels = load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(images / 16, labels, test_size=0.25, stratify=labels, random_state=seed)
     return Split(torch.tensor(train_x).float(), torch.tensor(train_y), torch.tensor(test_x).float(), torch.tensor(test_y))
@@ -322,7 +322,7 @@ def accuracy_on_test(network: nn.Module, split: Split) -> float:
 
 
 def train_all(seeds: int, console: Console) -> dict[str, list[Run]]:
-    """Every variant from every seed, with a progress bar: the runs of each variant in the order of the seeds."""
+    """Train every variant from every seed, with a progress bar; return the runs of each variant in the order of the seeds."""
     runs: dict[str, list[Run]] = {variant.name: [] for variant in VARIANTS}
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
@@ -367,7 +367,7 @@ def make_table(runs: dict[str, list[Run]]) -> Table:
 
 
 def unmet_requirements(runs: dict[str, list[Run]]) -> list[str]:
-    """What this example promises and did not keep, in words; empty when all is well."""
+    """The promises of this example that do not hold, in words; empty when all hold."""
     accuracies = {name: [run.accuracy for run in of_variant] for name, of_variant in runs.items()}
     unmet: list[str] = []
 
@@ -389,7 +389,7 @@ def unmet_requirements(runs: dict[str, list[Run]]) -> list[str]:
 
 
 def draw(runs: dict[str, list[Run]], path: Path | None) -> None:
-    """Learning curves of all variants, and the per-sample gradient norms that DP-SGD clips."""
+    """Draw learning curves of all variants, and the per-sample gradient norms that DP-SGD clips."""
     figure = plt.figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
     draw_curves(left, runs)
@@ -401,7 +401,7 @@ def draw(runs: dict[str, list[Run]], path: Path | None) -> None:
 
 
 def draw_curves(axes: Axes, runs: dict[str, list[Run]]) -> None:
-    """The test error, on a logarithmic axis, where 2% and 5% are as far apart as 20% and 50%."""
+    """Draw the test error on a logarithmic axis, where 2% and 5% are as far apart as 20% and 50%."""
     epochs = range(1, EPOCHS + 1)
     for variant in VARIANTS:
         errors = 100 * (1 - torch.tensor([run.accuracies for run in runs[variant.name]], dtype=torch.float64))
@@ -418,7 +418,7 @@ def draw_curves(axes: Axes, runs: dict[str, list[Run]]) -> None:
 
 
 def draw_norms(axes: Axes, run: Run) -> None:
-    """Two histograms with common bins on a logarithmic axis."""
+    """Draw two histograms with common bins on a logarithmic axis."""
     first, last = run.sample_norms[0], run.sample_norms[-1]
     both = torch.cat([first, last]).log10()
     bins = torch.logspace(both.min().item(), both.max().item(), 41).tolist()

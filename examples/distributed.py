@@ -88,7 +88,7 @@ start = Network().double()
 
 
 def train(network: nn.Module, part: slice, loss_scale: float = 1.0) -> nn.Module:
-    """Some steps of gradient descent on a part of each batch. The loss is a sum over the part, divided by the whole batch."""
+    """Run gradient descent on a part of each batch. The loss is a sum over the part, divided by the size of the whole batch."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for step in range(STEPS):
         batch = slice(step * BATCH, (step + 1) * BATCH)
@@ -100,17 +100,17 @@ def train(network: nn.Module, part: slice, loss_scale: float = 1.0) -> nn.Module
 
 
 def whole(t: Tensor) -> Tensor:
-    """All of a tensor, on every process."""
+    """The whole of a tensor, on every process."""
     return (t.full_tensor() if isinstance(t, DTensor) else t).detach()
 
 
 def parameters(network: nn.Module) -> dict[str, Tensor]:
-    """By name, as one process has them."""
+    """The parameters by name, as one process has them."""
     return {name.removeprefix("module."): whole(p) for name, p in network.named_parameters()}
 
 
 def difference(found: dict[str, Tensor]) -> float:
-    """The largest of any parameter to the one process."""
+    """The largest difference of any parameter from training in one process."""
     return max(float((found[name] - p).abs().max()) for name, p in expected.items())
 
 
@@ -120,7 +120,7 @@ expected = parameters(train(copy.deepcopy(start), everything))
 
 
 def report(setting: str, found: float) -> None:
-    """A row of the table, by the first process."""
+    """Print a row of the table, on the first process."""
     if rank == 0:
         print(f"{setting:<30}{found:.1e}", flush=True)
     assert found < 1e-10, setting
@@ -163,7 +163,7 @@ report("saved sharded, loaded whole", difference(parameters(alone)))
 
 
 class Checkpointed(Network):
-    """Keeps its input alone."""
+    """A module that keeps only its input for the backward."""
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
@@ -194,12 +194,12 @@ def split(name: str, module: nn.Module, mesh: object, dims: dict[str, int]) -> N
 
 
 def from_whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: object) -> tuple[Tensor, ...]:
-    """Every process has the whole batch."""
+    """Mark an input as the whole batch, which every process has."""
     return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
 
 
 def to_whole(module: nn.Module, output: DTensor, mesh: object) -> Tensor:
-    """And all of the result."""
+    """Give every process the whole result."""
     return output.redistribute(placements=[Replicate()]).to_local()
 
 
@@ -216,7 +216,7 @@ report("tensor parallel", difference(parameters(train(tensor_parallel, everythin
 
 
 def clipped_sum(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of the samples' gradients, each at most of norm 1."""
+    """The sum of the samples' gradients, each clipped to norm 1."""
     weights = {name: p.detach() for name, p in start.named_parameters()}
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

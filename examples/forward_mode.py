@@ -86,7 +86,7 @@ def loss(p: Parameters, x: Tensor, y: Tensor, quantize: Quantizer = declared) ->
 
 
 def slopes(p: Parameters, directions: Parameters, *batch: Tensor, quantize: Quantizer = declared) -> Tensor:
-    """The derivative along every direction: a direction is the first dimension of each tensor."""
+    """The derivative along every direction; directions are the first dimension of each tensor."""
     return vmap(lambda v: jvp(lambda q: loss(q, *batch, quantize), (p,), (v,))[1])(directions)
 
 
@@ -126,8 +126,8 @@ assert (ours != 0).all()
 assert torch.equal(logits(start, batch[0]), logits(start, batch[0], of_torch))  # and yet the values are the same
 
 # %%
-# The price is noise: the more parameters, the more of a random direction is beside the point. The cosine of the angle between the
-# estimate and the gradient is about :math:`\sqrt{K / (K + P + 1)}` for P parameters.
+# The price is noise: the more parameters, the less a random direction has in common with the gradient. The cosine of the angle
+# between the estimate and the gradient is about :math:`\sqrt{K / (K + P + 1)}` for P parameters.
 
 COUNTS = {1: "#D55E00", 8: "#E69F00", 64: "#009E73"}  # directions per step, and a color of the Okabe-Ito palette
 many = {name: torch.randn(4096, *t.shape) for name, t in start.items()}
@@ -151,7 +151,7 @@ Gradient = Callable[[Parameters, Tensor, Tensor], Parameters]
 
 
 def train(gradient: Gradient) -> list[float]:
-    """The test error after every so many steps."""
+    """Train, and return the test error at regular intervals."""
     p, choice = initial(), torch.Generator().manual_seed(2)
     optimizer = torch.optim.Adam(p.values(), 0.03)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -199,7 +199,7 @@ def deep(weights: list[Tensor]) -> Tensor:
 
 
 def peak(call: Callable[[], object]) -> float:
-    """The largest sum of what was allocated and not freed yet, in activations."""
+    """The peak of allocated memory, in activations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     in_use = highest = 0
@@ -235,8 +235,8 @@ assert single[-1] < reverse_peaks[-1] / 4
 # On the left, the test error: more directions, less noise. On the right, the peak of memory: reverse mode grows, forward mode
 # does not.
 #
-# For a network of this size reverse mode is the better way to a gradient. Forward mode is of use where its noise can be borne and
-# memory cannot, where there are few directions to look along, and inside of other transforms: see the :doc:`spectrum of a Hessian
+# For a network of this size reverse mode is the better way to a gradient. Forward mode is useful where its noise is acceptable
+# and the memory of reverse mode is not, for few directions, and inside other transforms: see the :doc:`spectrum of a Hessian
 # <spectrum>`.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")

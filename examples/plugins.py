@@ -2,7 +2,7 @@
 Inside snntorch, Opacus and curvlinops
 ======================================
 
-A declared derivative is of use where other packages differentiate. Three of them take a fullgrad operator as it is:
+A declared derivative is useful where other packages differentiate. Three of them take a fullgrad operator as it is:
 
 * `snntorch <https://github.com/jeshraghian/snntorch>`_ takes it as the surrogate of a spike, and its neurons work under
   ``vmap(grad)``.
@@ -58,7 +58,7 @@ def accuracy(network: Callable[[Tensor], Tensor]) -> float:
 # --------
 #
 # A spike is ``greater_st(x, 0)``: 1 where x is positive, with the derivative of a sigmoid. In an ordinary backward pass that is
-# snntorch's own ``surrogate.sigmoid``, number by number. Per-sample gradients are beyond that one, and not beyond this one. The
+# snntorch's own ``surrogate.sigmoid``, number by number. Per-sample gradients fail with snntorch's, and work with this one. The
 # network runs for eight time steps, with the pixels as a constant current.
 
 TIME_STEPS = 8
@@ -126,7 +126,7 @@ run(spiking, "snntorch")
 # A quantized network for the other two
 # -------------------------------------
 #
-# Its layer rounds its weights to multiples of 1/8 and its input to multiples of 1/16, and neither package has heard of it.
+# Its layer rounds its weights to multiples of 1/8 and its input to multiples of 1/16, and neither package knows it.
 
 
 class QuantizedLinear(nn.Linear):

@@ -4,7 +4,7 @@ Few bits: integers, ternary weights, fp8 and fp4
 
 One small network on images of digits, trained in full precision, then quantized in six ways and trained on: weights and
 activations, with scales that learn. Then the curvature of the loss, *through the quantizers*, says which layer needs its bits:
-Hessian-vector products of a quantized network are what no other package can compute.
+no other package computes Hessian-vector products of a quantized network.
 
 Install with ``pip install -c constraints.txt -e ".[demo]"`` and run ``python examples/quantization.py quantization.png``; it
 takes less than a minute, and ends with an error if a promise of this page does not hold.
@@ -27,6 +27,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
+import fullgrad
 from fullgrad import quantizers
 
 torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
@@ -78,8 +79,8 @@ def accuracy(network: nn.Module) -> float:
 # Six ways to quantize
 # --------------------
 #
-# A way is a function of a tensor that returns a quantizer for it. The scales of LSQ are parameters of the network, one per row of
-# a weight and one per activation; the ternary weights and the blocks of MX find theirs themselves.
+# Each way is a function that returns a quantizer for a tensor. The scales of LSQ are parameters of the network, one per row of
+# a weight and one per activation; ternary weights and MX blocks compute their own scales.
 
 
 def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
@@ -87,22 +88,22 @@ def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
         low, high = quantizers.quant_range(bits, signed=is_weight)
         size = x.detach().abs().mean(1, keepdim=True) if is_weight else x.detach().abs().mean()
         scale = nn.Parameter(2 * size / math.sqrt(max(high, 1)))
-        return quantizers.Quantizer(quantizers.lsq, scale=scale, quant_min=low, quant_max=high)
+        return fullgrad.nn.LSQ(scale, quant_min=low, quant_max=high)
 
     return make
 
 
 def ternary(x: Tensor, is_weight: bool) -> nn.Module:
-    return quantizers.Quantizer(quantizers.twn, dim=1) if is_weight else lsq(4)(x, is_weight)
+    return fullgrad.nn.TWN(dim=1) if is_weight else lsq(4)(x, is_weight)
 
 
 def fp8(x: Tensor, is_weight: bool) -> nn.Module:
     scale = nn.Parameter(x.detach().abs().max() / 448)
-    return quantizers.Quantizer(quantizers.float_quantize, format="float8_e4m3fn", scale=scale, inside="exact")
+    return fullgrad.nn.FloatQuantize("float8_e4m3fn", scale, inside="exact")
 
 
 def mx_fp4(x: Tensor, is_weight: bool) -> nn.Module:
-    return quantizers.Quantizer(quantizers.mx_quantize, element="float4_e2m1fn", block_size=16)
+    return fullgrad.nn.MXQuantize("float4_e2m1fn", block_size=16)
 
 
 WAYS = {
@@ -183,7 +184,7 @@ def curvatures(network: Network, samples: int = 100) -> list[Tensor]:
 
 
 def in_bits(w: Tensor, bits: int) -> Tensor:
-    """A weight quantized by rows, with the scale of the smallest error of forty for each."""
+    """A weight quantized by rows, each with the best of forty scales."""
     low, high = quantizers.quant_range(bits)
     largest = w.abs().amax(1, keepdim=True) / high
     candidates = [quantizers.fake_quantize(w, largest * f, 0, low, high) for f in torch.linspace(0.3, 1.2, 40)]
@@ -192,7 +193,7 @@ def in_bits(w: Tensor, bits: int) -> Tensor:
 
 
 def allocated(costs: list[Tensor], growth: list[Tensor]) -> list[Tensor]:
-    """For each row of each layer the index of its bits: as many in all as three for every weight."""
+    """The index of the bits of each row of each layer: in all as many bits as three for every weight."""
     cheap, dear = 1e-12, 1.0
     for _ in range(60):
         price = math.sqrt(cheap * dear)
@@ -210,7 +211,7 @@ def size_of(chosen: list[Tensor], costs: list[Tensor]) -> int:
 
 
 def losses_of(network: Network, choices: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    """On the training and on the test images, with weights quantized and nothing trained after."""
+    """The losses on the training and the test images with quantized weights, without further training."""
     made = copy.deepcopy(network)
     for layer, of_layer, i in zip(made.layers, choices, chosen, strict=True):
         layer.weight = nn.Parameter(of_layer[i, torch.arange(len(i))])

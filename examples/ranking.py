@@ -7,16 +7,16 @@ numbers and their places, and no more. So the trained network is used with exact
 digits that scikit-learn ships? Four answers compete:
 
 * ``torch``: keep exactly k, with torch's derivative. A unit that is not kept has no gradient, and may never come into play.
-* ``soft``: keep every unit in part, by ``soft.rank`` and ``soft.less_equal``. The network learns to use what it will not have.
+* ``soft``: keep every unit in part, by ``soft.rank`` and ``soft.less_equal``. The network learns to use units that it will lose.
 * ``soft, annealed``: the same, with a softness that falls to a hundredth while the network trains.
 * ``straight-through``: ``rank_st`` and ``less_equal_st`` keep exactly k, with the derivative of ``soft``.
 
 All have the same network, the same first weights, the same batches and six settings to choose from: two softnesses and three
 learning rates, or six learning rates where there is no softness. Each chooses for each seed and k on a validation part, with
-exactly k units. The grid was laid on other splits, around the best settings of all four. It is few units that need the help of
-the relaxation: with k = 4, over 5 seeds, ``torch`` has a test accuracy of 0.953 and straight-through one of 0.944.
+exactly k units. The grid was chosen on other splits, around the best settings of all four. Only few units need the
+relaxation: with k = 4, over 5 seeds, ``torch`` has a test accuracy of 0.953 and straight-through one of 0.944.
 
-The left of the picture has the accuracies. On the right, a network below the line lost what it had learnt when it was used with
+The left of the picture has the accuracies. On the right, a network below the line lost accuracy when it was used with
 exactly k units. ``vmap(grad)`` trains all networks of an answer at once, over seeds, k, softness and learning rate.
 
 Run ``python examples/ranking.py --output ranking.png --seeds 5``, with scikit-learn, matplotlib and rich installed. It takes a
@@ -111,7 +111,7 @@ class Part(NamedTuple):
 
 
 def load(seeds: int) -> list[Part]:
-    """Half of the digits to train, a sixth to choose, a third to judge: another split for each seed."""
+    """The digits: half to train, a sixth to validate, a third to test; each seed has its own split."""
     images, labels = load_digits(return_X_y=True)
     splits: list[list[Part]] = []
     for seed in range(seeds):
@@ -123,20 +123,20 @@ def load(seeds: int) -> list[Part]:
 
 
 class Accuracies(NamedTuple):
-    """By seed, k, softness and learning rate."""
+    """Accuracies by seed, k, softness and learning rate."""
 
     validation: Tensor  # with exactly k
     test: Tensor  # with exactly k
     as_trained: Tensor  # on the test part, as the last step of the training keeps units
 
     def chosen(self) -> list[Tensor]:
-        """All three by seed and k, of the softness and learning rate that validation prefers."""
+        """All three accuracies by seed and k, for the softness and learning rate that validation prefers."""
         best = self.validation.flatten(2).argmax(2, keepdim=True)
         return [accuracies.flatten(2).gather(2, best).squeeze(2) for accuracies in self]
 
 
 def train(contestant: Contestant, parts: list[Part]) -> Accuracies:
-    """All networks of a contestant at once, each with the same batches."""
+    """Train all networks of a contestant at once, with the same batches."""
     (images, labels), validation, test = parts
     axes = range(len(labels)), KEPT, contestant.softnesses, contestant.rates
     seed, k, softness, rate = torch.cartesian_prod(*[torch.tensor([*axis], dtype=torch.float32) for axis in axes]).unbind(1)
@@ -176,12 +176,12 @@ def train(contestant: Contestant, parts: list[Part]) -> Accuracies:
 
 
 def standard_error(x: Tensor) -> Tensor:
-    """Of the mean over seeds."""
+    """The standard error of the mean over seeds."""
     return x.std(0) / len(x) ** 0.5
 
 
 def lead(results: dict[str, Accuracies], name: str) -> Tensor:
-    """Of straight-through over another, in points of test accuracy: one number per seed, the mean over k."""
+    """The lead of straight-through over another, in points of test accuracy: one number per seed, the mean over k."""
     return 100 * (results[STRAIGHT_THROUGH.name].chosen()[1] - results[name].chosen()[1]).mean(1, keepdim=True)
 
 

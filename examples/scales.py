@@ -12,13 +12,13 @@ digits that scikit-learn ships. Two operators flatten the gradient of this plain
 The upper row of the picture has the scales of a batch at initialization. The lower row has the gradient scale of every sample by
 itself, from ``vmap(grad)``, at initialization and with the weights of the trained plain network. A fixed factor leaves samples as
 far apart as they were, and fits less well once the weights have changed. ``scale_grad`` under ``vmap`` normalizes each sample by
-itself, so that hard and easy ones weigh the same. ``norm`` and ``head`` come after the last place, where nothing differs.
+itself, so that hard and easy ones weigh the same. ``norm`` and ``head`` come after the last such place, where nothing differs.
 
 No better training is claimed: on a batch a parameter's gradient keeps its direction, and to plain SGD its length is a learning
-rate. Flat scales are of use where numbers have a narrow range, as in float8 (Blake et al., https://arxiv.org/abs/2303.11257).
+rate. Flat scales are useful where numbers have a narrow range, as in float8 (Blake et al., https://arxiv.org/abs/2303.11257).
 
 Run ``python examples/scales.py --output scales.png``, with scikit-learn, matplotlib and rich installed. It takes a few seconds,
-and ends with an error if the numbers are not so.
+and ends with an error if a number is not as this page says.
 """
 
 import argparse
@@ -58,7 +58,7 @@ Place = Callable[[Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """``x + f(x)``. The branch is no module of its own, so that a block is one point of the picture."""
+    """The block ``x + f(x)``. The branch is not a module, so that a block is one point of the picture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """A residual network. What the stem or a block puts out passes a place, which may change the gradient."""
+    """A residual network. The output of the stem and of each block passes a place that may change the gradient."""
 
     def __init__(self, places: list[Place]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def sample_scales(network: nn.Module, images: Tensor, labels: Tensor) -> fullgra
 
 
 def stacked(scales: fullgrad.ModuleScales, field: str = "backward") -> Tensor:
-    """Of all modules: the first dimension is depth, the second, if any, samples."""
+    """The scales of all modules: the first dimension is depth, the second, if any, samples."""
     return torch.stack([torch.as_tensor(getattr(pair, field), dtype=torch.float64) for pair in scales.values()])
 
 
@@ -135,7 +135,7 @@ def difference_from_loop(network: nn.Module, images: Tensor, labels: Tensor) -> 
 
 
 class Measured(NamedTuple):
-    """A variant with one set of weights."""
+    """The scales of a variant with one set of weights."""
 
     batch: fullgrad.ModuleScales
     samples: fullgrad.ModuleScales

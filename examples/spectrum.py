@@ -2,9 +2,9 @@ r"""
 The Hessian spectrum of a quantized network
 ===========================================
 
-The eigenvalues of the Hessian say how sharply a loss bends, and in how many directions. A network with rounded weights and binary
-units has no Hessian but 0; with declared derivatives it has one, that of the loss which the training follows. It can be taken in
-four ways, reverse or forward mode over reverse or forward mode, and all must agree.
+The eigenvalues of the Hessian say how sharply a loss bends, and in how many directions. The Hessian of a network with rounded
+weights and binary units is 0; with declared derivatives it is that of the loss which the training follows. It can be taken
+in four ways, reverse or forward mode over reverse or forward mode, and all must agree.
 
 Here the network is small enough for the exact Hessian of all its parameters. It learns the handwritten digits that scikit-learn
 ships, averaged to 4 x 4 pixels. The same derivative is then written in the two other ways that torch offers:
@@ -162,7 +162,7 @@ for name, unit in UNITS.items():
             assert error < 1e-12
 
 # %%
-# What is missing is the second derivative of the unit. By itself, an ``autograd.Function`` has the second derivative 0 there
+# The second derivative of the unit is missing. By itself, an ``autograd.Function`` has the second derivative 0 there
 # (https://github.com/pytorch/pytorch/issues/197867). In a network the rest of the Hessian hides it.
 
 points = torch.tensor([-1.0, -0.5, 0.5, 1.0], dtype=torch.float64)
@@ -204,8 +204,8 @@ assert share > 0.5
 assert eigenvalues[-1] < -1e-6
 
 # %%
-# On the left that spectrum. On the right the spectrum on 64 images, by forward over forward: right, and as an
-# ``autograd.Function`` has it.
+# On the left is that spectrum. On the right is the spectrum on 64 images by forward over forward: the right one, and that of an
+# ``autograd.Function``.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 left.plot(range(1, SIZE + 1), eigenvalues, "o", color="#0072B2", markersize=3)

@@ -10,7 +10,7 @@ spike is 0 or 1, and ``fullgrad.spikes`` gives it the slope of a surrogate. Four
 * ``learned width``: the same, and each hidden neuron learns the width of its surrogate.
 * ``DP-SGD``: on per-sample gradients from ``vmap(grad)``, each clipped, their sum noised
   (Abadi et al., https://arxiv.org/abs/1607.00133). No epsilon is claimed for it.
-* ``no surrogate``: the step of torch, whose derivative is 0. The last layer alone learns.
+* ``no surrogate``: torch's step, whose derivative is 0. Only the last layer learns.
 
 Then the same surrogate is part of the neurons of snntorch, spikingjelly and sinabs. A package that is missing is skipped, and
 says so.
@@ -20,7 +20,7 @@ Run it from a checkout, with scikit-learn, matplotlib and rich installed::
     python examples/spiking.py --output spiking.png
 
 It takes less than a minute. It ends with an error if a result is not as good as it should be, or if per-sample gradients through
-time do not equal a loop over the samples.
+time do not equal those of a loop over the samples.
 """
 
 import argparse
@@ -44,6 +44,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+import fullgrad
 from fullgrad import spikes
 
 torch.set_num_threads(1)  # tensors this small are not worth the coordination of a second thread
@@ -132,7 +133,7 @@ def loss(p: Parameters, trains: Tensor, labels: Tensor, spike: Spike) -> Tensor:
 
 
 def train(images: Tensor, labels: Tensor, spike: Spike, frozen: tuple[str, ...], tick: Callable[[], None]) -> Parameters:
-    """Backpropagation through time, by Adam."""
+    """Train by backpropagation through time, with Adam."""
     p = make_parameters(0)
     learned = [t.requires_grad_() for name, t in p.items() if name not in frozen]
     optimizer = torch.optim.Adam(learned, LEARNING_RATE)
@@ -152,7 +153,7 @@ def per_sample_gradients(p: Parameters, trains: Tensor, labels: Tensor) -> Param
 
 
 def train_privately(images: Tensor, labels: Tensor, tick: Callable[[], None]) -> Parameters:
-    """DP-SGD: clip the gradient of each sample, add them up, add noise. The widths learn, too."""
+    """Train by DP-SGD: clip the gradient of each sample, add them up, add noise. The widths learn, too."""
     p = make_parameters(0)
     for _ in range(PRIVATE_EPOCHS):
         for batch in torch.randperm(len(images)).split(PRIVATE_BATCH)[:-1]:
@@ -167,7 +168,7 @@ def train_privately(images: Tensor, labels: Tensor, tick: Callable[[], None]) ->
 
 
 def check_per_sample(images: Tensor, labels: Tensor) -> None:
-    """They equal a loop over the samples, for every parameter, the widths included."""
+    """Check that per-sample gradients equal those of a loop, for every parameter, the widths included."""
     p, trains = make_parameters(1), encode(images[:8])
     found = per_sample_gradients(p, trains, labels[:8])
     one = functools.partial(loss, spike=surrogate)
@@ -205,7 +206,7 @@ def in_snntorch(current: Tensor, alpha: Tensor) -> Tensor:
 def in_spikingjelly(current: Tensor, alpha: Tensor) -> Tensor:
     from spikingjelly.activation_based.neuron import LIFNode
 
-    spike = spikes.Spike(spikes.atan, alpha=alpha)
+    spike = fullgrad.nn.ATanSpike(alpha)
     node = LIFNode(1 / (1 - DECAY), decay_input=False, v_reset=None, detach_reset=True, surrogate_function=spike)
     return torch.stack([node(x) for x in current])
 
@@ -229,7 +230,7 @@ PACKAGES = {"snntorch": in_snntorch, "spikingjelly": in_spikingjelly, "sinabs": 
 
 
 def compare_packages(p: Parameters, images: Tensor) -> list[str]:
-    """What each package says next to the plain loop."""
+    """Compare each package with the plain loop."""
     current = encode(images[:64]) @ p["first"] + p["bias"]
     alpha, weights = p["log_alpha"].exp(), torch.randn(TIME_STEPS, 64, HIDDEN)
     ours = functools.partial(run_neurons, spike=surrogate)
@@ -255,7 +256,7 @@ def compare_packages(p: Parameters, images: Tensor) -> list[str]:
 
 
 def draw(path: Path, p: Parameters, images: Tensor, labels: Tensor) -> None:
-    """A raster of one digit, the learned slopes, and their inverse widths."""
+    """Draw a raster of one digit, the learned slopes, and their inverse widths."""
     trains = encode(images[0])
     hidden = run_neurons(trains @ p["first"] + p["bias"], p["log_alpha"].exp(), surrogate)
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")

@@ -3,18 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import Function
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import Function
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fullgrad import adoption, clamping, estimators, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import adoption, clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing
     from fullgrad.adoption import *  # noqa: F403
     from fullgrad.clamping import *  # noqa: F403
-    from fullgrad.estimators import *  # noqa: F403
+    from fullgrad.functions import *  # noqa: F403
     from fullgrad.gradients import *  # noqa: F403
     from fullgrad.rounding import *  # noqa: F403
     from fullgrad.tracking import *  # noqa: F403
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         "Function",
         *adoption.__all__,
         *clamping.__all__,
-        *estimators.__all__,
+        *functions.__all__,
         *gradients.__all__,
         *rounding.__all__,
         *tracking.__all__,
@@ -34,23 +35,23 @@ if TYPE_CHECKING:
         "spikes",
     ]
 
-# Families are imported when one of their names is asked for. The names of the first are at the top too, where they are looked for
-# in this order: `estimators` needs all of `soft`.
-_AT_THE_TOP = ("clamping", "rounding", "gradients", "adoption", "tracking", "estimators")
+# A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
+# searched in this order: `functions` needs all of `soft`.
+_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions")
 _MODULES = ("quantizers", "sampling", "soft", "spikes")
-# Not in `__all__`, so that `import *` leaves the name `nn` to torch's.
-_APART = ("nn", "testing")
+# Not in `__all__`, so that `import *` does not shadow torch's `nn`.
+_NOT_EXPORTED = ("audit", "nn", "testing")
 
 
-if not TYPE_CHECKING:  # for which any name would be right
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name in (*_AT_THE_TOP, *_MODULES, *_APART):
+        if name in (*_TOP_LEVEL, *_MODULES, *_NOT_EXPORTED):
             return importlib.import_module(f"fullgrad.{name}")
         if name == "__all__":
-            families = [importlib.import_module(f"fullgrad.{family}") for family in _AT_THE_TOP]
+            families = [importlib.import_module(f"fullgrad.{family}") for family in _TOP_LEVEL]
             return ["Elementwise", "Function", *(name for family in families for name in family.__all__), *_MODULES]
-        for family in () if name.startswith("_") else _AT_THE_TOP:
+        for family in () if name.startswith("_") else _TOP_LEVEL:
             module = importlib.import_module(f"fullgrad.{family}")
             if name in module.__all__:
                 globals()[name] = value = getattr(module, name)
@@ -59,4 +60,4 @@ if not TYPE_CHECKING:  # for which any name would be right
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__"), *_APART})  # pyright: ignore[reportUndefinedVariable]
+    return sorted({*globals(), *__getattr__("__all__"), *_NOT_EXPORTED})  # pyright: ignore[reportUndefinedVariable]

@@ -24,7 +24,7 @@ hypothesis.settings.register_profile("exhaustive", max_examples=600, deadline=No
 
 
 def devices() -> list[str]:
-    """The devices at hand: the CPU always."""
+    """The available devices; always the CPU."""
     return float64_devices() + ["mps"] * torch.backends.mps.is_available()
 
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser):
 
 
 def exhaustive_slice(config) -> tuple[int, int] | None:
-    """Which slice of the exhaustive tests runs: none by default, with ``--long`` one that changes with the day in CI."""
+    """The slice of the exhaustive tests that runs: none by default, with ``--long`` in CI one that changes with the day."""
     wanted = config.getoption("--exhaustive")
     if wanted == "all":
         return 0, 1
@@ -66,7 +66,7 @@ def pytest_report_header(config):
 
 
 def short_ones(items) -> list:
-    """Of the tests of one function those of the short suite: some parameters, by the hash of their names, so that where there are
+    """The short suite's tests of one function: some parameters, by the hash of their names, so that where there are
     several every value of each has its turn; all where the function is marked `short`; the first ones where `long` says so.
     """
     others = [item for item in items if not item.get_closest_marker("long")]
@@ -97,8 +97,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """What is collected and imported stays, and tracing makes objects by the million: a tenth of its time goes to the garbage
-    collector, if that looks at them all as often as it does by default.
+    """Make garbage collection rare: tracing makes objects by the million, and by default a tenth of its time goes to the garbage
+    collector, which looks at them and at all that is imported.
     """
     gc.collect()
     gc.freeze()
@@ -107,7 +107,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    """Every test starts from the same random numbers and dispatch keys, with nothing compiled, on one thread per process."""
+    """Give every test the same random numbers and dispatch keys, with nothing compiled, on one thread per process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.compiler.reset()
@@ -118,5 +118,5 @@ def _fresh():
 
 @pytest.fixture(params=devices())
 def device(request) -> str:
-    """Each device at hand."""
+    """Each available device."""
     return request.param

@@ -19,14 +19,14 @@ def ident(case):
 
 
 def close(case, actual, expected, factor=1.0):
-    """Within the case's tolerance, NaN equal to NaN."""
+    """Check closeness within the case's tolerance, with NaN equal to NaN."""
     expected = torch.tensor(expected, dtype=torch.float64).reshape(actual.shape)
     tolerance = case["tolerance"] * factor
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def weighted_sum(y):
-    """What the gradients are of."""
+    """The scalar whose gradients are compared."""
     return (y.flatten() * torch.arange(1.0, y.numel() + 1, dtype=y.dtype)).sum()
 
 
@@ -50,7 +50,7 @@ def arguments(case):
 
 
 def check(case):
-    """The value, the gradient by all inputs, and its derivative along a direction."""
+    """Check the value, the gradient by all inputs, and its derivative along a direction."""
     function, inputs = arguments(case)
     leaves = [x.requires_grad_() for x in inputs]
     y = function(*leaves)

@@ -1,4 +1,4 @@
-"""What torch.compile makes of operators: kernels, what is kept for the backward, and the cache of compiled graphs.
+"""torch.compile of operators: kernels, what is kept for the backward, and the cache of compiled graphs.
 
 That nothing breaks the graph and that values and gradients are right is proved for every operator in `test_transforms`.
 """
@@ -19,7 +19,8 @@ from torch._inductor import metrics
 from torch.func import grad, vmap
 
 import fullgrad
-from fullgrad import quantizers, soft
+from fullgrad import quantizers, soft, spikes
+from fullgrad._core.fast import ENTRIES
 from fullgrad._dispatch import compile_cache
 from fullgrad._suite.bench._compiled import composite, first_gradient, old_style, quantize, saved
 from fullgrad._suite.cases import CASES
@@ -96,7 +97,7 @@ def test_compiled_code_keeps_inputs_and_no_masks(case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [c for c in ELEMENTWISE if c.exhaustive], ids=lambda c: c.name)
 def test_compiled_code_keeps_inputs_and_no_masks_in_every_mode(case):
-    """Likewise for all modes and variants."""
+    """The compiled forward keeps inputs and no masks in all modes and variants."""
     check_kept(case)
 
 
@@ -110,14 +111,14 @@ def check_chain_kept(cases):
 @pytest.mark.long(but=4)
 @pytest.mark.parametrize("cases", chains(False))
 def test_a_chain_keeps_its_input(cases):
-    """Of a chain of operators no more than the input is kept."""
+    """A chain of operators keeps only the input."""
     check_chain_kept(cases)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", chains(True))
 def test_a_chain_keeps_its_input_in_every_mode(cases):
-    """Likewise for all modes and variants."""
+    """A chain keeps only the input in all modes and variants."""
     check_chain_kept(cases)
 
 
@@ -205,7 +206,7 @@ def test_a_chain_is_one_kernel_each_way():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cases", chains(False))
 def test_every_chain_is_one_kernel_each_way(cases):
-    """So is every other chain; between them they have all elementwise operators."""
+    """Every chain is one kernel each way; together they have all elementwise operators."""
     check_kernels(chain(cases))
 
 
@@ -220,7 +221,7 @@ def test_every_chain_is_one_kernel_each_way(cases):
     ],
 )
 def test_quantizers_around_a_matrix_product_are_one_kernel_on_each_side(quantizer, kernels):
-    """Forward, and backward."""
+    """One kernel runs before and one after the matrix product, forward and backward."""
     s = torch.tensor(0.1, requires_grad=True)
     x, w = torch.randn(16, 32, requires_grad=True), torch.randn(8, 32, requires_grad=True)
 
@@ -252,7 +253,7 @@ def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
-def test_compiled_soft_round_of_numbers_that_are_none(mode):
+def test_compiled_soft_round_of_numbers_that_are_not_finite(mode):
     """Compiled formulas handle NaN in a way of their own; NaN and infinities come out as in eager code."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.5, 0.25, 1.5], requires_grad=True)
     for f in (fullgrad.soft_round, lambda x: soft.round(x, 2.0, mode), lambda x: fullgrad.clamp(x, -1.0, 1.0)):
@@ -286,7 +287,7 @@ class CallsHelper(torch.autograd.Function):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A folder of its own for what torch caches; the function compiles a chain and returns what torch counts."""
+    """A folder for what torch caches, and a function that compiles a chain and returns torch's counts."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile_cache, "_fingerprint", lambda: "one")
     known = inductor.unsafe_marked_cacheable_functions
@@ -325,7 +326,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
 
 @pytest.mark.long(but=1)
 def test_operators_of_users_are_not_cached(cache):
-    """Where the code of a user's operator ends is unknown."""
+    """Graphs are not cached, since the code that a user's operator depends on is unknown."""
 
     class Twice(fullgrad.Round):
         pass
@@ -370,7 +371,7 @@ def test_an_edited_function_is_compiled_anew(tmp_path):
 
 @pytest.mark.long
 def test_adopted_classes_are_not_cached(cache, monkeypatch):
-    """Neither alone nor in a transform: what a backward calls may be other code in the next process."""
+    """Adopted classes are not cached, alone or in a transform: what a backward calls may change in the next process."""
     alone, per_sample = fullgrad.adopt(CallsHelper), lambda x: vmap(grad(CallsHelper.apply))(x) * x
     assert cache(lambda x: alone(x)) == {"bypass"}
     with fullgrad.adopting():
@@ -381,7 +382,7 @@ def test_adopted_classes_are_not_cached(cache, monkeypatch):
 
 
 def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
-    """It is a hash of every file, the same at every call, and None where a file has changed since the import."""
+    """The fingerprint is the same at every call, and None where a file has changed since the import."""
     monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
     fresh = compile_cache._fingerprint.__wrapped__
     assert fresh() == fresh()
@@ -390,11 +391,49 @@ def test_the_fingerprint_is_of_the_source_as_it_was_imported(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", lambda file: read.add(file) or read_bytes(file) + b"#")
         assert fresh() != before
-    assert read == set(Path(fullgrad.__file__).parent.rglob("*.py"))
     changed = max(max(file.stat().st_mtime, file.stat().st_ctime) for file in read)
     for seconds, known in ((3, True), (1, False), (-1e9, False)):  # the clocks of some file systems tick every two seconds
         monkeypatch.setattr(compile_cache, "_IMPORTED", changed + seconds)
         assert (fresh() is not None) == known
+
+
+def test_the_fingerprint_is_of_what_makes_graphs(monkeypatch):
+    """An edit of any file of a family, the bases or the dispatch changes it; one of the suite, the kit, the audit, the modules or
+    the faster versions, which do not run in compiled code, leaves it.
+    """
+    monkeypatch.setattr(compile_cache, "_IMPORTED", time.time() + 10)
+    fresh, folder, read_bytes = compile_cache._fingerprint.__wrapped__, Path(fullgrad.__file__).parent, Path.read_bytes
+    before, changing = fresh(), {"__init__.py", "__main__.py", "_core", "_dispatch"}
+    changing |= {f.parent.name for f in folder.glob("[a-z]*/__init__.py")} - {"audit", "nn", "testing"}
+    for part in sorted({file.relative_to(folder).parts[0] for file in folder.rglob("*.py")}):
+        edited = next(iter(sorted((folder / part).rglob("*.py"))), folder / part)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda file, edited=edited: read_bytes(file) + b"#" * (file == edited))
+            assert (fresh() != before) == (part in changing), part
+    assert {"soft", "spikes", "rounding"} <= changing
+
+
+def test_no_faster_version_runs_in_compiled_code():
+    """A graph of torch's cache does not depend on the entries, so that the fingerprint need not, either."""
+    reached = set()
+    for name, entry in ENTRIES.items():
+        noted = lambda *args, name=name, entry=entry: reached.add(name) or entry.version(*args)  # noqa: E731
+        entry.put(noted, True)
+
+    def total(x):
+        return (fullgrad.clamp(x, -1.0, 1.0) + soft.clamp(x, -1.0, 1.0) + spikes.rect(x)).sum()
+
+    try:
+        for gradient in (torch.func.grad(total), torch.func.vmap(torch.func.grad(total))):
+            torch.compile(gradient, fullgraph=True, backend="aot_eager")(torch.randn(3, 4))
+        x = torch.randn(3, 4, requires_grad=True)
+        torch.compile(total, fullgraph=True, backend="aot_eager")(x).backward()
+        assert not reached
+        total(x).backward()
+        assert len(reached) >= 3
+    finally:
+        for entry in ENTRIES.values():
+            entry.restore()
 
 
 @pytest.mark.exhaustive
@@ -419,6 +458,6 @@ def test_the_rivals_of_the_benchmark_compute_the_same():
 
 @pytest.mark.long
 def test_the_time_of_a_compilation_is_taken():
-    """Of both chains of twenty operators, in a process."""
+    """A process measures the compilation of both chains of twenty operators."""
     for name in ("ours", "torch"):
         assert first_gradient(name, "aot_eager")["seconds"] > 0

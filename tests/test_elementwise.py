@@ -1,4 +1,4 @@
-"""`Elementwise`: rules made of partial derivatives."""
+"""`Elementwise`: rules made from partial derivatives."""
 
 import inspect
 
@@ -40,7 +40,7 @@ X, THRESHOLD, WIDTH = numbers(4, 3), numbers(3, seed=1) / 2, numbers(4, 1, seed=
 
 @pytest.mark.long
 def test_two_learnable_parameters_take_twelve_lines_and_pass_every_check():
-    """A user's operator: value, two parameters of other shapes, mixed second derivatives, no bytes beyond the inputs."""
+    """A user's operator with two parameters of other shapes has mixed second derivatives, and saves only the inputs."""
     code = [line for line in inspect.getsource(Spike).splitlines() if line.strip()]
     assert len(code) <= 12
     report = check_operator(
@@ -58,7 +58,7 @@ def saved(call, *inputs):
 
 
 class Shared(Spike):
-    """The terms at once: the slope is computed once for all."""
+    """Computes the slope once for all terms."""
 
     calls = 0
 
@@ -72,14 +72,14 @@ class Shared(Spike):
 
 @pytest.mark.long
 def test_terms_that_share_work_pass_every_check():
-    """As those of `Spike` do, one by one."""
+    """Joint terms pass every check, like those of `Spike` one by one."""
     smooth = {Shared: soft_spike}
     report = check_operator(Shared.apply, X, THRESHOLD, WIDTH, surrogate=spike, smooth_forwards=smooth, max_saved_bytes=0)
     assert not report.failures
 
 
 def test_terms_that_share_work_are_asked_once():
-    """Where one input needs a gradient, too."""
+    """Joint terms are computed once, also where one input needs a gradient."""
     inputs = [torch.randn(5), torch.tensor(0.1), torch.rand(5) + 0.5]
     for needing in (inputs, inputs[:1], inputs[1:2]):
         for v in inputs:
@@ -91,7 +91,7 @@ def test_terms_that_share_work_are_asked_once():
 
 
 def test_terms_that_are_too_few_are_refused():
-    """With the number that was found."""
+    """The error has the number that was found."""
     short = type("Short", (Spike,), {"vjp_terms": staticmethod(lambda needed, v, *inputs: [v])})
     y = short.apply(torch.randn(3, requires_grad=True), torch.tensor(0.1), 1.0)
     with pytest.raises(TypeError, match=r"Short.vjp_terms must return one entry for each of 3 inputs, got 1"):
@@ -99,7 +99,7 @@ def test_terms_that_are_too_few_are_refused():
 
 
 def test_only_what_is_read_is_saved():
-    """By the partial derivatives that are needed, and by no others."""
+    """Only inputs that the needed partial derivatives read are saved."""
     x, s = torch.randn(3), torch.rand(3) + 1
     for needs, kept in (((True, False), set()), ((False, True), {0, 1}), ((True, True), {0, 1})):
         inputs = [v.clone().requires_grad_(n) for v, n in zip((x, s), needs, strict=True)]
@@ -109,7 +109,7 @@ def test_only_what_is_read_is_saved():
 
 
 def test_a_term_may_be_none():
-    """It is 0, in both modes."""
+    """A term of None is 0, in both modes."""
     factor = torch.tensor(2.0, requires_grad=True)
     y = fullgrad.Scale.apply(torch.ones(3, requires_grad=True), 1.0, factor)
     assert torch.autograd.grad(y.sum(), factor, allow_unused=True) == (None,)
@@ -119,7 +119,7 @@ def test_a_term_may_be_none():
 
 
 def test_a_tangent_has_the_shape_and_dtype_of_the_value():
-    """Also where one input has less of both."""
+    """A tangent is right also where one input has a smaller shape or dtype."""
     x, w, b = torch.randn(4, 3), torch.randn(3, dtype=torch.float64), torch.randn(4, 1)
 
     def f(b):
@@ -130,7 +130,7 @@ def test_a_tangent_has_the_shape_and_dtype_of_the_value():
 
 
 def test_a_constant_has_no_derivative():
-    """An input that ``reads`` does not name is refused where it has one: it would be lost in silence."""
+    """An input that ``reads`` does not name is refused if it has a derivative, which would be lost silently."""
     x, k = torch.rand(3), torch.tensor(2.0)
     message = "KBitQuantize: `k` is a constant, which `reads` does not name"
     with pytest.raises(TypeError, match=message):
@@ -144,7 +144,7 @@ def test_a_constant_has_no_derivative():
 
 
 def test_a_subclass_has_its_own_terms_and_keeps_what_its_author_wrote():
-    """Rules that were made for a parent are made anew; rules that were written are inherited."""
+    """Generated rules of a parent are made anew; rules that an author wrote are inherited."""
 
     class Doubled(fullgrad.SoftRound):
         @staticmethod
@@ -177,7 +177,7 @@ def test_a_subclass_has_its_own_terms_and_keeps_what_its_author_wrote():
         grad(Wider.apply)(x, x)  # a term of one input, called with two
 
 
-def test_what_is_read_without_being_named_is_none():
+def test_an_input_that_reads_leaves_out_is_none():
     """A wrong ``reads`` is an error, and not a wrong number."""
 
     class Wrong(Elementwise):
@@ -213,20 +213,20 @@ def define(reads, forward=lambda x, w: x * w):
     ],
 )
 def test_a_definition_that_does_not_fit_is_refused(reads, message):
-    """By name, when the class is defined."""
+    """The definition of the class raises, and names it."""
     with pytest.raises(TypeError) as error:
         define(reads)
     assert message in str(error.value)
 
 
 def test_inputs_have_names():
-    """``reads`` counts them, so there are no variadic ones."""
+    """Variadic inputs are refused, since ``reads`` counts inputs."""
     with pytest.raises(TypeError, match=r"Defined.forward must name its inputs, .* got \['\*xs'\]"):
         define({0: ()}, lambda *xs: xs[0])
 
 
 def test_a_value_without_the_shape_of_all_inputs_is_refused():
-    """Its gradient would be summed where that of a sample under ``vmap`` is not."""
+    """Such a value is refused: its gradient would be summed where that of a sample under ``vmap`` is not."""
     with pytest.raises(ValueError, match=r"Spike.forward must return .* got shape \(3,\) from an input of shape \(4, 1\)"):
         Spike.apply(torch.randn(3), 0.0, torch.ones(4, 1, requires_grad=True))
 
@@ -239,7 +239,7 @@ def test_vmap_of_one_argument_of_several():
 
 
 class Scaled(Elementwise):
-    """Of which nothing is read, by a constant; another term would be another number."""
+    """Scales by a constant, and reads nothing; another term would give another number."""
 
     reads = {0: ()}
 
@@ -253,7 +253,7 @@ class Scaled(Elementwise):
 
 
 def test_the_term_that_is_asked_is_that_of_the_input():
-    """The first one's, beside numbers and where nothing is read."""
+    """The term is that of the first input, beside numbers and where nothing is read."""
     x = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
     for f, expected in (
         (lambda x: Scaled.apply(x, 1), torch.full_like(x, 2.0)),
@@ -264,7 +264,7 @@ def test_the_term_that_is_asked_is_that_of_the_input():
 
 
 class Step(Elementwise):
-    """Without a derivative."""
+    """A step without a derivative."""
 
     reads = {0: ()}
 
@@ -278,7 +278,7 @@ class Step(Elementwise):
 
 
 class Constant(Elementwise):
-    """Of one input that it reads."""
+    """An operator of one input that it reads."""
 
     reads = {0: (0,)}
 
@@ -292,21 +292,21 @@ class Constant(Elementwise):
 
 
 class Flat(Step):
-    """Of two inputs, of which it reads the first."""
+    """An operator of two inputs that reads the first."""
 
     reads = {0: (0,)}
 
 
 @pytest.mark.parametrize("operator", [Step, Constant, Flat])
 def test_term_that_is_none_is_zero(operator):
-    """In forward mode too."""
+    """A term of None is zero in forward mode, too."""
     x = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
     for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
         assert not transform(lambda x: operator.apply(x).sum())(x).any()
 
 
 def test_class_without_terms_is_refused():
-    """And one whose reads are numbers, as of ``{0: (0)}``."""
+    """A class without terms, or with reads that are numbers, such as ``{0: (0)}``, is refused."""
     forward = staticmethod(lambda x: x)
     with pytest.raises(TypeError, match=r"^Lacking lacks `vjp_term`"):
         type("Lacking", (Elementwise,), {"reads": {0: (0,)}, "forward": forward})

@@ -66,13 +66,13 @@ def needed(name):
 
 
 def call(name, changes):
-    """The function, with arguments that it takes but for some."""
+    """Call the function with valid arguments, except for some."""
     return operator.attrgetter(name)(fullgrad)(**{**needed(name), **changes})
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if signature(n)[0].annotation is torch.Tensor])
 def test_first_argument(name):
-    """It is no tensor."""
+    """A first argument that is not a tensor is refused."""
     first, _ = signature(name)
     with pytest.raises(TypeError, match=rf"^{name.split('.')[-1]}: `{first.name}` must be a .*tensor, got a value of type str"):
         call(name, {first.name: "text"})
@@ -80,7 +80,7 @@ def test_first_argument(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and "dim" in [p.name for p in signature(n)[1]]])
 def test_dimensions(name):
-    """What is no dimension, or several, or none, is refused by the function if it does not take it."""
+    """The function refuses a dimension that is invalid, several, or none, unless it takes them."""
     errors = []
     for dim in (None, (0, 1), [0], (), (0, 0), 1.0, True, 7, torch.tensor(0)):
         try:
@@ -97,7 +97,7 @@ UNCHECKED = {"generator", "memory_format"}
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
 def test_other_arguments(name):
-    """Each but those that are only true or false gets an object of no use."""
+    """Each argument that is not a flag is given an invalid object."""
     call(name, {})
     for parameter in signature(name)[1]:
         if parameter.annotation is bool or parameter.name in UNCHECKED:
@@ -108,7 +108,7 @@ def test_other_arguments(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
 def test_whole_numbers(name):
-    """An int does wherever a float does."""
+    """An int works wherever a float does."""
 
     def value(argument, number):
         torch.manual_seed(0)
@@ -129,7 +129,7 @@ FAR_OFF = {"alpha": 3, "gamma": -1, "low": 0, "zeta": 2}
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERS and n not in NOISE])
 def test_dtypes(name):
-    """A tensor that has no real numbers, or is no mask."""
+    """Tensors without real numbers, or that are not masks, are refused."""
     first, others = signature(name)
     for parameter in (first, *others):
         if parameter is first or _may_be_tensor(parameter.annotation):
@@ -141,7 +141,7 @@ def test_dtypes(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE}])
 def test_shapes(name):
-    """A tensor that does not broadcast: torch's own error, or one that names the function and an argument."""
+    """A tensor that does not broadcast raises torch's own error, or one that names the function and an argument."""
     first, others = signature(name)
     arguments = "|".join(p.name for p in (first, *others))
     for parameter in others:
@@ -179,7 +179,7 @@ ANYTHING = {
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in {*OTHERS, *NOISE}])
 def test_every_error_names_the_function_and_an_argument_of_it(name):
-    """Whatever is wrong, with whatever argument: no other function that is called inside, and no argument of that. Errors of
+    """Errors never name another function that is called inside, nor an argument of it. Errors of
     shapes and dtypes that torch finds are torch's own.
     """
     first, others = signature(name)
@@ -201,7 +201,7 @@ def test_every_error_names_the_function_and_an_argument_of_it(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in NOISE])
 def test_a_script_is_refused(name):
-    """By `torch.jit.script` of the function, or of a function that calls it: the error names it and what to do."""
+    """`torch.jit.script` of the function, or of one that calls it, raises an error that names it and says what to do."""
     function = operator.attrgetter(name)(fullgrad)
 
     def calls(x: torch.Tensor) -> torch.Tensor:
@@ -216,14 +216,14 @@ def test_a_script_is_refused(name):
     "module",
     [
         fullgrad.nn.Round(),
-        torch.nn.Sequential(fullgrad.nn.SoftReLU()),
-        fullgrad.spikes.Spike(fullgrad.spikes.atan),
-        fullgrad.quantizers.Quantizer(fullgrad.quantizers.fake_quantize, scale=0.1),
+        torch.nn.Sequential(fullgrad.nn.soft.ReLU()),
+        fullgrad.nn.FakeQuantize(0.1),
+        fullgrad.nn.FunctionModule(fullgrad.spikes.atan),
     ],
-    ids=["Round", "SoftReLU", "Spike", "Quantizer"],
+    ids=["Round", "ReLU", "FakeQuantize", "FunctionModule"],
 )
 def test_a_script_of_a_module_is_refused(module, request):
-    """The error names its class."""
+    """The error names the class of the module."""
     with pytest.raises(NotImplementedError, match=rf"^{request.node.callspec.id}: torch\.jit\.script.* use torch\.compile"):
         torch.jit.script(module)
 
@@ -248,7 +248,7 @@ MOST = [
 
 @pytest.mark.parametrize(("name", "argument", "most"), MOST)
 def test_counts_from_1_to_the_most(name, argument, most):
-    """Both ends are taken, what is beyond them and what is no integer is not."""
+    """Both ends are accepted; numbers beyond them, and numbers that are not integers, are refused."""
     for count in (1, most):
         call(name, {argument: count})
     for wrong in (0, most + 1, -1):

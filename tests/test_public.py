@@ -35,13 +35,13 @@ def test_every_public_operator_has_a_case():
 
 
 def test_names_of_cases_are_unique():
-    """Reports name cases."""
+    """Names are unique, as reports identify cases by them."""
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING])
 def test_public_function_is_documented(name):
-    """Signature without ``*args``, types for every argument, and the sections that a definition needs."""
+    """Every function has a signature without ``*args``, types for every argument, and the sections of a definition."""
     function = operator.attrgetter(name)(fullgrad)
     for parameter in inspect.signature(function).parameters.values():
         assert parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -35,7 +35,7 @@ def gradients(f, leaves):
 @pytest.mark.short
 @pytest.mark.parametrize("policy", POLICIES)
 def test_values_and_gradients_of_every_policy(policy):
-    """They are those without a checkpoint, whatever is saved; random operators draw the same noise again."""
+    """Results are those without a checkpoint, whatever is saved; random operators draw the same noise again."""
 
     def decide(ctx, operation, *args, **kwargs):
         return CheckpointPolicy.MUST_SAVE if POLICIES[policy](operation) else CheckpointPolicy.PREFER_RECOMPUTE

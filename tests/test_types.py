@@ -1,4 +1,4 @@
-"""What mypy and pyright say of a user's program: nothing of a right one, and of a wrong one each line that is wrong."""
+"""mypy and pyright accept a right program of a user, and find each wrong line of a wrong one."""
 
 import re
 import subprocess
@@ -55,9 +55,23 @@ x = torch.randn(3)
 y: Tensor = fullgrad.round(x) + fullgrad.clamp(x, min_value=-1.0) + soft.relu(x) + spikes.atan(x)
 z: Tensor = Spike.apply(x) + Heaviside.apply(x) + quantizers.lsq(x, torch.tensor(0.1))
 step: Tensor = fullgrad.straight_through(torch.sign, torch.tanh)(x)
-layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0))
+layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0), nn.soft.Round(0.2, learnable="softness"))
+own = nn.FunctionModule(soft.relu, softness=0.2, learnable="softness")
+probability: Tensor = nn.soft.Any()(x)
 """
-WRONG = ["fullgrad.rund(x)", "soft.srot(x)", "quantizers.lqs(x, 0.1)", "fullgrad.clamp(x, minimum=0.0)", "Spike.aply(x)"]
+WRONG = [
+    "fullgrad.rund(x)",
+    "soft.srot(x)",
+    "quantizers.lqs(x, 0.1)",
+    "fullgrad.clamp(x, minimum=0.0)",
+    "Spike.aply(x)",
+    "spikes.Spike(spikes.atan)",
+    "quantizers.Quantizer(quantizers.lsq, scale=0.1)",
+    "nn.FunctionModule(soft.relu, learnable=1)",
+    "nn.SoftRound()",
+    "nn.soft.Rund()",
+    "nn.soft.ReLU(width=0.2)",
+]
 CHECKERS = {
     "mypy": (["mypy", "--strict"], r":(\d+): error"),
     "pyright": (["basedpyright", "--pythonpath", sys.executable, "--level", "error"], r":(\d+):\d+ - error"),
@@ -67,7 +81,7 @@ CHECKERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_type_checker_finds_what_is_wrong_and_no_more(checker, tmp_path):
-    """Classes of one's own pass, documented overrides among them; names and arguments that there are not are found."""
+    """Users' classes pass, documented overrides included; names and arguments that do not exist are found."""
     command, pattern = CHECKERS[checker]
     pytest.importorskip(command[0])
     program = tmp_path / "program.py"

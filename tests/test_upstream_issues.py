@@ -1,4 +1,4 @@
-"""The public issues that a declared derivative runs into, by number: what each wants holds for `fullgrad.Function`.
+"""The public issues that a declared derivative runs into, by number: `fullgrad.Function` does what each asks for.
 
 Next to each stands what torch's own autograd.Function makes of the same rules: the right result, or the one that the issue
 reports, or an error. Those tests record which it is, and stay green when torch mends it.
@@ -26,7 +26,7 @@ def native(operator, without=()):
 
 
 def outcome(call, **known):
-    """Which of the known results a call has, or the name of its error.
+    """The known result that a call has, or the name of its error.
 
     It runs in a thread of its own: a trace that fails leaves its transforms on torch's stack, which each thread has for itself.
     """
@@ -51,7 +51,7 @@ def outcome(call, **known):
 
 @pytest.fixture
 def note(request):
-    """Writes what torch made of it into the report."""
+    """Write torch's result into the report."""
     return lambda name, found: request.node.user_properties.append((name, found))
 
 
@@ -217,7 +217,7 @@ THREE = torch.tensor(3.0, dtype=torch.float64)
 
 
 def three_derivatives(operator, transforms):
-    """Of x ** 4 as a square of a square, at 3: 108, 108, 72 are right."""
+    """The derivatives of x ** 4 as a square of a square, at 3: 108, 108, 72 are right."""
     function, results = (lambda x: operator.apply(operator.apply(x))), []
     for transform in transforms:
         function = transform(function)
@@ -238,7 +238,7 @@ def test_nested_forward_mode_pytorch_197867(transforms):
 
 
 def test_nested_jvp_pytorch_197867():
-    """The same with jvp of jvp of jvp, and compiled.
+    """jvp of jvp of jvp, eager and compiled, differentiates the declared jvp.
 
     https://github.com/pytorch/pytorch/issues/197867
     """

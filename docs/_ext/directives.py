@@ -55,7 +55,7 @@ class FamilyDirective(SphinxDirective):
                 text += [f"   Another name of :func:`{path}`.", ""]
         if operators:
             text += [".. rubric:: Operator classes", ""]
-            text += ["What the functions call. A class takes the same arguments, unchecked.", ""]
+            text += ["The functions call these classes, which take the same arguments, unchecked.", ""]
             text += [line for path in operators for line in (f".. autoclass:: {path}", "")]
         return self.parse_text_to_nodes("\n".join(text))
 
@@ -147,7 +147,7 @@ class ProvedDirective(SphinxDirective):
             who = ", ".join(cases) if len(cases) <= 4 else f"{len(cases)} of {len(rows)}"
             told.append((f"``{check}``", _marked(f"failed: {message}" if state == "failed" else message), who))
         if told:
-            text += ["What did not pass, because it is not applicable or failed, and why:", ""]
+            text += ["Checks that are not applicable or failed, and why:", ""]
             text += _table(told, (30, 45, 25), ("check", "what it said", "operators"))
         return self.parse_text_to_nodes("\n".join(text))
 

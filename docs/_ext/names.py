@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fullgrad
+import fullgrad.audit
 import fullgrad.nn
 import fullgrad.testing
 
@@ -37,12 +38,14 @@ class Family:
 
 def _public() -> dict[str, Any]:
     """Every public object by the path under which users know it, in the order of the lists."""
-    return {"fullgrad.nn": fullgrad.nn} | {
+    return {"fullgrad.nn": fullgrad.nn, "fullgrad.nn.soft": fullgrad.nn.soft} | {
         f"{package.__name__}.{name}": getattr(package, name)
         for package in (
             fullgrad,
             *filter(inspect.ismodule, [getattr(fullgrad, name) for name in fullgrad.__all__]),
             fullgrad.nn,  # not in `__all__`
+            fullgrad.nn.soft,
+            fullgrad.audit,
             fullgrad.testing,
         )
         for name in package.__all__

@@ -1,14 +1,14 @@
-"""How an operator reaches torch. Nothing outside this folder uses torch's internals.
+"""How an operator reaches torch. Almost all use of torch's internals is in this folder.
 
 * `functorch` and `fallback` are the two dispatches; `signature` makes the ``apply`` of both.
-* `rules` checks what the author's rules are given and return, `derivatives` makes ``vjp`` and ``jvp`` ready for the engine.
-* `state` tells what torch is doing, `forward_marks` and `compile_cache` what an author may declare; `nodes` makes nodes of
-  graphs, `trees` maps structures.
-* `unknown` compares sizes and numbers that data decides.
-* `overrides` gives the public functions ``__torch_function__``, `jagged` nested tensors.
-* `distributed` runs operators on torch's distributed tensors; it is imported when one is met.
+* `rules` checks the arguments and results of the author's rules, `derivatives` prepares ``vjp`` and ``jvp`` for the engine.
+* `state` tells what torch is doing; `forward_marks` and `compile_cache` hold what an author may declare; `nodes` makes nodes of
+  graphs; `trees` maps structures.
+* `unknown` compares sizes and numbers that depend on data.
+* `overrides` makes the public functions honor ``__torch_function__``, `jagged` makes them take nested tensors.
+* `distributed` runs operators on torch's distributed tensors; it is imported on the first one.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
-* `torch_private` has the private names.
+* `torch_private` has torch's private names.
 """
 
 from typing import Any
@@ -28,7 +28,6 @@ from fullgrad._dispatch.state import (
     are_differentiated,
     can_look,
     can_read_numbers,
-    can_record_in_place,
     can_reuse_buffers,
     can_skip_autograd,
     can_view_bits,
@@ -39,6 +38,7 @@ from fullgrad._dispatch.state import (
     is_differentiating,
     is_distributed,
     is_tracing,
+    is_unrecorded,
     out_buffer,
     unwrap_legacy_batched,
 )
@@ -88,11 +88,11 @@ from fullgrad._dispatch.unknown import (
 connect = functorch.connect if DISPATCH == "functorch" else fallback.connect
 
 
-def on_shards() -> Any:
-    """The module `distributed`. Not imported with the others, as it imports torch.distributed.tensor, which takes a second."""
+def distributed_module() -> Any:
+    """The module `distributed`, imported late: it imports torch.distributed.tensor, which takes a second."""
     from fullgrad._dispatch import distributed
 
     return distributed
 
 
-Rules.run_distributed = lambda rules, args: on_shards().run(rules, args)
+Rules.run_distributed = lambda rules, args: distributed_module().run(rules, args)

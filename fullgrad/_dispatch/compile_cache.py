@@ -19,6 +19,9 @@ from fullgrad._dispatch.state import is_tracing
 
 _PACKAGE = __name__.partition(".")[0]
 _IMPORTED = time.time()
+# The folders of the package that make no graph: an edit there leaves the graphs in torch's cache valid. Faster versions do not
+# run in what is compiled.
+_NOT_IN_GRAPHS = frozenset({"_fast", "_suite", "audit", "nn", "testing"})
 # The package's own operators, by the name of their node, and the rules that they were defined with.
 _nodes: dict[str, tuple[Any, list[Any]]] = {}
 
@@ -28,8 +31,7 @@ def as_graph_node(operator: Any, call: Any) -> Any:
 
     Dynamo traces a custom Function's forward as plain code and drops its rules in places
     (https://github.com/pytorch/pytorch/issues/192985, https://github.com/pytorch/pytorch/issues/193279), and refuses it in
-    others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd, which traces what the node does, sees the real
-    rules.
+    others (https://github.com/pytorch/pytorch/issues/180284). AOTAutograd traces what the node does and sees the real rules.
     """
 
     def node(*args: Any) -> Any:
@@ -38,7 +40,7 @@ def as_graph_node(operator: Any, call: Any) -> Any:
 
     node.__name__ = node.__qualname__ = f"{operator.__name__}_in_graph"
     node.__module__ = operator.__module__
-    # A class that a function made holds what that was given: code of users, which the fingerprint does not cover.
+    # A class made by a function holds that function's arguments: code of users, which the fingerprint does not cover.
     if node.__module__.startswith(f"{_PACKAGE}.") and "<locals>" not in operator.__qualname__:
         # torch looks a function up by its name before it caches a graph with it.
         setattr(sys.modules[node.__module__], node.__name__, node)
@@ -50,8 +52,8 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     """``function(…)`` for use in a derivative rule: compiled code computes it in the backward and does not save its result.
 
     AOTAutograd's partitioner moves what depends on saved inputs alone into the forward, and would keep a mask or a float per
-    element where an input that is alive anyway will do. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
-    It is for the CPU, whose memory is slow beside its arithmetic and whose compiled code stores bools one by one.
+    element although the input is alive anyway. The mark is the one that ``torch.utils.checkpoint`` puts on its nodes.
+    It is for the CPU, where memory is slow compared with arithmetic and compiled code stores bools one by one.
     """
     first = next((a for a in args if isinstance(a, Tensor)), None)
     if is_dynamo_compiling() or not is_tracing() or first is None or first.device.type != "cpu":
@@ -59,7 +61,7 @@ def recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
     notes, thread = torch_private.node_notes(), threading.get_ident()
     if thread in _marking:
         return function(*args, **kwargs)
-    # torch keeps one dict for all threads: what another one marks at this moment is nothing to restore.
+    # torch keeps one dict for all threads: the marks of another thread at this moment must not be restored.
     before = {} if _marking else {key: notes[key] for key in ("recompute", "ac_graph_id") if key in notes}
     notes.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=before.get("ac_graph_id", 0))
     _marking.add(thread)
@@ -97,9 +99,9 @@ def _mark_cacheable() -> None:
 
 @functools.cache
 def _fingerprint() -> str | None:
-    """A hash of the package's source, or None where that may not be what was imported."""
+    """A hash of the source that makes graphs, or None if the files may differ from the imported code."""
     digest, folder = hashlib.sha256(torch_private.DISPATCH.encode()), pathlib.Path(__file__).parents[1]
-    files = sorted(folder.rglob("*.py"))
+    files = sorted(f for f in folder.rglob("*.py") if f.relative_to(folder).parts[0] not in _NOT_IN_GRAPHS)
     for file in files:
         changed = file.stat()
         if max(changed.st_mtime, changed.st_ctime) > _IMPORTED - 2:  # seconds, for coarse clocks of file systems

@@ -1,4 +1,4 @@
-"""The ``vjp`` and ``jvp`` that an author wrote, made ready for autograd's engine."""
+"""The author's ``vjp`` and ``jvp``, prepared for autograd's engine."""
 
 import types
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from fullgrad._dispatch.state import is_tracing
 
 
 def as_backward(operator: Any) -> Any:
-    """The ``vjp`` rule, of which compiled code, if it is elementwise, saves what the operator saves and no intermediate.
+    """The ``vjp`` rule. If it is elementwise, compiled code saves what the operator saves and no intermediate result.
 
-    Not every operation may be computed again: a sort, for one, of which torch then cannot partition the graph.
+    Not every operation may be computed again: with a sort, for one, torch cannot partition the graph.
     """
     vjp = _as_function(operator.vjp)
     if operator.setup_context is saves_nothing or not operator.recompute_in_backward:
@@ -28,7 +28,7 @@ def as_backward(operator: Any) -> Any:
 
 
 def checked_once(operator: Any, backward: Any, install: Callable[[Any], None]) -> Any:
-    """The backward that checks what the author's ``vjp`` returns; once that is right it installs the one without checks."""
+    """A backward that checks what the author's ``vjp`` returns, and then installs the backward without checks."""
 
     def checking_backward(ctx: Any, *cotangents: Any) -> Any:
         try:
@@ -44,9 +44,9 @@ def checked_once(operator: Any, backward: Any, install: Callable[[Any], None]) -
 
 
 def _check_gradients(name: str, inputs: int, gradients: Any) -> None:
-    """Refuse what the engine refuses without the name of the rule, or converts to zeros."""
+    """Refuse gradients that the engine refuses without naming the rule, or converts to zeros."""
     several = gradients if isinstance(gradients, tuple) else (gradients,)
-    if len(several) < inputs or any(g is not None for g in several[inputs:]):  # torch allows for more that are None
+    if len(several) < inputs or any(g is not None for g in several[inputs:]):  # torch allows more if they are None
         wanted = f"one gradient for each of the {inputs} inputs of forward, or None"
         raise TypeError(f"{name}.vjp must return {wanted}, got {kind_of(gradients)}.")
     for i, g in enumerate(several):
@@ -55,14 +55,14 @@ def _check_gradients(name: str, inputs: int, gradients: Any) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """What an error says that it found."""
+    """A value as error messages describe it."""
     if isinstance(value, Tensor):
         return f"a tensor of dtype {value.dtype}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
 
 
 def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ...], error: Exception) -> None:
-    """Say why a rule failed where the reason is one of the first mistakes."""
+    """Say why a rule failed if the reason is a common first mistake."""
     written = getattr(operator, rule)
     code = getattr(getattr(written, "__func__", written), "__code__", None)
     without = next((i for i, t in enumerate(given) if t is None), None)
@@ -113,17 +113,17 @@ def _is_tangent(value: Any) -> bool:
 
 
 def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:
-    """A tangent returned unchanged becomes a copy: an in-place operation on the output would change the input's tangent."""
+    """The output tangents; an input tangent among them is copied, since an in-place operation on the output would change it."""
     if isinstance(result, tuple):
         return tuple(clone_if_aliased(r, tangents) for r in result)
     return result.clone() if isinstance(result, Tensor) and any(result is t for t in tangents) else result
 
 
 def with_live_tensors(backward: Any) -> Any:
-    """The rule as it is called after the transform has ended in which tensors were saved, as by what `torch.func.vjp` returns.
+    """The rule for calls after the transform that saved the tensors has ended, as by the function that `torch.func.vjp` returns.
 
-    They are wrappers of that transform still. Operations see through them; another transform, in the rule, does not, and torch
-    fails inside (``batched == nullptr INTERNAL ASSERT FAILED``).
+    The saved tensors are still wrappers of that transform. Operations see through them, but a transform in the rule does not, and
+    torch fails inside (``batched == nullptr INTERNAL ASSERT FAILED``).
     """
     return lambda ctx, *cotangents: backward(_View(ctx, _live), *cotangents)
 
@@ -134,7 +134,7 @@ def with_primals(jvp: Any) -> Any:
 
 
 class _View:
-    """A view of ``ctx`` with a function of each of its saved tensors in place of them."""
+    """A view of ``ctx`` whose saved tensors are passed through a function."""
 
     __slots__ = ("_ctx", "_seen")
 
@@ -154,19 +154,19 @@ class _View:
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """Without a tangent of the level that is being differentiated."""
+    """The tensor without its tangent of the level that is being differentiated."""
     return torch_private.unpack_dual(tensor, level=0)[0]
 
 
 def _live(tensor: Tensor) -> Tensor:
-    """What a wrapper of transforms that have ended holds."""
+    """The tensor inside wrappers of transforms that have ended."""
     while (inner := torch_private.unwrap_if_dead(tensor)) is not tensor:
         tensor = inner
     return tensor
 
 
 def _as_function(rule: Any) -> Any:
-    """A rule may be a classmethod, so that a family writes it once; autograd binds plain functions to ``ctx``."""
+    """The rule as a plain function, which autograd binds to ``ctx``; a family may write it as a classmethod."""
     if isinstance(rule, types.FunctionType):
         return rule
 

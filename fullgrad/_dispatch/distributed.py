@@ -1,10 +1,10 @@
-"""Operators on distributed tensors, torch's `DTensor`: imported when the first one is met.
+"""Operators on distributed tensors, torch's `DTensor`; imported on the first one.
 
-What an operator declares by ``whole_dims`` it does on the shards that this rank holds, with all that it has for plain tensors:
-`run` lays the inputs out, calls ``apply`` on their local tensors, and makes distributed tensors of what that returns. Which
-dimensions stay split depends on shapes and placements alone, which every rank knows: all ranks communicate and raise alike.
+An operator that declares ``whole_dims`` runs on the shards of this rank, with all that it has for plain tensors: `run` lays the
+inputs out, calls ``apply`` on their local tensors, and makes distributed tensors of the results. Which dimensions stay split
+depends on shapes and placements alone, which every rank knows: all ranks communicate and raise alike.
 
-What declares nothing runs operation by operation, by torch's own rules.
+An operator that declares nothing runs operation by operation, by torch's own rules.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from fullgrad._dispatch.state import active_transforms
 
 _dispatch: Any = functorch if torch_private.DISPATCH == "functorch" else fallback
 Placements = tuple[Any, ...]
-# What a dimension is called that inputs and outputs share and that may be split; None for one that must be whole.
+# The label of a dimension that inputs and outputs share and that may be split; None for one that must be whole.
 Label = int | None
 
 
 def run(rules: Rules, args: Sequence[Any]) -> Any:
-    """The call of an operator of which an argument is a distributed tensor, or wraps one."""
+    """The call of an operator with an argument that is a distributed tensor, or wraps one."""
     spread = _spread(rules, args)
     if not _is_declared(rules.operator) or _is_batched():
         return _operation_by_operation(rules, args, spread)
     plan, apply = _Plan(rules, args, spread), rules.operator.apply
-    told = rules.operator.raises_by_numbers
-    if (told(*args) if callable(told) else told) and not _is_outside(plan.mesh):
+    may_raise = rules.operator.raises_by_numbers
+    if (may_raise(*args) if callable(may_raise) else may_raise) and not _is_outside(plan.mesh):
         apply = _call_on_all(rules.operator, plan.mesh)
     return _on_shards(plan, apply, args)
 
 
 @functools.lru_cache
 def _call_on_all(operator: Any, mesh: Any) -> Callable[..., Any]:
-    """The call of an operator on each rank's shards that raises on every rank where it does on one, as does its derivative."""
+    """The call of an operator on each rank's shards; if it or its derivative raises on one rank, it raises on every rank."""
     rules = Rules(operator)
     backward = rules.backward
     rules.backward = lambda ctx, *cotangents: _on_all(rules.name, mesh, backward, ctx, *cotangents)
@@ -51,7 +51,7 @@ def _call_on_all(operator: Any, mesh: Any) -> Callable[..., Any]:
 
 
 def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns on each rank, or an error on every rank where it raises on any."""
+    """The result of a function on each rank, or an error on every rank if it raises on any."""
     error, output = None, None
     try:
         output = function(*args)
@@ -69,7 +69,7 @@ def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> A
 
 
 class _PlainCode:
-    """Plain differentiable code as an operator and its rules."""
+    """Plain differentiable code in the role of an operator and its rules."""
 
     def __init__(self, name: str, function: Callable[..., Any], layout: Any) -> None:
         self.name, self.forward, self.operator = name, function, self
@@ -77,9 +77,7 @@ class _PlainCode:
 
 
 def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
-    """Plain differentiable code of arguments of which one is distributed, with ``whole_dims`` as its layout, or what
-    ``dim_labels`` would return.
-    """
+    """Plain differentiable code with a distributed argument; ``layout`` is a ``whole_dims``, or a result of ``dim_labels``."""
     code: Any = _PlainCode(name, function, layout)
     spread = _spread(code, args)
     if _is_batched():
@@ -89,7 +87,7 @@ def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layou
 
 
 def _spread(rules: Rules, args: Sequence[Any]) -> dict[int, Any]:
-    """The distributed tensors of a call by the numbers of their arguments, all on one mesh and not mixed with plain ones."""
+    """The distributed tensors of a call by argument position; refused on several meshes or mixed with plain tensors."""
     found: dict[int, Any] = {i: torch_private.innermost(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
     spread = {i: t for i, t in found.items() if isinstance(t, DTensor)}
     mesh = next(iter(spread.values())).device_mesh
@@ -102,7 +100,7 @@ def _spread(rules: Rules, args: Sequence[Any]) -> dict[int, Any]:
 
 
 def _is_batched() -> bool:
-    """Whether the rule for a batch calls again, one level further down."""
+    """Whether the rule of the innermost transform calls the operator again, one level further down."""
     return active_transforms()[-1:] in (["Vmap"], ["Functionalize"])
 
 
@@ -118,7 +116,7 @@ def _is_declared(operator: Any) -> bool:
 
 
 def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
-    """A number is the same on every rank, also expanded; of a plain tensor of several torch asks that somebody says so."""
+    """Refuse a plain tensor of several numbers, unless implicit replication is on; one number, also expanded, is allowed."""
     is_number = all(n == 1 or step == 0 for n, step in zip(args[i].shape, args[i].stride(), strict=True))
     if not is_number and not torch_private.replicates_plain_tensors():
         raise TypeError(
@@ -139,7 +137,7 @@ class _Layout(NamedTuple):
 
 
 def _layout(rules: Rules, args: Sequence[Any]) -> _Layout:
-    """What an operator says about these arguments."""
+    """The layout that an operator declares for these arguments."""
     operator = rules.operator
     if operator.dim_labels is not None:
         return _Layout(*operator.dim_labels(*args))
@@ -150,7 +148,7 @@ def _layout(rules: Rules, args: Sequence[Any]) -> _Layout:
         first: tuple[Label, ...] = tuple([None if d in dims else d for d in range(n)])
         labels = [first if m == n else (None,) * m for m in ndims]
         return _Layout(labels, first if operator.keeps_dim else tuple([d for d in first if d is not None]))
-    # The last ones of each argument apart, dimensions are counted from the end, as they broadcast.
+    # Before the last ones, which are whole, dimensions are counted from the end, as they broadcast.
     core = [min(n, whole if isinstance(whole, int) else whole[i]) for i, n in enumerate(ndims)]
     batch = max(n - c for n, c in zip(ndims, core, strict=True))
     labels = [(*range(batch - n + c, batch), *(None,) * c) for n, c in zip(ndims, core, strict=True)]
@@ -158,22 +156,22 @@ def _layout(rules: Rules, args: Sequence[Any]) -> _Layout:
 
 
 class _Plan:
-    """Where the inputs of a call must lie, and where its outputs do."""
+    """The placements of the inputs and outputs of a call."""
 
     def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> None:
         self.name, self.args, self.spread = rules.name, args, spread
         self.mesh = mesh = next(iter(spread.values())).device_mesh
         self.labels, self.output = _layout(rules, args)
         self.sizes = self._sizes()
-        # Under a transform that batches, further down, a placement may be that of a batch dimension: all is whole then.
+        # Under a batching transform further down, a placement may be that of a batch dimension: then everything is whole.
         self.split: list[Label] = [None] * mesh.ndim
         self.strided: dict[int, Any] = {}
         if not any(_wraps_batch(args[i]) for i in spread):
             self._choose()
             if rules.operator.whole_dims != 0 or rules.operator.dim_labels is not None:
                 self._drop_empty()
-        # The value of an identity is a sum in parts where its input is, unless there is another tensor: that may be split, and
-        # each rank would count a derivative that depends on it as a part of its own.
+        # The value of an identity is a partial sum if its input is, unless there is another tensor: that may be split, and each
+        # rank would count a derivative that depends on it as its own part.
         self.parts: list[Any] = [None] * mesh.ndim
         alone = not any(isinstance(a, Tensor) for a in args[1:])
         if alone and hasattr(rules.operator.forward, "is_identity") and 0 in spread and not _wraps_batch(args[0]):
@@ -195,7 +193,7 @@ class _Plan:
         return self.labels[i][d] if self.args[i].shape[d] > 1 else None
 
     def _choose(self) -> None:
-        """Each dimension of the mesh splits what it splits of the largest tensor, if that may be."""
+        """Choose splits: each mesh dimension splits the dimension that it splits of the largest tensor, if allowed."""
         for i in sorted(self.spread, key=lambda i: -self.spread[i].numel()):
             for m, p in enumerate(self.spread[i].placements):
                 if not _is_shard(p) or self.split[m] is not None or (label := self._label(i, p.dim)) is None:
@@ -207,15 +205,15 @@ class _Plan:
                 self.split[m] = label
 
     def _having(self, label: int) -> list[tuple[int, Any]]:
-        """The tensors with a dimension of that label."""
+        """The tensors that have a dimension with a label."""
         return [
-            (j, self.spread.get(j, _Nowhere))
+            (j, self.spread.get(j, _NotDistributed))
             for j, a in enumerate(self.args)
             if isinstance(a, Tensor) and any(self._label(j, d) == label for d in range(a.ndim))
         ]
 
     def _drop_empty(self) -> None:
-        """No rank gets an empty shard, of which not every operator has a value: what is so small each rank computes itself."""
+        """Do not split dimensions so small that a rank gets an empty shard, for which not every operator has a value."""
         smallest = dict(self.sizes)
         for m, label in enumerate(self.split):
             if label is not None:
@@ -249,7 +247,7 @@ class _Plan:
         return ToShards.apply(a, self.mesh, tuple(use), tuple(gradient), shape, to)
 
     def whole_of(self, y: Tensor) -> Tensor:
-        """The distributed tensor of which an output is a shard."""
+        """The distributed tensor from an output, which is its shard."""
         if y.ndim < len(self.output):
             raise RuntimeError(
                 f"{self.name}: an output must have the {len(self.output)} dimensions that its inputs share, got shape "
@@ -273,14 +271,14 @@ class _Plan:
 
 
 def _is_outside(mesh: Any) -> bool:
-    """Whether this rank has no place on a mesh. Then it computes with meta tensors of the whole shape, sends nothing and gets
+    """Whether this rank is not part of a mesh. It then computes with meta tensors of the whole shape, sends nothing and gets
     empty tensors, as from torch's operations.
     """
     return mesh.get_coordinate() is None
 
 
-class _Nowhere:
-    """A tensor that is not distributed."""
+class _NotDistributed:
+    """The placements of a tensor that is not distributed."""
 
     placements = ()
 
@@ -298,12 +296,12 @@ def _wraps_batch(a: Tensor) -> bool:
 
 
 def _summed(placements: Placements) -> Placements:
-    """The layout of a gradient: that of a sum in parts is the same for every part."""
+    """The layout of a gradient, which is replicated where the tensor is a partial sum."""
     return tuple([Replicate() if p.is_partial() else p for p in placements])
 
 
 def _moved(placements: Placements, by: int) -> Placements:
-    """The layout with more dimensions in front."""
+    """The layout of a tensor with ``by`` more dimensions in front."""
     return tuple(
         [
             p
@@ -318,13 +316,13 @@ def _moved(placements: Placements, by: int) -> Placements:
 
 # --- Between the whole and the shards, each the derivative of the other ---------------------------------------------------
 
-# torch's own from_local and local_map lay a gradient out by an operation without a derivative where it lies otherwise than the
-# value: second derivatives are lost in silence.
+# Where a gradient has another layout than the value, torch's own from_local and local_map change it by an operation without a
+# derivative: second derivatives are silently lost.
 
 
 class _Conversion:
-    """An operator between distributed tensors and shards, which it handles itself. (Its base is not `fullgrad.Function`, which
-    is made with this folder.)
+    """An operator between distributed tensors and shards, which it handles itself. (Its base cannot be `fullgrad.Function`, which
+    imports this folder.)
     """
 
     recompute_in_backward = False
@@ -341,14 +339,14 @@ def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 class ToShards(_Conversion):
-    """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient is that of a shard or, where
-    ``gradient`` has it so, a part of a sum; the gradient of the whole is laid out as ``to``.
+    """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient has the layout ``gradient``: a
+    shard, or a partial sum. The gradient of the whole is laid out as ``to``.
     """
 
     @staticmethod
     def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
         spread: Any = x
-        if not isinstance(x, DTensor):  # autograd batched it, and asks no rule for a batch
+        if not isinstance(x, DTensor):  # autograd batched it without calling the vmap rule
             raise NotImplementedError(
                 "fullgrad: the cotangents of distributed tensors cannot be batched by `is_grads_batched=True`. Use "
                 "torch.func.vmap of torch.func.vjp."
@@ -377,10 +375,10 @@ class ToShards(_Conversion):
 
 
 class ToWhole(_Conversion):
-    """The distributed tensor of a ``shape``, laid out as ``to``, of which the ranks hold local tensors in the layout ``held``.
+    """The distributed tensor of a ``shape``, laid out as ``to``, whose local tensors on the ranks have the layout ``held``.
 
-    Of a sum in parts each rank gets the whole gradient. What it makes of that is a part of a sum where ``again`` has it so, as of
-    the gradient of a bound that shards share; else every rank makes the same of it, as an identity of parts does.
+    For a partial sum each rank gets the whole gradient. ``again`` is the layout of that gradient's own gradient: a partial sum
+    for the gradient of a bound that shards share, else the same on every rank, as for an identity of partial sums.
     """
 
     @staticmethod
@@ -417,15 +415,16 @@ class ToWhole(_Conversion):
 
 
 def has_own_noise(x: Tensor) -> bool:
-    """Whether torch counts the random numbers of shards, as it does on CUDA alone. Elsewhere each rank draws its own."""
+    """Whether torch offsets the random numbers of shards, which it does on CUDA only. Elsewhere each rank draws its own."""
     return isinstance(x, DTensor) and x.device.type == "cuda"
 
 
 def noise(x: Tensor, front: int, draw: Callable[[Generator | None], Tensor], generator: Generator | None) -> Tensor:
-    """What ``draw`` draws for all elements of a distributed tensor, with ``front`` more dimensions in front, laid out as that.
+    """Noise by ``draw`` for all elements of a distributed tensor, with ``front`` more dimensions in front, laid out as the
+    tensor.
 
-    Each rank draws the numbers of all, from the state of the first rank's generator: so shards differ, replicas are equal, and
-    where all ranks have one seed the numbers are those of one process. One broadcast of the state of a generator.
+    Each rank draws all numbers from the state of the first rank's generator: so shards differ, replicas are equal, and if all
+    ranks have one seed the numbers are those of one process. The cost is one broadcast of a generator's state.
     """
     spread: Any = torch_private.innermost(x)
     mesh = spread.device_mesh
@@ -433,7 +432,7 @@ def noise(x: Tensor, front: int, draw: Callable[[Generator | None], Tensor], gen
     to = same if _wraps_batch(x) else _moved(_summed(spread.placements), front)
     source = generator or _default_generator(x.device)
     state = source.get_state()
-    y = draw(generator)  # also where it is not used, so that every rank's generator goes on alike
+    y = draw(generator)  # even if it is not used, so that every rank's generator advances alike
     if not _is_outside(mesh):
         with torch_private.without_transforms():
             first = state.to(mesh.device_type, copy=True)
@@ -511,7 +510,7 @@ class Extremes(_Conversion):
 
 
 def _share(x: Tensor, y: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """One, shared by the elements that are the extreme."""
+    """1 / n for each of the n elements that equal the extreme, else 0."""
     tied = (x == y).to(x.dtype)
     return tied / tied.sum(dims, keepdim=True)
 
@@ -528,8 +527,8 @@ def _operation_by_operation(rules: Rules, args: Sequence[Any], spread: dict[int,
 
 
 def without_parts(a: Tensor) -> Tensor:
-    """A distributed tensor of which no rank holds a part of a sum: torch reads a number of those as this rank's part. Nor is a
-    dimension of one element split: torch has no rule for the reductions of one.
+    """The distributed tensor without partial sums, whose numbers torch would read as this rank's part, and without a split
+    dimension of one element, whose reductions have no rule in torch.
     """
     spread: Any = torch_private.innermost(a)
     to = [Replicate() if _is_shard(p) and spread.shape[p.dim] == 1 else p for p in _summed(spread.placements)]
@@ -537,8 +536,8 @@ def without_parts(a: Tensor) -> Tensor:
 
 
 def reshaped(a: Tensor, shape: Sequence[int]) -> Tensor:
-    """``a.reshape(shape)`` of a distributed tensor. torch joins and splits no dimension whose shards are uneven: then it is
-    gathered, as are cotangents that are laid out otherwise.
+    """``a.reshape(shape)`` of a distributed tensor. torch neither joins nor splits a dimension with uneven shards: the tensor is
+    then gathered, as are cotangents in another layout.
     """
     try:
         y = a.reshape(shape)
@@ -550,7 +549,7 @@ def reshaped(a: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _laid_out(a: Tensor, to: Placements) -> Tensor:
-    """A distributed tensor in another layout, without parts; its gradient is in its own."""
+    """A distributed tensor in another layout without partial sums; its gradient keeps the layout of ``a``."""
     spread: Any = torch_private.innermost(a)
     mesh, own = spread.device_mesh, _summed(spread.placements)
     if _wraps_batch(a):
@@ -565,7 +564,7 @@ def _whole_call(operator: Any) -> Callable[[tuple[Any, ...]], Any]:
 
 
 class _WholeRules(Rules):
-    """The rules of an operator whose derivatives count what they make as replicated."""
+    """The rules of an operator whose derivatives treat the tensors that they create as replicated."""
 
     def __init__(self, operator: Any) -> None:
         super().__init__(operator)
@@ -584,13 +583,13 @@ def _on_whole(operator: Any, rule: Any) -> Any:
     return on_whole
 
 
-# What torch says where it has no rule for an operation, or meets a plain tensor.
+# Parts of torch's messages where it has no rule for an operation, or meets a plain tensor.
 _NO_RULE = ("sharding strategy", "Sharding propagation failed", "mixed torch.Tensor and DTensor")
 
 
 @contextlib.contextmanager
 def _explained(operator: Any, placements: Sequence[Any]) -> Iterator[None]:
-    """torch's error, with what the author of an operator can do about it."""
+    """A context that adds to torch's error what the author of an operator can do about it."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
@@ -610,7 +609,7 @@ def _explained(operator: Any, placements: Sequence[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replicating() -> Iterator[None]:
-    if torch_private.replicates_plain_tensors():  # torch's context switches it off at its end
+    if torch_private.replicates_plain_tensors():  # torch's context would switch it off at its end
         yield
         return
     with implicit_replication():

@@ -1,6 +1,6 @@
 """The fallback: an operator through the public ``torch.autograd.Function.apply``.
 
-It is the fallback when a private name of the functorch dispatch is missing. Slower, and right in the same cases except for
+It is used when a private name of the functorch dispatch is missing. It is slower, and right in the same cases except for
 ``torch.func.functionalize``, which torch refuses for every custom Function.
 """
 
@@ -27,8 +27,8 @@ def connect(rules: Rules) -> Callable[..., Any]:
 
 
 def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What ``apply`` calls with the tuple of its arguments, in a graph too."""
-    # torch's own dispatch compares structures of outputs, in which a namedtuple is not a tuple: it gets plain ones.
+    """The function that ``apply`` calls with the tuple of its arguments, and the one for a graph, which is the same."""
+    # torch's own dispatch compares the structures of outputs, where a namedtuple is not a tuple: it gets plain tuples.
 
     def forward(*args: Any) -> Any:
         return _plain(rules.forward(*args))
@@ -68,7 +68,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             return rules.run_distributed(args)
         if not transforms_active():
             output = rules.restore(function.apply(*args))
-            # A view of a tensor that requires a gradient reports that it requires one too, though without grad mode it has none.
+            # A view of a tensor that requires a gradient reports that it requires one too, though it has none without grad mode.
             spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
             return output.detach() if spurious else output
         if not torch.is_grad_enabled():

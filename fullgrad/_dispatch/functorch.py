@@ -1,7 +1,7 @@
 """The functorch dispatch: an operator dispatched on functorch's interpreter stack, without pytrees and without a class per call.
 
-A transform on top of the stack handles the call at its level and passes it on to the next; below the last one lies
-ordinary autograd. It mirrors what torch's C++ code does for its own operators, grad modes included.
+The transform on top of the stack handles the call at its level and passes it on to the next; below the last one is ordinary
+autograd. This mirrors what torch's C++ code does for its own operators, grad modes included.
 """
 
 import functools
@@ -34,7 +34,7 @@ def connect(rules: Rules) -> Callable[..., Any]:
 
 
 def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What ``apply`` calls with the tuple of its arguments, and what it calls in a graph."""
+    """The function that ``apply`` calls with the tuple of its arguments, and the one that it calls in a graph."""
     operator, check_argument, check_output, restore = rules.operator, rules.check_argument, rules.check_output, rules.restore
     SCALAR_TYPES, set_grad, forward_ad = rules.SCALAR_TYPES, torch_private.set_grad, torch_private.forward_ad
     transforms_active, unwrap_if_dead = torch_private.transforms_active, torch_private.unwrap_if_dead
@@ -103,7 +103,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return output if isinstance(output, Tensor) else restore(output)
 
     def check_uncommon_argument(value: Any) -> bool | None:
-        """Whether an argument of an uncommon type needs a gradient; None of one that makes the call another."""
+        """Whether an argument of an uncommon type needs a gradient; None if the call needs another path."""
         if not isinstance(value, Tensor):
             if is_override(value):
                 return None
@@ -134,7 +134,7 @@ def _function(
 ) -> Any:
     """The C-level ``apply`` of a Function made of the given forward and the author's derivative rules.
 
-    Without forward mode what ``setup_context`` keeps for it is dropped, which costs less than to keep it.
+    Without forward mode the tensors saved for it are dropped, which costs less than keeping them.
     """
     backward = backward or rules.backward
 
@@ -209,12 +209,12 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
         return rebuild(type(output), wrapped)
 
     def skip(level: int, args: list[Any]) -> Any:
-        """A level that does not record, because the user switched its mode off."""
+        """The call at a level that does not record, because the user switched its mode off."""
         plain = [torch_private.unwrap_for_grad(a, level) if isinstance(a, Tensor) else a for a in args]
         return _map(lambda o: torch_private.wrap_for_grad(o, level), _without_top(lower, tuple(plain)))
 
     def functionalize(interpreter: Any, args: list[Any]) -> Any:
-        """An operator neither mutates nor aliases its inputs, so there is nothing to do but to pass it on."""
+        """The call passed on unchanged: an operator neither mutates nor aliases its inputs."""
         level, views = interpreter.level(), interpreter.functionalizeAddBackViews()
         plain: list[Any] = []
         for a in args:
@@ -268,7 +268,7 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
 def _without_top(function: Callable[..., Any], *args: Any) -> Any:
     """``function(*args)`` without the transform on top.
 
-    While that transform works on a composite operator of torch.library, whose code calls us, C code hides the ones below.
+    While that transform runs a composite operator of torch.library whose code calls us, C code hides the transforms below.
     """
     layer = torch_private.pop()
     try:
@@ -281,7 +281,7 @@ def _without_top(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _drop(ctx: Any, *tensors: Any) -> None:
-    """In place of ``ctx.save_for_forward``, where no tangent can ask."""
+    """A stand-in for ``ctx.save_for_forward`` where no tangent can need the tensors."""
 
 
 def _map(function: Any, output: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Calls of other packages' classes in compiled code: one that is caught is one node of the graph.
+"""Calls of other packages' classes in compiled code: a caught call becomes one node of the graph.
 
-Dynamo traces into a Function, and below transforms it drops the rules. What `interception` catches it puts into the graph
-instead, as a function that AOTAutograd traces with its rules.
+Dynamo traces into a Function, and below transforms it drops the rules. Calls that `interception` catches are put into the graph
+instead, as functions that AOTAutograd traces with their rules.
 """
 
 import functools
@@ -18,7 +18,7 @@ from fullgrad._dispatch.torch_private import dynamo_names, mark_for_dynamo, tran
 
 _TorchFunction: Any = torch.autograd.Function
 _BY_VALUE = (bool, int, float, str, type(None))
-# Where a function has what it refers to.
+# The attributes in which a function holds the objects it refers to.
 _PARTS: dict[type, tuple[str, ...]] = {
     types.MethodType: ("__func__", "__self__"),
     types.FunctionType: ("__closure__",),
@@ -29,7 +29,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 
 @functools.cache
 def catch_in_graphs(module: str, *path: str) -> Any:
-    """Teach Dynamo, now or as soon as it is imported. What it traces is guarded on a value: the attribute of a module."""
+    """Make Dynamo catch calls, now or once it is imported. Traced code is guarded on a value: an attribute of a module."""
 
     def teach() -> None:
         names = dynamo_names()
@@ -42,7 +42,7 @@ def catch_in_graphs(module: str, *path: str) -> Any:
             source = functools.reduce(names.AttrSource, path, tx.import_source(module))
             names.install_guard(source.make_guard(names.GuardBuilder.EQUALS_MATCH))
             cls = self.fn_cls
-            # Without transforms, Dynamo's own way is right for a class that it takes.
+            # Without transforms, Dynamo's own handling is right for a class that it supports.
             needed = transforms_active() or cls.jvp is not _TorchFunction.jvp or inspect.ismethod(cls.forward)
             how = catcher.how(cls, needed)
             return inline(self, tx, name, args, kwargs) if how is None else _node(names, tx, cls, how, args, kwargs)
@@ -55,7 +55,7 @@ def catch_in_graphs(module: str, *path: str) -> Any:
 
 
 def _node(names: Any, tx: Any, cls: Any, how: Any, args: Any, kwargs: Any) -> Any:
-    """The call in the graph. Objects and functions among the arguments are part of the node, and guarded."""
+    """The node of a call. Objects and functions among the arguments are part of the node, and guarded."""
     call, fixed = catcher.as_function(cls, how), {}
     for key, a in [*enumerate(args), *kwargs.items()]:
         a = a.realize()
@@ -84,7 +84,7 @@ def _node(names: Any, tx: Any, cls: Any, how: Any, args: Any, kwargs: Any) -> An
 
 
 def _constant(names: Any, tx: Any, variable: Any) -> tuple[Any, str]:
-    """An object or a function among the arguments, guarded by what it holds; or why it cannot be part of the node."""
+    """An object or a function among the arguments, its contents guarded; or the reason why it cannot be part of the node."""
     if variable.source is None:
         try:
             return variable.get_function(), ""
@@ -98,13 +98,13 @@ def _constant(names: Any, tx: Any, variable: Any) -> tuple[Any, str]:
         guards = [(source, names.GuardBuilder.EQUALS_MATCH if isinstance(item, _BY_VALUE) else names.GuardBuilder.ID_MATCH)]
         if isinstance(item, Tensor) and not item.is_inference():
             guards.append((names.AttrSource(source, "_version"), names.GuardBuilder.EQUALS_MATCH))
-        for place, kind in guards if not isinstance(item, types.MethodType) else ():  # which is a new object each time
+        for place, kind in guards if not isinstance(item, types.MethodType) else ():  # a method is a new object each time
             names.install_guard(place.make_guard(kind))
     return value, ""
 
 
 def _contents(names: Any, value: Any, source: Any, depth: int = 6) -> Iterator[tuple[Any, Any]]:
-    """An object, and what it refers to, with the places where they are found."""
+    """An object and the objects it refers to, each with its source."""
     yield source, value
     if isinstance(value, (Tensor, type, types.ModuleType)) or not depth:
         return

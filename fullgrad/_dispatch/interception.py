@@ -1,11 +1,11 @@
-"""How the calls of other packages' classes are caught: while somebody wants them, the code behind ``Function.apply`` is another.
+"""How the calls of other packages' classes are caught: while a scope is open, the code behind ``Function.apply`` is replaced.
 
-Packages keep ``SomeFunction.apply`` in variables, so no attribute can be replaced. The functions that run then are torch's, and
-their code can. Otherwise nothing is changed, and nothing costs anything.
+Packages keep ``SomeFunction.apply`` in variables, so replacing an attribute would not reach them. The functions that run are
+torch's, and their code can be replaced. While no scope is open, nothing is changed and nothing costs anything.
 
 Up to torch 2.14 ``apply`` itself is such a function. Since 2.15 it is C code, which calls two: one that binds the arguments of a
-class with a ``setup_context``, and inside transforms one that dispatches the call. Meanwhile each class that is caught has
-a ``setup_context``, and what is caught outside of transforms enters a level between the two.
+class with a ``setup_context``, and inside transforms one that dispatches the call. While calls are caught, each caught class has
+a ``setup_context``, and a call that is caught outside of transforms enters a level between the two.
 """
 
 import threading
@@ -21,16 +21,16 @@ from fullgrad._dispatch.torch_private import forward_ad, function_module, transf
 
 
 class Catcher:
-    """What is asked of a call, by whoever catches some; `fullgrad.adoption` puts its own functions here."""
+    """The functions that decide about a call and run it; `fullgrad.adoption` sets them."""
 
-    # Whether, and as what, a call of a class is caught, where a transform or forward mode is active or where none is.
+    # Options with which a call of a class is caught, or None; the flag says whether a transform or forward mode is active.
     how: Callable[[type, bool], Any]
     call: Callable[[type, tuple[Any, ...], dict[str, Any], Any], Any]
     as_function: Callable[[type, Any], Any]  # for graphs
 
 
 catcher = Catcher()
-# What the other code finds in torch's module; `in_plain_code` is whether calls are caught where no transform is active, too.
+# The names that the replaced code finds in torch's module; `in_plain_code`: also catch calls where no transform is active.
 _names: Any = types.SimpleNamespace(in_plain_code=False)
 function_module._fullgrad = _names
 _Function: Any = torch.autograd.Function
@@ -43,7 +43,7 @@ def _how(cls: type) -> Any:
 
 
 def _copy(function: Any) -> Any:
-    """A function with the code that a function has now."""
+    """A copy of a function, with its present code."""
     return types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
 
 
@@ -61,7 +61,7 @@ if _IS_PYTHON:
             _ = __class__  # torch's code has this variable, so must this
             if torch.compiler.is_dynamo_compiling():
                 return cls.apply(*args, **kwargs)
-            # What `_how` asks, too: plain code is in a hurry.
+            # The test of `_how` written out: this is the hot path of plain code.
             if _fullgrad.active() or _fullgrad.forward_ad._current_level >= 0 or _fullgrad.in_plain_code:  # pyright: ignore # noqa: F821
                 return _fullgrad.caught(cls, args, kwargs)  # pyright: ignore # noqa: F821
             return _fullgrad.torch_apply(cls, *args, **kwargs)  # pyright: ignore # noqa: F821
@@ -75,38 +75,38 @@ else:
     _setup_context = _base.__dict__["setup_context"]
     _torch_bind, _torch_call = _copy(torch_private.bind_arguments), _copy(torch_private.call_in_transforms)
 
-    class _Way(threading.local):
-        """The way of a call through C code: whether it has entered a level, and whether it shall not be caught."""
+    class _CallState(threading.local):
+        """The state of a call in C code: whether it has entered a level, and whether it must not be caught."""
 
         has_level = is_free = False
 
-    _way = _Way()
+    _call_state = _CallState()
 
     class _SetupContext:
-        """In place of the method that a class of the old style inherits."""
+        """A stand-in for the ``setup_context`` that a class of the old style inherits."""
 
         def __get__(self, instance: Any, cls: Any) -> Any:
             return _setup_context.__func__ if cls is _base or _how(cls) is None else _bind
 
     def _bind(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        if _way.is_free or not (transforms_active() or forward_mode_is_on() or _names.in_plain_code):
-            _way.is_free = False  # what the class calls is caught again
+        if _call_state.is_free or not (transforms_active() or forward_mode_is_on() or _names.in_plain_code):
+            _call_state.is_free = False  # what the class calls is caught again
             return _torch_bind(forward, args, kwargs)
         if not transforms_active():
             torch_private.enter_level()
-            _way.has_level = True
+            _call_state.has_level = True
         return args, kwargs or {}
 
     def _dispatch(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        if _way.has_level:
+        if _call_state.has_level:
             torch_private.leave_level()
-            _way.has_level = False
+            _call_state.has_level = False
         how = _how(cls)
         if how is not None:
             return catcher.call(cls, args, kwargs or {}, how)
         if transforms_active():
             return _torch_call(cls, *_torch_bind(cls.forward, args, kwargs))
-        _way.is_free = True
+        _call_state.is_free = True
         return cls.apply(*args, **(kwargs or {}))
 
     _names.bind, _names.dispatch = _bind, _dispatch
@@ -119,7 +119,7 @@ _codes = [(function, function.__code__, other.__code__) for function, other in _
 
 
 def intercept(on: bool, in_plain_code: bool) -> None:
-    """Catch calls, or no longer."""
+    """Start or stop catching calls."""
     _names.in_plain_code = in_plain_code
     for function, original, other in _codes:
         if (function.__code__ is original) is on:

@@ -1,7 +1,7 @@
-"""Jagged nested tensors: a public function of one is the function of its buffer, in which the samples lie one after the other.
+"""Jagged nested tensors: a public function runs on the buffer, in which the samples lie one after the other.
 
-That is right for what treats elements alike, for what goes along the dimensions behind the ragged one, and for what reduces the
-whole tensor. All else raises. Of what is no function of the elements alone, `uses_last_dims` says so; ``dim`` says it otherwise.
+This is right for functions that treat elements alike, that work along dimensions behind the ragged one, or that reduce the whole
+tensor. All others raise. `uses_last_dims` marks functions of rows or matrices without ``dim``; for others ``dim`` decides.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from torch import Tensor
 from fullgrad._dispatch.torch_private import is_compiling, to_jagged, transforms_active
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Arguments that are tables and do not broadcast with the elements; and those which put dimensions in front of the batch.
+# Arguments that are tables and do not broadcast with the elements, and arguments that add dimensions in front of the batch.
 _TABLES, _LEADING = ("codebook",), ("q", "sample_shape")
 
 
 def uses_last_dims(count: int) -> Callable[[_Function], _Function]:
-    """A decorator: a function of rows, or of matrices, without a parameter ``dim``."""
+    """Decorator for a function of rows (1) or matrices (2) without a parameter ``dim``."""
 
     def decorate(function: _Function) -> _Function:
         function.last_dims = count  # pyright: ignore[reportFunctionMemberAccess]
@@ -35,8 +35,8 @@ def is_jagged(value: Any) -> bool:
 def call_on_buffers(
     name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int
 ) -> Any:
-    """A function of jagged tensors, by their buffers. All of its arguments are given, the positional ones with their names;
-    ``last`` of a tensor's dimensions are those of a row or of a matrix.
+    """A function of jagged tensors, called on their buffers. All of its arguments are given, the positional ones with their
+    names; the last ``last`` dimensions of a tensor are those of a row or a matrix.
     """
     arguments = dict(zip(names, args, strict=True)) | kwargs
     like: Any = next(v for v in arguments.values() if is_jagged(v))
@@ -73,9 +73,9 @@ def call_on_buffers(
 
 
 def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
-    """``dim`` of a jagged tensor as that of its buffer."""
+    """The dimension of the buffer for ``dim`` of a jagged tensor."""
     if dim is None:
-        # Of relaxations and selections it makes one row of all elements.
+        # In relaxations and selections, None makes one row of all elements.
         if "softness" in arguments or "soft_index" in arguments:
             raise ValueError(f"{name}: `dim` must be given for a jagged tensor, and be behind the ragged dimension, got None.")
         return None
@@ -89,7 +89,7 @@ def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
 
 
 def _wrapped(name: str, output: Any, like: Any, total: int) -> Any:
-    """The outputs of a function of buffers, as jagged tensors; a number of the whole tensor stays one."""
+    """The outputs of a function of buffers, as jagged tensors; a single number stays as it is."""
     if isinstance(output, tuple):
         items = [_wrapped(name, item, like, total) for item in output]
         return type(output)(items) if not hasattr(output, "_make") else output._make(items)  # pyright: ignore
@@ -108,12 +108,12 @@ def _buffer(x: Any) -> Tensor:
 def _from_buffer(values: Tensor, offsets: Tensor) -> Any:
     if not (is_compiling() or transforms_active()):
         return _FromBuffer.apply(values, offsets)
-    # Of numbers, a graph cannot return a view: torch has no `view` of such a tensor.
+    # A graph cannot return a view of a buffer of one dimension: torch has no `view` of such a tensor.
     return to_jagged(values, offsets) if values.ndim > 1 else to_jagged(values, offsets).clone()
 
 
 class _Buffer(torch.autograd.Function):
-    """``values()``, of which torch lacks the second derivative."""
+    """``values()`` with a second derivative, which torch lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions that are one node of every graph: `opaque` for their result, `effect` for their side effect."""
+"""Functions that are one node of every graph: `opaque` for a result, `effect` for a side effect."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ def opaque(
 ) -> Callable[[Callable[_Inputs, _Output]], Callable[_Inputs, _Output]]:
     """A decorator for a function of tensors that is one node of every graph: the operator ``fullgrad::name``.
 
-    The operator is called where `is_traced`, the function itself elsewhere, which costs less. Neither has a derivative: both are
-    for the ``forward`` of a `fullgrad.Function`.
+    The operator is called where `is_traced` holds, elsewhere the function itself, which costs less. Neither has a derivative:
+    both are for the ``forward`` of a `fullgrad.Function`.
 
     Args:
         name: The operator's name.
         fake: A function of the same arguments that returns empty outputs of the same shapes, dtypes and devices.
         batched: For ``vmap``, where the operator needs a rule: a function of ``in_dims`` and the arguments that returns arguments
             on which the operator does the work of the whole batch, and ``out_dims``.
-        schema: The operator's signature. By default that of the annotations, in which an ``int`` may be symbolic.
+        schema: The operator's signature; by default from the annotations, in which an ``int`` may be symbolic.
         reads_values: Whether Python code depends on the numbers in tensors. CUDA graphs, which replay kernels alone, leave such
             an operator out.
     """
@@ -72,9 +72,9 @@ def is_traced(*args: Any) -> bool:
 
 
 def effect(name: str) -> Any:
-    """A decorator: the function as an operator of that name which compiled code calls when it runs, and never drops.
+    """Decorator for a function with a side effect: an operator that compiled code calls when it runs, and never drops.
 
-    Without torch's name the operator raises when it is traced, so that nothing silently stays unrecorded.
+    If torch lacks ``register_effect``, tracing the operator raises, so that nothing is silently left unrecorded.
     """
 
     def decorate(function: Any) -> Any:

@@ -1,11 +1,11 @@
-"""``__torch_function__`` for the public functions: what overrides functions of torch overrides those of fullgrad too.
+"""``__torch_function__`` for the public functions: overrides of torch's functions apply to those of fullgrad too.
 
-The public name of a function that takes tensors holds a wrapper with the function's exact signature, which asks torch whether an
-argument or a mode overrides it. Inside the package the functions of the operators' files are called, without a wrapper: as with
-torch's composite functions, an override sees the outer call alone. The wrappers are generated text, since a generic one takes
-ten times as long; they are in `linecache`, so that tracebacks show them.
+The public name of a function that takes tensors is a wrapper with the function's exact signature, which asks torch whether an
+argument or a mode overrides it. Inside the package the functions are called without a wrapper: as with torch's composite
+functions, an override sees the outer call only. The wrappers are generated text, since a generic one takes ten times as long;
+the text is in `linecache`, so that tracebacks show it.
 
-A wrapper also turns numbers of other packages, such as numpy's, into Python's, so that the functions see no others.
+A wrapper also converts numbers of other packages, such as numpy's, to Python's, so that the functions see no others.
 """
 
 import inspect
@@ -13,8 +13,8 @@ import linecache
 import numbers
 import operator
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -31,13 +31,13 @@ from fullgrad._dispatch.torch_private import (
     subclasses_override,
 )
 
-# Of a keyword of another package.
+# The refusal of a keyword that another package has.
 _REFUSAL = """
     if {keyword} is not None:
         raise TypeError({message!r})"""
 
-# Names of its own begin with two underscores, so that parameters may have any name. Globals are faster than a closure, positions
-# than keywords, and questions whether something is None than torch's check of it.
+# The wrapper's own names begin with two underscores, so that parameters may have any name. Globals are faster than a closure,
+# positions than keywords, and `is None` than torch's check of an argument.
 _WRAPPER = """\
 def {name}({parameters}):{conversion}
     if {overrides}:
@@ -49,13 +49,14 @@ _CONVERSION = """
         {numbers} = __plain_numbers({numbers})"""
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str, Mapping[str, str]]) -> None:
     """Replace the functions in ``__all__`` that take tensors by wrappers, which name ``public`` as their module.
 
-    A function that has two names has one wrapper. ``refused`` has keywords of functions of the same name in other packages, and
-    why they raise here; the signature does not show them.
+    A function with two names has one wrapper. ``refused`` maps function names to keywords that other packages have, and to why
+    they raise here; the signature does not show them.
     """
     wrappers: dict[Any, Any] = {}
     for name in module.__all__:
@@ -67,13 +68,13 @@ def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str
 
 
 def is_override(value: Any) -> bool:
-    """Whether an argument of an operator's ``apply`` is no tensor and overrides functions of torch, as nodes of `torch.fx` do."""
+    """Whether an argument of ``apply`` is not a tensor but overrides functions of torch, as nodes of `torch.fx` do."""
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
-def unscriptable(target: Any) -> Any:
-    """A function, or a class of modules, whose `torch.jit.script` says what to do: else it would end in an error about the first
-    line of ours that it cannot compile.
+def unscriptable(target: _Target) -> _Target:
+    """The function or module class, made to raise a helpful error under `torch.jit.script`, which would else complain about the
+    first line that it cannot compile.
     """
 
     def refuse(module: Any = None) -> None:
@@ -88,7 +89,7 @@ def unscriptable(target: Any) -> Any:
 
 
 def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
-    """What is public in place of a function: itself, if it takes no tensors."""
+    """The public wrapper of a function; the function itself if it takes no tensors."""
     signature = inspect.signature(function).parameters.values()
     tensors = [p.name for p in signature if _may_be_tensor(p.annotation)]
     if not tensors:
@@ -143,54 +144,54 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
 
 
 def _by_position(function: Any) -> Any:
-    """The function with parameters that all may be given by position."""
+    """The function with all parameters allowed by position."""
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
 def _executed(file: str, text: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """What a text defines, in the namespace that it uses."""
+    """The namespace after executing a text in it."""
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), namespace)
     return namespace
 
 
 def _may_be_tensor(annotation: Any) -> bool:
-    """Whether an annotation is a tensor, or several types among which it is."""
+    """Whether an annotation is a tensor, or a union with one."""
     return Tensor in _types(annotation)
 
 
 def _may_be_number(annotation: Any) -> bool:
-    """Whether numbers are among the types of an annotation, or sequences of numbers."""
+    """Whether an annotation allows numbers or sequences of numbers."""
     kinds = [*_types(annotation)]
     kinds += [item for kind in kinds if get_origin(kind) in (tuple, list, Sequence) for item in get_args(kind)]
     return any(kind is int or kind is float for kind in kinds)
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
-    """Those of a union, or the only one."""
+    """The types of a union, or the only type."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if is_union else (annotation,)
 
 
-# Types of what is given for a number that are as they should be.
+# Types of arguments that need no conversion.
 _USUAL = (float, int, Tensor, type(None), bool, Parameter, str, torch.SymInt, torch.SymFloat)
 
 
 def _plain_numbers(*values: Any) -> list[Any]:
-    """Arguments that may be numbers: those of other packages as Python's, alone or in a tuple or list."""
+    """The arguments with numbers of other packages as Python's, alone or in a tuple or list."""
     return [type(v)(map(_plain_number, v)) if type(v) in (tuple, list) else _plain_number(v) for v in values]
 
 
 def _plain_number(value: Any) -> Any:
     if type(value) in _USUAL or isinstance(value, Tensor) or not _is_number(value):
         return value
-    return outside_dynamo(_of_python)(value) if is_compiling() else _of_python(value)
+    return outside_dynamo(_to_python)(value) if is_compiling() else _to_python(value)
 
 
-def _of_python(value: Any) -> Any:
-    """Python's number of the same value. Dynamo's tensor of an integer that counts cannot be read inside a graph."""
+def _to_python(value: Any) -> Any:
+    """The value as a number of Python. Dynamo's tensor for an integer cannot be read inside a graph."""
     try:
         return operator.index(value)
     except TypeError:
@@ -198,17 +199,17 @@ def _of_python(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a real number of any package, or an array of numpy's that is one; numpy's True is none."""
-    if is_compiling():  # Dynamo traces a number of numpy's as a tensor, and does not tell its type
+    """Whether a value is a real number of any package, or an array of numpy with one; numpy's bools do not count."""
+    if is_compiling():  # Dynamo traces numbers of numpy as tensors and hides their type
         return hasattr(value, "__float__")
     is_of_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
     return value.dtype.kind in "iuf" if is_of_numpy else isinstance(value, numbers.Real)
 
 
 def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-    """The call of a function of which an argument or a mode overrides the functions of torch, or is nested.
+    """The call of a function with an overriding argument or mode, or with a jagged argument.
 
-    An override sees the arguments that differ from the defaults, by position as far as they are without a gap.
+    An override sees the arguments that differ from the defaults, by position up to the first gap.
     """
     if not has_function_mode():
         if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
@@ -226,7 +227,7 @@ def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tup
 
 
 def _inherits(kind: type) -> bool:
-    """Whether a type leaves the functions of torch as they are: a plain subclass gets what it got without a wrapper."""
+    """Whether a type does not override functions of torch: a plain subclass is treated as without a wrapper."""
     if kind is Tensor or kind is Parameter:
         return True
     override: Any = getattr(kind, "__torch_function__", None)

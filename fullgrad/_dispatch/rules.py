@@ -1,4 +1,4 @@
-"""The rules of an operator, their arguments and results checked. Both dispatches call them."""
+"""The rules of an operator with checks of arguments and results, as both dispatches call them."""
 
 import functools
 import inspect
@@ -19,18 +19,18 @@ _CONTAINERS = (Sequence, Mapping, Set)
 
 
 class VmapInfo(NamedTuple):
-    """What a ``vmap`` rule is told about the transform: torch's own names for the fields."""
+    """The argument ``info`` of a ``vmap`` rule; the fields have torch's names."""
 
     batch_size: int
     randomness: str
 
 
 class Rules:
-    """What both dispatches call. ``forward`` is looked up at each call, so that a test can put a surrogate in its place."""
+    """The rules of one operator. ``forward`` is looked up at each call, so that a test can replace it."""
 
     # Arguments of these types hold no tensor.
     SCALAR_TYPES = frozenset({float, int, bool, str, type(None)})
-    # The call with a distributed tensor among its arguments: what `distributed` does, set where that may be imported.
+    # The call with a distributed tensor among its arguments, set where `distributed` may be imported.
     run_distributed: Any
 
     def __init__(self, operator: Any) -> None:
@@ -38,9 +38,9 @@ class Rules:
         self.name: str = operator.__name__
         self.backward = as_backward(operator)
         self.jvp = as_differentiable_jvp(operator)
-        # Such an operator of a jagged tensor is that of its buffer.
+        # An operator with `whole_dims` runs on the buffer of a jagged tensor.
         self.takes_buffers: bool = getattr(operator, "whole_dims", None) is not None
-        # The conversions between distributed tensors and their shards are the only ones that handle both themselves.
+        # Only the conversions between distributed tensors and their shards handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
 
@@ -50,7 +50,7 @@ class Rules:
         return tuple(inspect.signature(self.operator.forward).parameters)
 
     def parameter_of(self, i: int) -> str:
-        """The name of the parameter that takes an argument; the last one, if variadic, takes all that are left."""
+        """The name of the parameter that takes argument ``i``; a variadic last one takes all that are left."""
         return self.parameters[min(i, len(self.parameters) - 1)]
 
     def call_on_buffers(self, args: Any) -> Any:
@@ -90,7 +90,7 @@ class Rules:
         return output, tuple(dims)
 
     def check_output(self, output: Any) -> Any:
-        """Refuse outputs that autograd would silently lose; note the type of a tuple, of which autograd makes a plain one."""
+        """Refuse outputs that autograd would silently lose; note the type of a tuple, since autograd returns a plain one."""
         if not isinstance(output, tuple):
             raise TypeError(f"{self.name}.forward must return a tensor or a tuple, got {kind_of(output)}.")
         for item in output:
@@ -119,8 +119,8 @@ class Rules:
             )
 
     def export(self, args: Any) -> Any:
-        """The call while torch.export or torch.jit.trace traces. The graph holds the value and nothing of the declared
-        derivative, as torch has no way to keep it. ``vmap`` of the value is that of plain code, and no derivative is exported.
+        """The call while torch.export or torch.jit.trace traces. The graph holds the value but not the declared derivative, which
+        torch has no way to keep. ``vmap`` of the value is that of plain code; transforms that differentiate are refused.
         """
         tracer = "torch.export" if torch.compiler.is_exporting() else "torch.jit.trace"
         if not only_vmap_active():
@@ -136,14 +136,14 @@ class Rules:
             )
         if torch.compiler.is_exporting():
             return self.forward(*args)
-        # torch checks a trace by another without grad mode, which is to have the same operations; a forward that traces reuses
-        # no buffers and no constants.
+        # torch checks a trace by another one without grad mode, which must have the same operations; a traced forward reuses no
+        # buffers and no constants.
         with torch.no_grad(), _Traced():
             return self.forward(*args)
 
 
 class _Traced(TorchDispatchMode):
-    """A mode that changes nothing and says that something traces, as torch.jit.trace does not."""
+    """A mode that changes nothing but shows that something traces, which torch.jit.trace does not."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

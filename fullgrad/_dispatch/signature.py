@@ -1,9 +1,9 @@
 """The operator's ``apply``: a function with the signature of ``forward``, whose arguments Python binds itself.
 
-It is the one piece of generated text, a few lines for each operator; they are in `linecache`, so that tracebacks and
-``inspect.getsource`` show them. Binding through ``inspect.signature`` costs microseconds for each call that names an argument or
-leaves one out, and without the shortcut of a `pure` forward `round` of 16 elements takes 1.6 times as long where no gradient is
-needed. The rest of the dispatch is plain Python: forward and backward take at most 1% longer than with all of it written out.
+It is generated text, a few lines for each operator, in `linecache`, so that tracebacks and ``inspect.getsource`` show it. Binding
+through ``inspect.signature`` costs microseconds for each call that names an argument or leaves one out, and without the shortcut
+of a `pure` forward `round` of 16 elements takes 1.6 times as long where no gradient is needed. The rest of the dispatch is plain
+Python: forward and backward take at most 1% longer than with all of it written out.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from fullgrad._dispatch.rules import Rules
 from fullgrad._dispatch.state import current
 from fullgrad._dispatch.torch_private import forward_ad, transforms_active
 
-# Names of its own begin with two underscores, so that parameters may have any name.
+# The text's own names begin with two underscores, so that parameters may have any name.
 _APPLY = """\
 def apply({parameters}):
     if __is_compiling():
@@ -64,8 +64,8 @@ def make_apply(
     text = text.format(parameters=", ".join(parameters), arguments=", ".join(arguments))
     file = f"<{operator.__module__}.{operator.__qualname__}.apply>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    # Globals are faster than a closure, which is copied at each call. Of the globals of forward they have what its annotations
-    # name, and no more: they would keep alive what else its module holds now.
+    # Globals are faster than a closure, which is copied at each call. Of the globals of forward only those that its annotations
+    # name are taken: the others would be kept alive.
     names = {n for a in getattr(forward, "__annotations__", {}).values() if isinstance(a, str) for n in re.findall(r"\w+", a)}
     namespace = {n: v for n, v in getattr(forward, "__globals__", {}).items() if n in names and n[:2] != "__"}
     namespace |= {
@@ -90,10 +90,10 @@ def make_apply(
 
 
 def _shortcut(forward: Any, parameters: list[str]) -> str:
-    """The first lines of ``apply``, for a forward that is marked as pure."""
+    """The first lines of ``apply`` for a forward that is marked as pure."""
     first, *others = parameters
     tests = [_FIRST_IS_PLAIN.format(first), *map(_OTHER_IS_PLAIN.format, others)]
-    # What `alias` does, without the calls that lead there.
+    # The steps of `alias`, without the calls around it.
     alias = f"{first}.clone() if __current.inside_transform else {first}.detach()"
     value = alias if hasattr(forward, "is_identity") else "__pure({arguments})"
     return _SHORTCUT.replace("{all_plain}", "\n        and ".join(tests)).replace("{value}", value)

@@ -1,4 +1,4 @@
-"""What torch is doing at this moment, and what a ``forward`` may therefore do."""
+"""The state of torch at this moment, and what it allows a ``forward`` to do."""
 
 import sys
 import threading
@@ -11,10 +11,8 @@ from torch import Tensor
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transforms_active
 
-# The functions that every small operation calls, found once.
+# Functions on the hot path, looked up once.
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
-# Elements of a tensor whose memory the allocator returns to the system and asks for again.
-_LARGE = 2**16
 
 
 class _Current(threading.local):
@@ -55,9 +53,9 @@ def is_differentiating() -> bool:
 
 
 def can_skip_autograd(x: Tensor) -> bool:
-    """Whether eager code computes with a plain tensor that needs no derivative: a ``forward`` of it may be called as it is.
+    """Whether eager code computes with a plain tensor that needs no derivative, so that a ``forward`` may be called directly.
 
-    torch.export has tensors of its own, or compiles.
+    Under torch.export the tensors are not plain, or the code is compiled.
     """
     return (
         x.__class__ is Tensor
@@ -69,10 +67,10 @@ def can_skip_autograd(x: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether Dynamo or a dispatch mode is at work, which may be a tracer that records operations and not numbers.
+    """Whether Dynamo or a dispatch mode is active, which may be a tracer that records operations and not numbers.
 
-    Compiled autograd lets Dynamo trace the rules themselves, and Dynamo would run, or refuse, what is asked of torch here. So
-    each question to torch about its state comes after the one to Dynamo, which is a constant there.
+    Compiled autograd lets Dynamo trace the rules themselves, and Dynamo would run or refuse calls about torch's state. So each of
+    them comes after the call about Dynamo, which is a constant there.
     """
     return _is_compiling() or dispatch_modes() > 0
 
@@ -84,9 +82,9 @@ def active_transforms() -> list[str]:
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
-    """For each tensor whether it requires a gradient or has a tangent, at any of the active levels."""
+    """Whether each tensor requires a gradient or has a tangent, at any of the active levels."""
     if torch_private.MISSING or torch_private.transforms_are_hidden():
-        return [True] * len(tensors)  # it may be
+        return [True] * len(tensors)  # unknown: each may be
     if not transforms_active():
         tangents = _is_compiling() or torch_private.is_compiling() or forward_ad._current_level >= 0
         return [t.requires_grad or (tangents and _has_tangent(t)) for t in tensors]
@@ -121,21 +119,21 @@ def in_legacy_vmap() -> bool:
 
 
 def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
-    """A tensor of torch's legacy vmap as a plain one with the batch in dim 0: one more of its ``count`` batch dims."""
+    """A tensor of torch's legacy vmap as a plain one with the batch in dim 0, and ``count`` raised by the dims added."""
     while torch_private.is_legacy_batched(tensor):
         tensor, count = torch_private.remove_legacy_dim(tensor), count + 1
     return tensor, count
 
 
 def can_view_bits() -> bool:
-    """Whether a number may be seen as the integer of its bits: torch's legacy vmap and torch.jit.trace know no such view."""
+    """Whether numbers may be viewed as the integers of their bits: torch's legacy vmap and torch.jit.trace lack such a view."""
     return not in_legacy_vmap() and torch_private.jit_tracing_state() is None
 
 
 def can_reuse_buffers() -> bool:
     """Whether eager code may overwrite its temporaries: its steps are neither differentiated nor batched nor traced.
 
-    It is neither `is_differentiating` nor `is_tracing` nor `in_legacy_vmap`, written out: every small operation asks.
+    It is `is_differentiating`, `is_tracing` and `in_legacy_vmap`, all false, written out: this is the hot path.
     """
     return not (
         _is_compiling()
@@ -147,26 +145,25 @@ def can_reuse_buffers() -> bool:
     )
 
 
-def can_record_in_place(temporary: Tensor) -> bool:
-    """Whether eager code that autograd records may overwrite a fresh temporary, and gains by it: new memory of that size costs
-    more than the arithmetic.
-    """
-    return (
-        not _is_compiling()
-        and not dispatch_modes()
-        and temporary.numel() >= _LARGE
-        and not transforms_active()
-        and not torch_private.in_legacy_vmap()
+def is_unrecorded(args: Iterable[Any]) -> bool:
+    """Whether eager code computes with some arguments that nothing differentiates, batches or traces."""
+    return not (
+        _is_compiling()
+        or transforms_active()
+        or dispatch_modes()
+        or (forward_ad._current_level >= 0 and torch_private.is_forward_mode())
+        or torch_private.in_legacy_vmap()
+        or (_is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]))  # noqa: C419
     )
 
 
 def out_buffer(temporary: Tensor) -> Tensor | None:
-    """For the ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
+    """The ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
     return None if is_tracing() else temporary
 
 
 def clone_if_view(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where it is a view: for the output of a ``forward`` that ends in one of a temporary."""
+    """The tensor, or a copy if it is a view: for a ``forward`` whose output may be a view of a temporary."""
     return tensor.clone() if torch_private.is_view(tensor) else tensor
 
 
@@ -177,14 +174,14 @@ def is_distributed(value: Any) -> bool:
 
 
 def any_distributed(values: Iterable[Any]) -> bool:
-    """Whether one of some values is a `DTensor`, or wraps one. Not for code that Dynamo traces, which goes as it is."""
+    """Whether a value is a `DTensor` or wraps one. False in code that Dynamo traces, which needs no special path."""
     if _is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return False
     return any(is_distributed(torch_private.innermost(v)) for v in values if isinstance(v, Tensor))
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether Python code may depend on the numbers of a tensor, and they cost little: a plain one on a CPU, in eager code."""
+    """Whether Python code may depend on the numbers of a tensor at little cost: a plain tensor on the CPU, in eager code."""
     return (
         tensor.__class__ is Tensor
         and tensor.is_cpu
@@ -199,7 +196,7 @@ def has_data(tensor: Tensor) -> bool:
 
 
 def can_read_numbers(tensor: Tensor) -> bool:
-    """Whether the steps of eager code may depend on the numbers of a tensor: neither torch.jit.trace nor a graph of CUDA, which
-    would take the same steps again for other numbers, is recorded.
+    """Whether the steps of eager code may depend on the numbers of a tensor: neither torch.jit.trace nor a CUDA graph is
+    recording, which would repeat the same steps for other numbers.
     """
     return torch_private.jit_tracing_state() is None and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

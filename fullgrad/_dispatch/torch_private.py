@@ -1,8 +1,8 @@
-"""Every private name of torch that fullgrad uses: the reason why no public name will do, and what happens when it is gone.
+"""The private names of torch that fullgrad uses: why no public name will do, and what happens when a name is gone.
 
 * `_required`: without the name forward mode would be silently zero, so the import of fullgrad fails and says so.
-* `_functorch`: without the name the fallback is taken (`fullgrad._dispatch.fallback`), slower and as right; `MISSING` lists it.
-* `_optional`: there is a safe default, and something small is lost; `LOST` says what.
+* `_functorch`: without the name the fallback is used (`fullgrad._dispatch.fallback`), slower but as right; `MISSING` lists it.
+* `_optional`: without the name a safe default is used and something small is lost; `LOST` says what.
 
 ``tests/dispatch/test_fallback.py`` reports all three.
 """
@@ -51,7 +51,7 @@ def _required(path: str) -> Any:
 
 
 def _functorch(path: str, *methods: str) -> Any:
-    """The object at a path, which has these methods."""
+    """The object at a path, whose missing methods are listed too."""
     found = _look_up(path)
     if found is None:
         MISSING.append(f"torch.{path}")
@@ -69,7 +69,7 @@ def _optional(path: str, default: Any, lost: str) -> Any:
 
 # --- Names that both dispatches need --------------------------------------------------------------------------------------
 
-# Is any torch.func transform active? It decides between the plain call and the dispatch under transforms.
+# Whether any torch.func transform is active, which decides between the plain call and the dispatch under transforms.
 transforms_active = _required("_C._are_functorch_transforms_active")
 
 # Autograd calls a Function's jvp with forward mode switched off. Under nested forward mode the rule itself has to be
@@ -120,7 +120,7 @@ set_grad = _functorch("_C._set_grad_enabled")
 # The public Function.apply binds an `inspect.signature` at every call of a Function that has a setup_context: 7 of 10 us.
 _FunctionBase = _functorch("_C._FunctionBase", "apply")
 
-# What the engine runs in the backward: a class per Function, whose two methods look the rules up at each call.
+# The class per Function that the engine runs in the backward; its two methods look the rules up at each call.
 _functorch("autograd.Function._backward_cls", "apply", "apply_jvp", "mark_dirty", "save_for_forward")
 
 DISPATCH: str = "fallback" if MISSING or os.environ.get("FULLGRAD_DISPATCH") == "fallback" else "functorch"
@@ -132,9 +132,9 @@ APPLY_UNWRAPS: bool = (
 
 
 def bind_apply(function: Any, backward: Any, jvp: Any, methods: Mapping[str, Any]) -> Any:
-    """``function.apply`` as C code offers it, and the engine calls the rules as they are: no Python of torch's in between.
+    """``function.apply`` from C, with the rules called by the engine directly, without torch's Python code in between.
 
-    ``backward`` takes what installs another in its place. ``methods`` are what ``ctx`` has in place of torch's own.
+    ``backward`` makes the backward, given a function that installs a later one. ``methods`` replace methods of ``ctx``.
     """
     context = function._backward_cls
     context.apply, context.apply_jvp = backward(functools.partial(setattr, context, "apply")), jvp
@@ -147,7 +147,7 @@ def bind_apply(function: Any, backward: Any, jvp: Any, methods: Mapping[str, Any
 
 
 class _UnknownLevel:
-    """Stands in for `forward_ad` where it keeps no level: one may always be open."""
+    """A stand-in for `forward_ad` without a level: one may always be open."""
 
     _current_level = 0
 
@@ -157,23 +157,23 @@ forward_ad: Any = torch.autograd.forward_ad
 if _optional("autograd.forward_ad._current_level", None, "operators without a gradient are slower") is None:
     forward_ad = _UnknownLevel
 
-# Which transforms are active, outermost first: torch.export of a vmap is right, that of a derivative is not.
+# Which transforms are active, outermost first: torch.export of a vmap is right, of a derivative it is not.
 interpreters = _optional("_C._functorch.get_interpreter_stack", None, "torch.export of a vmap is refused")
 
 # How many dispatch modes are on: a tracer is one of them. In-place operations that a tracer records are run again and again on
 # what torch.func.linearize treats as constants, a silently wrong second call.
 dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporaries are not reused, scales take the graph's way")
 
-# Forward mode requires the tangent of a view in the view's own layout, of another output in any.
+# Forward mode requires that the tangent of a view has the view's layout; that of another output may have any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
-# A tracer's tensor, which has no numbers.
+# A tracer's tensor without numbers.
 FakeTensor = _optional(
     "_subclasses.FakeTensor", (), "a pair may hold a tensor without data, whose reading fails with torch's words"
 )
 
 # torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show. A thread
-# inside one has the dispatch key of it. Autograd's thread of a device is given the keys of the caller, but not its level.
+# inside it has its dispatch key. Autograd's thread of a device gets the keys of the caller, but not the level.
 _LEGACY_VMAP = "is_grads_batched cannot be tracked: what reuses buffers raises there"
 is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor", lambda tensor: False, _LEGACY_VMAP)
 _key_is_included = _optional("_C._dispatch_tls_is_dispatch_key_included", lambda key: False, _LEGACY_VMAP)
@@ -184,16 +184,15 @@ _leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", None, _LEGACY_V
 _remove_legacy_dim = _optional("_remove_batch_dim", None, _LEGACY_VMAP)
 
 
-def in_legacy_vmap() -> bool:
-    """Whether torch's legacy vmap is active in this thread."""
-    return _key_is_included(_VMAP_MODE)
+# Whether torch's legacy vmap is active in this thread: on the hot path.
+in_legacy_vmap: Callable[[], bool] = functools.partial(_key_is_included, _VMAP_MODE)
 
 
 def remove_legacy_dim(tensor: Tensor) -> Tensor:
     """A tensor of the innermost legacy vmap with its batch as dim 0."""
     level = _enter_legacy_vmap() - 1
     _leave_legacy_vmap()
-    if level == 0:  # a device's thread, which knows no level; leaving has taken the key from it
+    if level == 0:  # a device's thread, which has no level; leaving removed its key
         _include_key("VmapMode", True)
     return _remove_legacy_dim(tensor, level or 1, 1, 0)
 
@@ -203,13 +202,13 @@ _optional("_C._FunctionBase.dirty_tensors", None, "in the fallback an operator t
 
 
 def dirty_tensors(ctx: Any) -> Any:
-    """What ``setup_context`` has marked as dirty."""
+    """The tensors that ``setup_context`` has marked as dirty."""
     return getattr(ctx, "dirty_tensors", None)
 
 
-# Whether torch.jit.trace is at work; `torch.jit.is_tracing` says the same through two more calls.
+# Whether torch.jit.trace is active; `torch.jit.is_tracing` says the same through two more calls.
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
-# An attribute that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
+# A method that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
 SCRIPT_HOOK = "__prepare_scriptable__"
 _set_jit_tracing_state = _optional(
     "_C._set_tracing_state", lambda state: None, "the first torch.jit.trace of an operator fails its own check"
@@ -218,9 +217,7 @@ _set_jit_tracing_state = _optional(
 
 @contextlib.contextmanager
 def outside_jit_trace() -> Iterator[None]:
-    """What is made here is a constant to torch.jit.trace, as it is when it was made before: the second of its runs must be as
-    the first.
-    """
+    """A context whose new tensors are constants to torch.jit.trace, as if made before: its second run must equal the first."""
     state = jit_tracing_state()
     _set_jit_tracing_state(None)
     try:
@@ -229,29 +226,29 @@ def outside_jit_trace() -> Iterator[None]:
         _set_jit_tracing_state(state)
 
 
-# The modes that override functions: `torch.set_default_device` is one, which only functions that create tensors ask.
+# The modes that override functions: `torch.set_default_device` is one, which affects only functions that create tensors.
 _OVERRIDE = "a function of fullgrad is one function to every mode, `torch.set_default_device` included, and takes longer there"
 _modes_are_on = _optional("_C._is_torch_function_mode_enabled", lambda: True, _OVERRIDE)
 _count_of_modes = _optional("_C._len_torch_function_stack", lambda: 2, _OVERRIDE)
 _mode_at = _optional("_C._get_function_stack_at", None, _OVERRIDE)
 _DefaultDevice = _optional("utils._device.DeviceContext", (), _OVERRIDE)
 
-# What a type has as ``__torch_function__`` that opts out of overriding, as `torch.nn.Parameter` does.
+# The ``__torch_function__`` of a type that opts out of overriding, such as `torch.nn.Parameter`.
 no_torch_function = _optional("_C._disabled_torch_function_impl", None, "what opts out of overriding has results of its own type")
 
 
-# Dynamo takes a tensor for one that overrides, also where an override has switched that off.
+# Dynamo treats a tensor as overriding even where an override has switched that off.
 subclasses_override = _optional(
     "_C._is_torch_function_enabled", lambda: True, "compiled code cannot call an override of a subclass"
 )
 
 
 def has_function_mode() -> bool:
-    """Whether a mode overrides functions of torch that do not create tensors. That of the default device is the first."""
+    """Whether a mode overrides functions of torch that do not create tensors. The mode of the default device comes first."""
     return _modes_are_on() and (_count_of_modes() > 1 or not isinstance(_mode_at(0), _DefaultDevice))
 
 
-# A jagged tensor from its buffer. The public function of torch refuses to be traced, which is no matter for AOTAutograd.
+# A jagged tensor from its buffer. torch's public function refuses to be traced, this one does not.
 to_jagged = _optional(
     "nested._internal.nested_tensor.nested_view_from_values_offsets",
     torch.nested.nested_tensor_from_jagged,
@@ -260,7 +257,7 @@ to_jagged = _optional(
 
 # --- Names with a safe default: dispatch keys -----------------------------------------------------------------------------
 
-# A transform at work on a composite operator of torch.library, whose code may call ours, hides the dispatch keys of the
+# A transform that runs a composite operator of torch.library, whose code may call ours, hides the dispatch keys of the
 # transforms below. There is no public way to read or to set the keys of a thread.
 _COMPOSITE = "an operator inside a composite torch.library operator raises under nested transforms"
 _key_is_excluded = _optional("_C._dispatch_tls_is_dispatch_key_excluded", None, _COMPOSITE)
@@ -270,12 +267,12 @@ _ForceKeys = _optional("_C._ForceDispatchKeyGuard", None, _COMPOSITE)
 _KeySet = _optional("_C.DispatchKeySet", None, _COMPOSITE)
 _TRANSFORMS = _optional("_C.DispatchKey.FuncTorchDynamicLayerFrontMode", None, _COMPOSITE)
 _KEYS: dict[str, Any] = _optional("_C.DispatchKey.__members__", {}, _COMPOSITE)
-# What code outside of a transform's own work may have switched off: autocast, and handlers written in Python.
+# Keys that code other than the transform may have switched off: autocast, and handlers written in Python.
 _KEPT = [key for name, key in _KEYS.items() if name.startswith("Autocast") or name in ("Python", "PythonDispatcher")]
 
 
 def transforms_are_hidden() -> bool:
-    """Whether the keys of this thread keep operators from the transforms on the stack."""
+    """Whether the keys of this thread hide the transforms on the stack from operators."""
     return _COMPOSITE not in LOST.values() and _key_is_excluded(_TRANSFORMS)
 
 
@@ -292,8 +289,8 @@ def restored_keys() -> Any:
 
 
 def replicates_plain_tensors() -> bool:
-    """Whether torch.distributed.tensor.experimental's ``implicit_replication()`` is on. It cannot be asked in public, and at its
-    end it switches off what was on before it. Looked up here and not at import, as that would import torch.distributed.tensor.
+    """Whether ``torch.distributed.tensor.experimental.implicit_replication()`` is on. torch has no public query, and the context
+    switches the mode off at its end even if it was on before. Looked up late, since it needs torch.distributed.tensor.
     """
     dispatcher = getattr(sys.modules["torch.distributed.tensor"].DTensor, "_op_dispatcher", None)
     return getattr(dispatcher, "_allow_implicit_replication", False)
@@ -306,16 +303,15 @@ _optional("fx.traceback.current_meta", None, "compiled backwards keep masks that
 
 
 def node_notes() -> dict[str, Any]:
-    """The notes for the nodes that are traced now; torch may put another dict into its place."""
+    """The notes for the nodes that are traced now; torch may replace the dict."""
     return getattr(torch.fx.traceback, "current_meta", {})
 
 
 def mark_cacheable(functions: Mapping[str, str]) -> None:
-    """Tell torch's cache of compiled graphs, by name, which functions may be in a graph and, by key, what they are.
+    """Tell torch's cache of compiled graphs which functions may be in a graph, by name, and a key for the version of each.
 
-    AOTAutograd does not cache a graph with a function that it does not know; without the name in inductor's config ours are not
-    cached. Where inductor is not in use there is nothing to tell. It is given a new dict, since torch does not notice a change of
-    the old one.
+    AOTAutograd does not cache a graph with an unknown function, so ours must be named in inductor's config. If inductor is not
+    imported there is nothing to do. The config gets a new dict, since torch does not notice a change of the old one.
     """
     config: Any = sys.modules.get("torch._inductor.config")
     known = getattr(config, "unsafe_marked_cacheable_functions", None)
@@ -323,14 +319,14 @@ def mark_cacheable(functions: Mapping[str, str]) -> None:
         config.unsafe_marked_cacheable_functions = {**known, **functions}
 
 
-# torch.compiler's marks import torch._dynamo, which takes seconds: only code that compiles waits. It reads the marks when it
-# traces, so they are made at the end of its import, which `torch.compile` begins with.
+# torch.compiler's marks import torch._dynamo, which takes seconds. Dynamo reads the marks when it traces, so they are made at the
+# end of its import, with which `torch.compile` begins: only code that compiles waits.
 _DYNAMO = "torch._dynamo"
 _marks: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
 
 
 def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
-    """``mark(function)``, at once if Dynamo is there, otherwise as soon as it is."""
+    """``mark(function)``, at once if Dynamo is imported, else at its import."""
     if _DYNAMO in sys.modules:
         return mark(function)
     if not any(isinstance(finder, _DynamoFinder) for finder in sys.meta_path):
@@ -343,14 +339,14 @@ _disabled = functools.cache(torch.compiler.disable)
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a module at which the graph breaks, and whose frames Dynamo does not compile afterwards: it takes the ``ctx``
-    of an adopted class for torch's, and cannot read an integer of numpy's.
+    """The function with a graph break, and without compilation of its frames: Dynamo mistakes the ``ctx`` of an adopted class for
+    torch's, and cannot read an integer of numpy.
     """
     return _disabled(function) if _DYNAMO in sys.modules else function
 
 
 class _DynamoFinder(importlib.abc.MetaPathFinder):
-    """Finds Dynamo where the others do, and adds to the end of its import the marks that are due."""
+    """Finds Dynamo through the other finders, and makes the waiting marks at the end of its import."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != _DYNAMO:
@@ -378,13 +374,13 @@ ordered_effect = _optional("library.EffectType.ORDERED", None, "scale tracking i
 
 # --- Names with a safe default: structures and the kit --------------------------------------------------------------------
 
-# Structures of tensors as torch.func takes them. torch has no public name for its pytrees.
+# Structures of tensors, as torch.func takes them. torch has no public name for its pytrees.
 pytree: Any = torch.utils._pytree
 
-# The kit's tensors without data; torch documents them under this name only.
+# Tensors without data for the kit; torch documents them under this name only.
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
 
-# The dispatch keys of a thread as they were, at the end of a `with`.
+# A context that restores the dispatch keys of a thread at its end.
 preserved_keys = _optional("_C._PreserveDispatchKeyGuard", contextlib.nullcontext, "a failed trace may spoil the next check")
 
 
@@ -392,8 +388,8 @@ def release_guards(error: BaseException) -> None:
     """Clear the frames that an error keeps alive, without a change of the thread's dispatch keys.
 
     torch names tensors in its errors. Where it cannot print one, inside a transform, the guard in `torch._tensor_str._str` lives
-    on in the error's frames. When they go, which garbage collection does in the middle of other work, it restores the keys of
-    that transform: autograd is off from then on.
+    on in the error's frames. When garbage collection frees them in the middle of other work, the guard restores the keys of that
+    transform: autograd is off from then on.
     """
     chain: list[BaseException | None] = [error]
     with preserved_keys():
@@ -403,7 +399,7 @@ def release_guards(error: BaseException) -> None:
                 chain += [e for e in (one.__cause__, one.__context__) if e not in chain]
 
 
-# How the kit counts the operations of a backward; this is the path under which torch documents it.
+# The mode by which the kit measures the work of a backward, under the path that torch documents.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")
 
 # --- Names of `fullgrad.adopt` ----------------------------------------------------------------------------------------------
@@ -413,17 +409,17 @@ _ADOPT = "fullgrad.adopt is not available"
 # The base of Function, and the function behind its classmethod `apply`: packages keep `SomeFunction.apply` in variables, where no
 # attribute can be replaced, but the code of the function can. Since torch 2.15 `apply` is C code, which calls two functions.
 function_module: Any = torch.autograd.function
-# The two that the C code of ``Function.apply`` calls since torch 2.15: one binds arguments, one dispatches in transforms.
+# The two functions that the C code of `apply` calls since torch 2.15: one binds arguments, one dispatches in transforms.
 bind_arguments: Any = getattr(function_module, "_bind_default_args", None)
 call_in_transforms: Any = getattr(function_module, "_call_custom_function_call", None)
 
-# A level that the C code of torch 2.15's `apply` sees, and that is left before anything runs: see `interception`.
+# A level that makes the C code of torch 2.15's `apply` dispatch, and that is left before anything runs: see `interception`.
 _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
 leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
 
 
 def enter_level() -> None:
-    """A ``vmap`` of nothing, until `leave_level`."""
+    """Enter a ``vmap`` in which nothing is batched, until `leave_level`."""
     _enter_vmap(1, "error")
 
 
@@ -431,7 +427,7 @@ def enter_level() -> None:
 _is_requires_grad_allowed = _optional("_C._functorch.get_inplace_requires_grad_allowed", None, _ADOPT)
 _allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowed", None, _ADOPT)
 
-# What a tensor of a transform wraps, and whether that transform is a vmap.
+# Whether a tensor belongs to a transform, whether that transform is a vmap, and the tensor inside.
 is_wrapped = _optional("_C._functorch.is_functorch_wrapped_tensor", None, _ADOPT)
 is_batched = _optional("_C._functorch.is_batchedtensor", None, _ADOPT)
 get_unwrapped = _optional("_C._functorch.get_unwrapped", None, _ADOPT)
@@ -478,8 +474,8 @@ def require_grad(tensor: Tensor) -> None:
 
 
 def traced_class() -> Any:
-    """A context for the code of an adopted class, which a tracer takes as it is: it may keep sizes that depend on data to itself,
-    and use a tensor that it reaches through an object or a closure, which is a constant of the graph.
+    """A context in which a tracer accepts the code of an adopted class: it may have sizes that depend on data and are not
+    returned, and use tensors that it reaches through an object or a closure, which are constants of the graph.
     """
     mode = torch._guards.detect_fake_mode() if dispatch_modes() else None
     return contextlib.nullcontext() if mode is None else _lenient(mode)
@@ -503,7 +499,7 @@ _DispatchMode: Any = TorchDispatchMode or object
 
 
 class _Lifting(_DispatchMode):
-    """Lifts tensors with data to constants, as a tracer does with what `torch.tensor` makes."""
+    """Lifts tensors with data to constants, as a tracer does with results of `torch.tensor`."""
 
     supports_higher_order_operators = True  # Triton kernels
 
@@ -518,7 +514,7 @@ class _Lifting(_DispatchMode):
         return _lift(tensor) if has_data else tensor
 
 
-# AOTAutograd's tracer turns in-place operations into others itself.
+# AOTAutograd's tracer replaces in-place operations itself.
 _functional_mode = _optional("_C._TorchDispatchModeKey.FUNCTIONAL", None, _ADOPT)
 _dispatch_mode = _optional("_C._get_dispatch_mode", None, _ADOPT)
 
@@ -543,7 +539,7 @@ is_compiling = torch.compiler.is_compiling if _says_so else _compiles_or_traces
 
 
 def dynamo_names() -> Any:
-    """What Dynamo makes a node and a guard with, and the class whose method it calls where it sees ``SomeFunction.apply``."""
+    """Dynamo's names for making nodes and guards, and the class whose method it calls for ``SomeFunction.apply``."""
     import torch._dynamo.exc
     import torch._dynamo.guards
     import torch._dynamo.source

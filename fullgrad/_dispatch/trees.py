@@ -6,12 +6,12 @@ from fullgrad._dispatch.torch_private import pytree
 
 
 def tree_map_with_path(function: Any, tree: Any) -> Any:
-    """``function(path, leaf)`` of every leaf, the path as it would be written in Python, in the same structure."""
+    """The structure with ``function(path, leaf)`` for every leaf; the path is Python code, such as ``[0]``."""
     return pytree.tree_map_with_path(lambda path, leaf: function(pytree.keystr(path), leaf), tree)
 
 
 def tree_map_pairs(function: Any, first: Any, second: Any, name: str) -> Any:
-    """``function`` of the leaves of two structures that are alike."""
+    """``function`` of the pairs of leaves of two equal structures."""
     leaves, structure = pytree.tree_flatten(first)
     others, other = pytree.tree_flatten(second)
     if structure != other:

@@ -1,7 +1,7 @@
-"""Sizes and numbers that data decides: in compiled code `x[mask]` has a size, and `x.item()` is a number, that nobody knows.
+"""Sizes and numbers that depend on data: in compiled code the size of `x[mask]` and the number `x.item()` are unknown.
 
-A comparison of such a size cannot be tested. All questions that code asks about it are here; of what is known they are the
-comparison itself. torch's own functions for this are imported when they are needed, as the import takes longer than torch's.
+A comparison with an unknown size cannot be tested by `if`. The functions here decide it instead; for known sizes they are the
+comparison itself. torch's own functions for this are imported when needed, as the import takes longer than torch's.
 """
 
 import math
@@ -35,7 +35,7 @@ def perhaps(condition: Any) -> bool:
 
 
 def holds(condition: Any) -> bool:
-    """Whether a rule holds. Where data decides, it is checked when the compiled code runs."""
+    """Whether a rule holds. If it depends on data, it is checked when the compiled code runs."""
     if not (_is_compiling() or isinstance(condition, _SymBool)):
         return bool(condition)
     known_to_fail = not perhaps(condition)
@@ -52,19 +52,19 @@ def same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def has_shape(shape: Sequence[int], required: Sequence[int]) -> bool:
-    """Whether a shape is the required one. Sizes that data decides are checked when the compiled code runs."""
+    """Whether a shape is the required one. Sizes that depend on data are checked when the compiled code runs."""
     if not is_tracing():
         return shape == required
     return len(shape) == len(required) and all([holds(n == m) for n, m in zip(shape, required, strict=True)])  # noqa: C419
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is a float that Python may compute with. Dynamo has the class of one for a symbol, too."""
+    """Whether a value is a float that Python may compute with. Under Dynamo a symbol has the class float, too."""
     return value.__class__ is float and not _is_compiling()
 
 
 def number_or_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A tensor, or a number as a float: as a tensor where compiled code does not know it, and Python cannot compute with it."""
+    """A tensor as it is; a number as a float, or as a tensor if compiled code does not know it."""
     if isinstance(value, Tensor):
         return value
     value = float(value)
@@ -72,10 +72,10 @@ def number_or_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> An
 
 
 def at_least(value: Any, least: Any) -> Any:
-    """The larger of a size, or a number, and a constant."""
+    """The larger of a size or number and a constant."""
     return torch.sym_max(value, least) if isinstance(value, (torch.SymInt, torch.SymFloat)) else max(value, least)
 
 
 def square_root(value: Any) -> float:
-    """The root of a size, which `math.sqrt` would fix."""
+    """The square root of a size, which `math.sqrt` would specialize."""
     return value**0.5 if isinstance(value, (torch.SymInt, torch.SymFloat)) else math.sqrt(value)

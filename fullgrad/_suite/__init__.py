@@ -1,1 +1,1 @@
-"""What checks, measures and shows the operators: their cases, the benchmark, the command line."""
+"""The cases of the operators, and the tools that check, measure and show them: benchmark, fuzzing, command line."""

@@ -1,6 +1,6 @@
-"""Other packages' Functions, right under every transform: `adopt` one class, or all that are called while `adopting`."""
+"""Other packages' Functions, made right under every transform: `adopt` one class, or every class called while `adopting`."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.adoption._adopt import adopt, adopting
 
 __all__ = ["adopt", "adopting"]

@@ -35,19 +35,19 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
     .. math::
         y = \operatorname{forward}(x), \qquad D(x)^T g = \operatorname{backward}(x, g)
 
-    * The first derivative is the class's own backward, and each further one that of the backward's operations: what eager double
-      backward gives. Saved inputs and outputs stay connected, an intermediate that an old-style ``forward`` saves is a constant.
-    * ``jvp`` is the class's own, or the transpose of the backward. A backward that is not linear in the gradient is noticed: with
-      the identity as value, its ``jvp`` is the identity; otherwise forward mode raises.
+    * The first derivative is the class's own backward; each further one is that of the backward's operations, as in eager double
+      backward. Saved inputs and outputs stay connected; an intermediate that an old-style ``forward`` saves is a constant.
+    * ``jvp`` is the class's own, or the transpose of the backward. A backward that is not linear in the gradient is detected: if
+      the value is the identity, ``jvp`` is the identity; otherwise forward mode raises.
     * ``vmap`` runs the class's code for the whole batch. Code that looks at numbers runs sample by sample, with one warning.
     * ``forward`` runs once per call, below all transforms, so random numbers are drawn and counters count once.
 
-    What cannot be right raises: inputs changed in place, tensors hidden in objects, a second derivative of a
+    Cases that cannot be right raise: inputs changed in place, tensors hidden in objects, a second derivative of a
     ``once_differentiable`` backward. The page "Adopt" of the documentation has the whole list.
 
     Args:
         cls: A subclass of ``torch.autograd.Function``, old style or new style.
-        strict: Raise where a second derivative would take a saved intermediate that depends on an input for a constant.
+        strict: Raise where a second derivative would treat a saved intermediate that depends on an input as a constant.
         allow_loop: Whether code that cannot be batched may run sample by sample; otherwise it raises.
 
     Returns:
@@ -82,9 +82,9 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
 def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
-    A class is adopted, as by `adopt`, when it is called and a transform or forward mode is active; plain eager code runs as it
-    does without. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be
-    nested, is that of the current thread or task, and also decorates functions. On leaving, everything is as before.
+    A class is adopted, as by `adopt`, when it is called while a transform or forward mode is active; plain eager code is not
+    affected. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be nested,
+    belongs to the current thread or task, and also decorates functions. On leaving, everything is as before.
 
     Args:
         packages: Modules, or names of modules and classes, whose classes are adopted; all by default.
@@ -116,7 +116,7 @@ def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_
 
 
 def operator_of(cls: Any, options: Options) -> Any:
-    """The adopted class as a function, the same one as long as it lives; it keeps the class alive, and is not kept by it."""
+    """The adopted class as a function, the same one as long as it lives; it keeps the class alive, but not the reverse."""
     operators = _operators.setdefault(cls, weakref.WeakValueDictionary())
     apply = operators.get(options)
     if apply is None:

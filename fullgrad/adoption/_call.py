@@ -36,13 +36,13 @@ class Call:
 
     `forward` runs the class once, with a context that records. It returns the outputs, and then each tensor that the context
     keeps and that is neither input nor output. A tensor is recognized by its identity. `backward` and `jvp` run the rules of
-    the class with the context as it was, in which inputs and outputs are those of the level that is differentiated, and the
-    rest is constant. That is what eager double backward sees.
+    the class with the recorded context, in which inputs and outputs are those of the level that is differentiated, and the rest
+    is constant, as in eager double backward.
     """
 
     numbers_are_tensors, verdict, in_place = False, None, IN_PLACE
     sample = property(lambda self: self)
-    in_front = staticmethod(lambda *tensors: tensors)  # no batch is in front of what this call returns
+    in_front = staticmethod(lambda *tensors: tensors)  # the results of this call have no batch in front
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options) -> None:
         self.cls, self.code, self.name, self.options = cls, cls, cls.__name__, options
@@ -77,11 +77,11 @@ class Call:
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """The outputs, and then what else the context keeps."""
-        inputs = [t.view_as(t) for t in tensors]  # objects of their own, since what the context keeps is known by identity
+        """The outputs, and then the other tensors that the context keeps."""
+        inputs = [t.view_as(t) for t in tensors]  # new objects, since kept tensors are recognized by identity
         for t, needed, own in zip(inputs, self.needed, self.attributes, strict=True):
             if needed and not t.requires_grad:
-                _dispatch.require_grad(t)  # a class that looks at it shall save what its backward wants
+                _dispatch.require_grad(t)  # a class may save only for inputs that require a gradient
             vars(t).update(own)
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
@@ -127,10 +127,10 @@ class Call:
 
         constant = {id(t) for t in state.pop("non_differentiable", ())}
         if not any(self.needed):
-            state = {}  # nobody will ask
+            state = {}  # no rule will run
         self.state = {name: value if name in _FLAGS else replaced(value, number_or_slot) for name, value in state.items()}
         self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
-        # What the class writes on its inputs and outputs themselves, as `tensor.name = value`.
+        # Attributes that the class sets on its inputs and outputs, as `tensor.name = value`.
         before = [*self.attributes, *[{} for _ in outs]]
         new = [
             {n: v for n, v in attributes(t).items() if n not in b or b[n] is not v}
@@ -145,7 +145,7 @@ class Call:
         return known[len(inputs) :]
 
     def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
-        """What the caller of the class gets."""
+        """The output for the caller of the class."""
         _, others, is_tuple, _ = self.record
         both, self.attributes = [*tensors, *results], []
         for i, new in self.written:
@@ -158,7 +158,7 @@ class Call:
         return tuple(items) if is_tuple else items[0]
 
     def _asked(self, needs: Sequence[bool]) -> tuple[bool, ...]:
-        """``ctx.needs_input_grad``: for each argument whether it is a tensor with such a need."""
+        """``ctx.needs_input_grad``: whether each argument is a tensor that needs a gradient."""
         return tuple(isinstance(a, Slot) and needs[a] for a in self.args)
 
     def _items(self, tensors: Maybe, others: Sequence[Any]) -> list[Any]:
@@ -169,7 +169,7 @@ class Call:
 
     def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> Sequence[Tensor | None]:
         """A gradient or None for each input that needs one, by the class's own rule."""
-        if any(needs[i] and not told for i, told in enumerate(self.needed)):
+        if any(needs[i] and not was_needed for i, was_needed in enumerate(self.needed)):
             raise RuntimeError(f"{self.name}: an input is differentiated that was a constant when its forward ran.")
         n, asked = len(flat), self._asked(needs)
         return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
@@ -200,12 +200,12 @@ class Call:
 
     @contextlib.contextmanager
     def _code(self) -> Iterator[None]:
-        """Around the code of the class."""
+        """A context for the code of the class."""
         with scope(self.options), Unusable(self.unusable) if self.unusable else contextlib.nullcontext():
             yield
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
-        """The context as it was; its ``saved_tensors`` are what was kept under the first of the names."""
+        """The recorded context; its ``saved_tensors`` are the tensors kept under the first of the names."""
         ctx: Any = FunctionCtx()
         vars(ctx).update({name: filled(value, flat) for name, value in self.state.items()})
         ctx.saved_tensors = ctx.saved_variables = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())

@@ -1,8 +1,8 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
 A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`, at a :math:`g` that is not
-special: not at 0, which a backward may leave out. Whether it is linear is found by numbers: transposed twice at a random
-:math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes, with zeros among them, and for 0. That is tried
+special: not at 0, which a backward may leave out. A numerical test tells whether it is linear: transposed twice at a random
+:math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes, with zeros among them, and for 0. The test runs
 once for each class, its constant arguments and the inputs that are differentiated.
 """
 
@@ -20,7 +20,7 @@ from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, same_dr
 TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
-_SCALES = (1e-3, 1.0, 1e2)  # of random cotangents: what clips or normalizes shows at one of them
+_SCALES = (1e-3, 1.0, 1e2)  # of random cotangents: clipping or normalizing shows at one of them
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
@@ -28,7 +28,7 @@ _verdicts: Any = weakref.WeakKeyDictionary()
 
 
 def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Maybe:
-    """The tangents of the outputs, as the class has them."""
+    """The tangents of the outputs, by the class's ``jvp``, the transpose of its backward, or the identity."""
     if call.has_jvp:
         return call.jvp(flat, tangents)
     if call.refusal:
@@ -46,8 +46,8 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
 
 
 def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
-    """Try the backward of a call in forward mode: in traced code with random numbers, before its forward runs, which is run on
-    them, too; otherwise with the tensors at hand, after its forward.
+    """Test the backward of a call for linearity: in traced code with random inputs and before its forward, otherwise with the
+    actual tensors and after its forward.
     """
     if call.has_jvp or call.refusal or not call.in_forward_mode or not any(call.needed) or transforms_active():
         return
@@ -62,7 +62,7 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
             tensors = [_random_like(t) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
-            if not traced:  # otherwise it does not take random numbers, which tells nothing
+            if not traced:  # a failure with random inputs tells nothing
                 verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
 
 
@@ -85,13 +85,13 @@ def _pull(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Call
 
 
 def _key(call: Any) -> Any:
-    """What is differentiated, constants of the call by value, and other objects by their kind, so that none is kept alive."""
+    """The key of a verdict: needed inputs, constants by value, and other objects by kind, so that none is kept alive."""
     constants = [c for c in pytree.tree_leaves(call.args) if not isinstance(c, (Slot, Tensor))]
     return tuple(call.needed), *((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants)
 
 
 def _generic(zeros: Any) -> Tensor:
-    """Of the shape and kind of some zeros, with a number that no backward takes for special."""
+    """A tensor like some zeros, of a number that no backward treats specially."""
     return torch.full(zeros.args[0], 0.7, **zeros.keywords)
 
 
@@ -120,7 +120,7 @@ def _try(call: Any, tensors: Any, outs: Any) -> str:
 
 
 def _differs(found: Tensor, expected: Tensor) -> bool:
-    """By more than rounding. What is not finite is left out: there eager double backward is not finite either."""
+    """Whether tensors differ by more than rounding. Nonfinite elements are skipped: eager double backward has them too."""
     both = found.isfinite() & expected.isfinite()
     error, size = ((found - expected)[both].abs(), expected[both].abs())
     return bool((error > min(1e3 * torch.finfo(found.dtype).eps, 0.1) * size.max()).any()) if len(size) else False

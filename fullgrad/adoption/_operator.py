@@ -1,4 +1,4 @@
-"""The operator that every adopted call is made of, and the two calls that are no class's own: a batch, and a plain function."""
+"""The operator that runs every adopted call, and the two calls that belong to no class: a batch, and a plain function."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullgrad import _dispatch
-from fullgrad._function import Function
+from fullgrad._core.function import Function
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope
@@ -24,13 +24,13 @@ which transforms cannot follow; a copy works."""
 _NOT_DIFFERENTIABLE = "{}.backward cannot be differentiated once more ({!s:.80}); grad, vjp and jacrev work once."
 _CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
 derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
-_ESCAPED = ("may have escaped", "functorch/Interpreter")  # what torch says of a tensor whose transform is not active
-_looped: Any = weakref.WeakSet()  # what is known not to run inside vmap
+_ESCAPED = ("may have escaped", "functorch/Interpreter")  # torch's messages about a tensor whose transform is not active
+_looped: Any = weakref.WeakSet()  # code that is known not to run inside vmap
 _warned: Any = weakref.WeakSet()
 
 
 class Adopted(Function):
-    """The results of a call: its outputs, and what else it keeps, which is constant, as it is to eager double backward.
+    """The results of a call: its outputs, and the other tensors it keeps, which are constants, as in eager double backward.
 
     A call is a `Call` of a class, a `Batched` or a `Plain`. Its ``forward`` runs once, below all transforms. Its ``backward`` and
     ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results.
@@ -108,14 +108,14 @@ def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
 
 
 def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a tracer that records in-place operations they become others: `torch.func.linearize` would repeat them at every call
-    on what it takes for constants.
+    """The function without in-place operations, if a tracer records them: `torch.func.linearize` would repeat them on its
+    constants at every call.
     """
     return torch.func.functionalize(function) if _dispatch.records_in_place() else function
 
 
 def _guarded(ctx: Any) -> list[Tensor | None]:
-    """The saved tensors; in strict mode, those whose derivative with respect to the inputs is lost may not be differentiated."""
+    """The saved tensors; in strict mode, a derivative through one that lost its dependence on the inputs raises."""
     flat, call = list(ctx.saved_tensors), ctx.call
     inputs = [t for t in flat[: len(flat) - ctx.results] if may_differ(t)]
     for i in call.used.intersection(call.lost):
@@ -124,9 +124,9 @@ def _guarded(ctx: Any) -> list[Tensor | None]:
 
 
 class Batched:
-    """A call under ``vmap``, as one call with the whole batch: whatever it returns has the batch in front.
+    """A call under ``vmap``, as one call with the whole batch; all its results have the batch in front.
 
-    The code runs inside ``torch.vmap``, or where it cannot, since it looks at numbers, once for each sample.
+    The code runs inside ``torch.vmap``, or once for each sample if it looks at numbers.
     """
 
     def __init__(self, inner: Any, in_dims: Sequence[int | None], info: Any, level: int) -> None:
@@ -134,7 +134,7 @@ class Batched:
         self.sample = inner.sample  # the call of one sample, below all batches
 
     def __getattr__(self, name: str) -> Any:
-        """What is known of the call of one sample."""
+        """An attribute of the call of one sample."""
         return getattr(self.sample, name)
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Batched:
                 return self.vmap(self.inner.forward, self.in_dims, tensors)
             except Exception as error:
                 if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
-                    raise  # a loop does not mend it
+                    raise  # a loop would not help
                 reason = str(error).partition("\n")[0]
                 if not self.options.allow_loop:
                     raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
@@ -177,9 +177,10 @@ class Batched:
         return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
 
     def vmap(self, function: Callable[..., Any], in_dims: Sequence[int | None], args: Maybe) -> list[Tensor | None]:
-        """``torch.vmap`` at the level of the user's own, so that a batched tensor that the class closes over means what it did.
+        """``torch.vmap`` at the level of the user's ``vmap``, so that a batched tensor that the class closes over keeps its
+        meaning.
 
-        For the transforms below it levels stand in, in which nothing is batched.
+        Levels in which nothing is batched stand in for the transforms below.
         """
         returned: list[bool] = []
 
@@ -204,11 +205,11 @@ class Batched:
     # --- Derivatives ------------------------------------------------------------------------------------------------------
 
     def in_front(self, *tensors: Tensor) -> Maybe:
-        """The inputs as results are, with the batch in front."""
+        """The inputs with the batch in front, as in the results."""
         return self.vmap(self.inner.in_front, self.in_dims, tensors)
 
     def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> list[Tensor | None]:
-        """A gradient or None for each input: of what all samples share, the sum."""
+        """A gradient or None for each input; inputs that all samples share get the sum."""
         backward = functools.partial(self.inner.backward, needs=needs)
         grads = self._over(backward, flat, cotangents, [0] * len(cotangents))
         return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
@@ -224,9 +225,9 @@ class Batched:
 
 
 class Plain:
-    """A function of tensors and Nones as a call: below all transforms it may look at numbers.
+    """A function of tensors and Nones as a call below all transforms, where it may look at numbers.
 
-    Its derivative is that of the function, or is refused, with a reason.
+    Its derivative is that of the function, or is refused with a reason.
     """
 
     has_jvp, in_forward_mode, materialize, lost, verdict = False, False, True, (), TRANSPOSE
@@ -269,7 +270,7 @@ class Plain:
 
 
 def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal: str = "") -> Sequence[Tensor | None]:
-    """``function(*args)`` where it is called, or below all transforms if it cannot run inside or must not be differentiated."""
+    """``function(*args)`` at the present level, or below all transforms if it cannot run there or must not be differentiated."""
     if not refusal:
         try:
             return function(*args)

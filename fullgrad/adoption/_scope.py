@@ -1,4 +1,4 @@
-"""Which classes are adopted where: the scopes that this thread, or this task, is in."""
+"""The scopes of the current thread or task, which decide which classes are adopted."""
 
 import contextvars
 import threading
@@ -10,13 +10,13 @@ from fullgrad._dispatch import intercept
 
 
 class Options(NamedTuple):
-    """What a user may ask of adopted classes."""
+    """The options of `adopt` and `adopting`."""
 
     strict: bool = False
     allow_loop: bool = True
 
 
-# What the open scopes adopt, everything if there are no names, what they leave alone, and how.
+# The open scopes: names to adopt (all classes if empty), names to leave alone, and the options.
 _open: dict[object, tuple[tuple[str, ...], tuple[str, ...], Options]] = {}
 _lock = threading.Lock()
 # A context variable, so that threads and asynchronous tasks have their own scopes; those of generators close in any order.
@@ -24,7 +24,7 @@ _entered: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("f
 
 
 class _State:
-    """What compiled code is guarded on."""
+    """The value on which compiled code is guarded."""
 
     @property
     def key(self) -> str:
@@ -36,7 +36,7 @@ state = _State()
 
 
 def options_for(cls: type, in_transform: bool) -> Options | None:
-    """How a class is adopted here, by the innermost scope that has it; None if it is not. Plain code is for strict ones alone."""
+    """The options of the innermost scope that adopts a class, or None. Outside of transforms only strict scopes adopt."""
 
     def inside(names: tuple[str, ...]) -> bool:
         return any(f"{cls.__module__}.{cls.__qualname__}.".startswith(f"{name}.") for name in names)
@@ -50,7 +50,7 @@ def options_for(cls: type, in_transform: bool) -> Options | None:
 
 @contextmanager
 def scope(options: Options, packages: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Iterator[None]:
-    """The part of the program in which classes are adopted; also each rule of an adopted class, for what that calls."""
+    """A context in which classes are adopted; rules of adopted classes run in one too, for the Functions that they call."""
     entered = object()
     _entered.set((*[s for s in _entered.get() if s in _open], entered))
     with _lock:

@@ -1,4 +1,4 @@
-"""Questions about tensors and structures of them."""
+"""Helpers for tensors and structures of tensors."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it a
 
 
 class Refused(NotImplementedError):
-    """What cannot be right, and what running sample by sample would not mend."""
+    """A case that cannot be right, and that running sample by sample would not fix."""
 
 
 class Unusable(TorchFunctionMode):
@@ -52,8 +52,8 @@ class Unusable(TorchFunctionMode):
 
 
 class Constants(TorchFunctionMode):
-    """What a backward takes for a constant is one to every transform: forward mode ignores ``no_grad``, and ``.data`` ends one
-    level alone and raises inside a vmap. Where grad mode is off from the start, nobody can tell.
+    """Makes the constants of a backward constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only
+    one level and raises inside a vmap. If grad mode is off from the start, constants cannot be recognized.
     """
 
     def __init__(self) -> None:
@@ -79,31 +79,31 @@ def constants() -> Any:
 
 
 class Slot(int):
-    """Stands for a tensor of a call: its place among the inputs, the outputs and what else a context keeps, in this order."""
+    """A placeholder for a tensor of a call: its position among inputs, outputs and other kept tensors, in this order."""
 
 
 class NumberSlot(Slot):
-    """Stands for a number, kept as a tensor."""
+    """A placeholder for a number, kept as a tensor."""
 
 
 def may_differ(tensor: Tensor | None) -> bool:
-    """Whether it may have a gradient."""
+    """Whether a tensor may have a gradient."""
     return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def attributes(tensor: Tensor) -> dict[str, Any]:
-    """What somebody has set on a tensor, as ``tensor.name = value``."""
+    """The attributes set on a tensor, as ``tensor.name = value``."""
     own = vars(tensor)
     if not own or type(tensor) in (Tensor, torch.nn.Parameter):
         return dict(own)
-    return {name: value for name, value in own.items() if name not in vars(tensor.detach())}  # a subclass has some itself
+    return {name: value for name, value in own.items() if name not in vars(tensor.detach())}  # a subclass has its own
 
 
 def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
-    """A result of a forward below all transforms: no memory in common with the inputs, no view, no graph.
+    """A result of a forward below all transforms, sharing no memory with the inputs, not a view, and without a graph.
 
-    One that belongs to a transform comes from a tensor that is no argument: constant in a differentiated one, as in eager
-    autograd, and lost in a batched one.
+    A result that belongs to a transform comes from a tensor that is not an argument: it is constant if differentiated, as in
+    eager autograd, and refused if batched.
     """
     while is_wrapped(out):
         if is_batched(out):
@@ -113,12 +113,12 @@ def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
 
 
 def versions(tensors: Maybe) -> list[int]:
-    """How often each was changed in place. Inference mode does not count."""
+    """How often each tensor was changed in place. Inference mode does not count changes."""
     return [] if is_tracing() else [t._version for t in tensors if t is not None and not t.is_inference()]
 
 
 def replaced(tree: Any, replace: Callable[[Any], Any]) -> Any:
-    """A structure with other leaves; the very same object where all stay, since a class may write to it."""
+    """A structure with replaced leaves; the same object if no leaf changes, since a class may write to it."""
     leaves, structure = pytree.tree_flatten(tree)
     others = [replace(leaf) for leaf in leaves]
     return tree if all(a is b for a, b in zip(others, leaves, strict=True)) else pytree.tree_unflatten(others, structure)
@@ -136,7 +136,7 @@ def filled(tree: Any, tensors: Maybe) -> Any:
 
 
 def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """The tensors that an object refers to: in its attributes, closures and containers, not in modules and types."""
+    """The tensors that an object refers to in attributes, closures and containers, but not in modules and types."""
     if isinstance(value, Tensor):
         yield value
     elif depth and not isinstance(value, (type, ModuleType)):
@@ -147,7 +147,7 @@ def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def same_draws() -> Iterator[None]:
-    """A context after which random numbers go on as if nothing had been drawn."""
+    """A context that restores the states of the random generators at its end."""
     before = random_states()
     try:
         yield
@@ -162,7 +162,7 @@ def random_states() -> list[Tensor]:
 
 
 def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """What reads and what restores the state of each generator."""
+    """The functions that read and restore the state of each generator."""
     yield torch.get_rng_state, torch.set_rng_state
     device = torch.accelerator.current_accelerator()
     module: Any = device and torch.get_device_module(device)

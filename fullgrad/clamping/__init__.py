@@ -1,6 +1,6 @@
 """Clamping: values kept in a range."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.clamping._clamp import Clamp, clamp, clamp_backward
 from fullgrad.clamping._clamp_by_linear import ClampByLinear, clamp_by_linear
 

@@ -1,16 +1,15 @@
-"""`clamp`: between two bounds, gradient 1 on the bounds too."""
+"""`clamp`: clamping between two bounds, with gradient 1 on the bounds too."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import is_compiling
-from fullgrad._distributed import elementwise_code
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import pure
-from fullgrad._kernels import between, where_between
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import pure
+from fullgrad._core.shards import elementwise_code
+from fullgrad._core.windows import where_between
 
 Bound = Tensor | float | None
 
@@ -22,9 +21,9 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
         y = \min(\max(x, l), h), \qquad
         D_x = [\,l \le x \le h\,], \quad D_l = [\,x < l \le h\,], \quad D_h = [\,x > h \text{ or } l > h\,]
 
-    The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives that of the elements
-    beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient. A NaN
-    in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
+    The value is that of :func:`torch.clamp`, bit for bit. A tensor bound that requires a gradient receives the gradient of the
+    elements beyond it. Where ``min_value`` is above ``max_value`` the value is ``max_value``, as in torch, and gets the gradient.
+    A NaN in ``x`` or in a bound gives NaN and no gradient; infinite ``x`` inside an infinite bound counts as inside. Higher
     derivatives are 0. Saved: ``x``, and the bounds that are tensors; nothing beyond inputs.
 
     Args:
@@ -50,7 +49,7 @@ def clamp(x: Tensor, min_value: Bound = None, max_value: Bound = None) -> Tensor
 
     Source: ``spikingjelly.activation_based.quantize.clamp``; for tensor bounds, :func:`torch.clamp`.
     """
-    _checks.real_tensor("clamp", "x", x)
+    checks.real_tensor("clamp", "x", x)
     if not (min_value.__class__ is float and max_value.__class__ is float):
         _check_bounds("clamp", min_value, max_value)
     return Clamp.apply(x, min_value, max_value)
@@ -74,7 +73,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
         A tensor of the shape and dtype of ``grad_output``.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
+        TypeError: ``grad_output`` or ``x`` is not a real tensor, or a bound is neither a number, nor a real tensor, nor None.
         ValueError: Both bounds are None.
 
     Example:
@@ -84,10 +83,10 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
 
     Source: ``spikingjelly.activation_based.quantize.clamp_backward``.
     """
-    _checks.real_tensor("clamp_backward", "grad_output", grad_output)
-    _checks.real_tensor("clamp_backward", "x", x)
+    checks.real_tensor("clamp_backward", "grad_output", grad_output)
+    checks.real_tensor("clamp_backward", "x", x)
     _check_bounds("clamp_backward", min_value, max_value)
-    return elementwise_code("clamp_backward", pass_inside, grad_output, x, min_value, max_value)
+    return elementwise_code("clamp_backward", where_between, grad_output, x, min_value, max_value)
 
 
 class Clamp(Elementwise):
@@ -108,31 +107,17 @@ class Clamp(Elementwise):
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, min_value: Bound, max_value: Bound) -> Tensor:
         if i == 0:
-            return pass_inside(v, x, min_value, max_value)
+            return where_between(v, x, min_value, max_value)
         return torch.where((_below if i == 1 else _above)(x, min_value, max_value), v, 0)
 
 
-def pass_inside(g: Tensor, x: Tensor, low: Bound, high: Bound) -> Tensor:
-    """``g`` where ``low <= x <= high``, else 0."""
-    # Compiled code fuses the plain formula, and runs whatever the thread does with subnormal numbers then. Dynamo cannot trace
-    # bit arithmetic.
-    has_tensor = not (low.__class__ is float and high.__class__ is float) and _has_tensor(low, high)
-    if has_tensor or is_compiling():
-        return torch.where(between(x, low, high), g, 0)
-    return where_between(g, x, low, high)  # pyright: ignore[reportArgumentType]
-
-
-def _has_tensor(low: Bound, high: Bound) -> bool:
-    return isinstance(low, Tensor) or isinstance(high, Tensor)
-
-
 def _below(x: Tensor, low: Any, high: Any) -> Tensor:
-    """Where the value is the lower bound, and would follow it."""
+    """The mask of the elements whose value is the lower bound and follows it."""
     return x < low if high is None else (x < low) & (low <= high)
 
 
 def _above(x: Tensor, low: Any, high: Any) -> Tensor:
-    """Where the value is the upper bound, and would follow it: also where the bounds are crossed."""
+    """The mask of the elements whose value is the upper bound and follows it, crossed bounds included."""
     return x > high if low is None else (x > high) | ((x == x) & (low > high))
 
 
@@ -140,6 +125,6 @@ def _check_bounds(name: str, low: Any, high: Any) -> None:
     if low is None and high is None:
         raise ValueError(f"{name}: `min_value` or `max_value` must be given, got None for both.")
     if low is not None:
-        _checks.real_number_or_tensor(name, "min_value", low)
+        checks.real_number_or_tensor(name, "min_value", low)
     if high is not None:
-        _checks.real_number_or_tensor(name, "max_value", high)
+        checks.real_number_or_tensor(name, "max_value", high)

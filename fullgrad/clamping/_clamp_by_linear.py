@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import extremes
-from fullgrad._function import Function, out_buffer
+from fullgrad._core import checks
+from fullgrad._core.function import Function
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import extremes
 
 
 def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -19,8 +20,8 @@ def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
 
     over the whole tensor, and per sample under ``vmap``. This is the true derivative; elements tied for the minimum or the
     maximum share it equally, and derivatives of every order follow. Half precision is computed in float32. Where spikingjelly
-    loses ``eps`` beside a large maximum (constant input of 300 in float32, of 1 in float16) and gives NaN, this gives 0, and a
-    range beyond the largest number of the dtype is no problem. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
+    loses ``eps`` to rounding and gives NaN (constant input of 300 in float32, of 1 in float16), this gives 0. The range may
+    exceed the largest number of the dtype. NaN or infinite ``x`` gives NaN. Saved: ``x`` alone.
 
     Args:
         x: Any shape with at least one element; floating, or integer (which gives the default dtype).
@@ -43,9 +44,9 @@ def clamp_by_linear(x: Tensor, eps: float = 1e-5) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.clamp_by_linear``.
     """
-    _checks.real_tensor("clamp_by_linear", "x", x)
-    _checks.not_empty("clamp_by_linear", "x", x)
-    _checks.positive_number("clamp_by_linear", "eps", eps)
+    checks.real_tensor("clamp_by_linear", "x", x)
+    checks.not_empty("clamp_by_linear", "x", x)
+    checks.positive_number("clamp_by_linear", "eps", eps)
     return ClampByLinear.apply(x, eps)
 
 
@@ -55,10 +56,7 @@ class ClampByLinear(Function):
     @staticmethod
     def forward(x: Tensor, eps: float = 1e-5, batch_dims: int = 0) -> Tensor:
         s = _Sample(x, eps, batch_dims)
-        y = s.x * 0.5
-        y = torch.sub(y, s.low, out=out_buffer(y))
-        y = torch.div(y, s.half_range, out=out_buffer(y))
-        return y.to(x.dtype) if x.is_floating_point() else y
+        return s.y.to(x.dtype) if x.is_floating_point() else s.y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
@@ -91,11 +89,16 @@ class ClampByLinear(Function):
         return ClampByLinear.apply(x, eps, batch_dims + 1), 0
 
 
+@pointwise
+def _rescaled(x: Tensor, low: Tensor, half_range: Tensor) -> Tensor:
+    return (x * 0.5 - low) / half_range
+
+
 class _Sample:
-    """The quantities of the formula for every sample: in float32 at least, and halved.
+    """The quantities of the formula for every sample, in float32 at least and halved.
 
     Halving is exact, and differences of halves do not overflow. eps is added to the difference of the extremes, not to the
-    maximum, beside which it would be lost.
+    maximum, where rounding could lose it.
     """
 
     def __init__(self, x: Tensor, eps: float, batch_dims: int) -> None:
@@ -108,7 +111,7 @@ class _Sample:
     @property
     def y(self) -> Tensor:
         """The value."""
-        return (self.x * 0.5 - self.low) / self.half_range
+        return _rescaled(self.x, self.low, self.half_range)
 
     def weight_in(self, extreme: Tensor) -> Tensor:
         """The weight of each element in the derivative of the minimum or the maximum: ties share it."""

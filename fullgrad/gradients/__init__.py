@@ -1,6 +1,6 @@
 """Operators that act on the gradient: the value is the input itself."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.gradients._clip_grad import ClipGrad, clip_grad
 from fullgrad.gradients._clip_grad_norm import ClipGradNorm, clip_grad_norm
 from fullgrad.gradients._mask_grad import MaskGrad, mask_grad

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import alias, is_identity
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._neighbors import rounded
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.recomputed import save_inputs, saved_inputs
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -41,10 +41,9 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
 
     Source: :func:`torch.nn.utils.clip_grad_value_`, anywhere in a network.
     """
-    _checks.real_tensor("clip_grad", "x", x)
-    _checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
-    if max_value.__class__ is not float and isinstance(max_value, Tensor):
-        _checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
+    checks.real_tensor("clip_grad", "x", x)
+    checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
+    checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
     return ClipGrad.apply(x, max_value)
 
 
@@ -66,5 +65,5 @@ class ClipGrad(CotangentMap):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         m: Any = saved_inputs(ctx)[1]
         if m.__class__ is float and m > torch.finfo(g.dtype).max:
-            m = rounded(m, g.dtype)  # torch refuses what is beyond the dtype
+            m = rounded(m, g.dtype)  # torch refuses numbers beyond the dtype
         return torch.clamp(g, -m, m).to(g.dtype), None

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._buffers import apply_steps
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.neighbors import rounded
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.recomputed import save_inputs, saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._inputs import save_inputs, saved_inputs
-from fullgrad._neighbors import rounded
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
 
@@ -24,9 +24,9 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
 
     for ``max_norm`` :math:`m` and ``norm_type`` :math:`p`, with the norm over ``dim``. A gradient within the bound is unchanged,
     to the last bit. Under ``vmap`` each sample has a norm of its own. The norm is computed in float32 at least and neither
-    overflows nor underflows. A NaN makes what shares its norm NaN; an infinite element becomes NaN, the finite ones that share
-    its norm 0. The map is not linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates the map as
-    it is. Saved: ``max_norm`` if it is a tensor.
+    overflows nor underflows. A NaN makes all elements that share its norm NaN; an infinite element becomes NaN, and finite ones
+    that share its norm 0. The map is not linear, so ``jvp`` is not its adjoint but the identity; double backward differentiates
+    the map as it is. Saved: ``max_norm`` if it is a tensor.
 
     Args:
         x: Any shape, empty ones too; floating, or integer (without a gradient).
@@ -52,17 +52,16 @@ def clip_grad_norm(x: Tensor, max_norm: Tensor | float, dim: Dim = None, norm_ty
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
 
-    Source: :func:`torch.nn.utils.clip_grad_norm_`, anywhere in a network, without its 1e-6 in the denominator.
+    Source: :func:`torch.nn.utils.clip_grad_norm_`, applied anywhere in a network, without its 1e-6 in the denominator.
     """
-    _checks.real_tensor("clip_grad_norm", "x", x)
-    _checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
-    if dim is not None:
-        _checks.dim("clip_grad_norm", dim, x.ndim)
-    _checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
+    checks.real_tensor("clip_grad_norm", "x", x)
+    checks.positive_number_or_tensor("clip_grad_norm", "max_norm", max_norm)
+    checks.dim("clip_grad_norm", dim, x.ndim)
+    checks.positive_number("clip_grad_norm", "norm_type", norm_type, finite=False)
     if max_norm.__class__ is not float and isinstance(max_norm, Tensor):
         named = dims_of(dim, x.ndim)
         shape = [1 if d in named else n for d, n in enumerate(x.shape)]
-        _checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
+        checks.broadcasts_to("clip_grad_norm", "max_norm", max_norm, "x with `dim` reduced", shape)
     return ClipGradNorm.apply(x, max_norm, dim, norm_type)
 
 
@@ -90,10 +89,16 @@ class ClipGradNorm(CotangentMap):
         within = n <= m / u
         # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
         factor = torch.where(within, 1, m / torch.where(within, 1, n))
-        return apply_steps(g / torch.where(within, 1, u), (torch.mul, factor)).to(g.dtype), None, None, None
+        return _rescaled(g, torch.where(within, 1, u), factor), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         in_dims, (x, max_norm, dim, norm_type) = per_sample(info, in_dims, args)
         x, max_norm = aligned(in_dims[:2], (x, max_norm))
         return cls.apply(x, max_norm, behind_batch(dim, x.ndim), norm_type), 0
+
+
+@pointwise
+def _rescaled(g: Tensor, unit: Tensor, factor: Tensor) -> Tensor:
+    """``g / unit * factor``, in the dtype of ``g``."""
+    return (g / unit * factor).to(g.dtype)

@@ -1,15 +1,15 @@
-"""`CotangentMap`: what the operators that act on the gradient alone have in common."""
+"""`CotangentMap`: the base of operators that act on the gradient only."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fullgrad._batching import elementwise
-from fullgrad._function import Function
+from fullgrad._core.batching import elementwise
+from fullgrad._core.function import Function
 
 
 class CotangentMap(Function):
-    r"""The value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a subclass gives.
+    r"""An operator whose value is the input itself; :math:`\mathrm{vjp}(g) = c(g)` for a map :math:`c` that a subclass gives.
 
     A map that is not linear in :math:`g` is the transpose of no tangent map, so ``jvp`` is the identity. Differentiating again
     differentiates :math:`c` as it is.
@@ -19,7 +19,7 @@ class CotangentMap(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.parameters = inputs[1:]  # for those that are numbers
+        ctx.parameters = inputs[1:]  # for subclasses whose parameters are numbers
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *parameters: Any) -> Tensor | None:
@@ -31,8 +31,8 @@ class CotangentMap(Function):
 
 
 def per_sample(info: Any, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """``in_dims`` and ``args`` with the first argument batched: one that the samples share gets a cotangent from each of them,
-    and each is mapped by itself before their sum.
+    """``in_dims`` and ``args`` with the first argument batched: an input that the samples share gets a cotangent from each
+    sample, and each cotangent is mapped before the sum.
     """
     if in_dims[0] is not None:
         return in_dims, args

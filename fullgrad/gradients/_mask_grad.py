@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import alias, is_identity
-from fullgrad._kernels import where_positive
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.windows import where_positive
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -16,7 +16,7 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     .. math::
         y = x, \qquad D(x) = [\,\mathrm{mask}\,]
 
-    What is masked out is 0 even where the gradient is infinite or NaN. The map is linear: ``jvp`` masks the tangent. Higher
+    Masked elements get 0 even where the gradient is infinite or NaN. The map is linear: ``jvp`` masks the tangent. Higher
     derivatives are 0. Saved: ``mask``.
 
     Args:
@@ -38,9 +38,9 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
 
     Source: ``torch.where(mask, x, x.detach())``, without its copy.
     """
-    _checks.real_tensor("mask_grad", "x", x)
-    _checks.bool_tensor("mask_grad", "mask", mask)
-    _checks.broadcasts_to("mask_grad", "mask", mask, "x", x.shape)
+    checks.real_tensor("mask_grad", "x", x)
+    checks.bool_tensor("mask_grad", "mask", mask)
+    checks.broadcasts_to("mask_grad", "mask", mask, "x", x.shape)
     return MaskGrad.apply(x, mask)
 
 
@@ -54,7 +54,7 @@ class MaskGrad(CotangentMap):
     def forward(x: Tensor, mask: Tensor) -> Tensor:
         return alias(x)
 
-    # Not an `Elementwise`: a mask has no derivative, so there is nothing to find out in a small call.
+    # Not an `Elementwise`, whose check for derivatives a mask does not need; small calls are faster.
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import alias, is_identity
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -39,12 +39,12 @@ def nan_to_num_grad(x: Tensor, nan: float = 0.0, posinf: float | None = None, ne
 
     Source: :func:`torch.nan_to_num` on the gradient.
     """
-    _checks.real_tensor("nan_to_num_grad", "x", x)
-    _checks.real_number("nan_to_num_grad", "nan", nan)
+    checks.real_tensor("nan_to_num_grad", "x", x)
+    checks.real_number("nan_to_num_grad", "nan", nan)
     if posinf is not None:
-        _checks.real_number("nan_to_num_grad", "posinf", posinf)
+        checks.real_number("nan_to_num_grad", "posinf", posinf)
     if neginf is not None:
-        _checks.real_number("nan_to_num_grad", "neginf", neginf)
+        checks.real_number("nan_to_num_grad", "neginf", neginf)
     return NanToNumGrad.apply(x, nan, posinf, neginf)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.gradients._scale import Scale
 
 
@@ -33,8 +33,7 @@ def reverse_grad(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
 
     Source: Ganin, Lempitsky, https://arxiv.org/abs/1409.7495.
     """
-    _checks.real_tensor("reverse_grad", "x", x)
-    _checks.real_number_or_tensor("reverse_grad", "scale", scale)
-    if scale.__class__ is not float and isinstance(scale, Tensor):
-        _checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
+    checks.real_tensor("reverse_grad", "x", x)
+    checks.real_number_or_tensor("reverse_grad", "scale", scale)
+    checks.broadcasts_to("reverse_grad", "scale", scale, "x", x.shape)
     return Scale.apply(x, 1.0, -scale)

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import elementwise
+from fullgrad._core import checks
+from fullgrad._core.batching import elementwise
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import alias, pure
 from fullgrad._dispatch import surely
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import alias, pure
 from fullgrad.gradients._cotangent_map import per_sample
 
 Factor = Tensor | float
@@ -21,7 +21,7 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
         y = f\, x, \qquad D_x = b, \quad D_f = x
 
     for ``forward`` :math:`f` and ``backward`` :math:`b`. The map is linear: ``jvp`` multiplies the tangent by :math:`b`. A tensor
-    ``forward`` gets its own true gradient; the value does not depend on ``backward``, which gets one from second derivatives
+    ``forward`` gets its true gradient; the value does not depend on ``backward``, which gets a gradient from second derivatives
     only. Where ``forward`` is the number 1 the value is the input itself, not a copy. Saved: factors that are tensors, and ``x``
     if ``forward`` needs a gradient; nothing beyond inputs.
 
@@ -44,12 +44,12 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
 
     Source: ``unit_scaling.scale``.
     """
-    _checks.real_tensor("scale", "x", x)
-    _checks.real_number_or_tensor("scale", "forward", forward)
-    _checks.real_number_or_tensor("scale", "backward", backward)
+    checks.real_tensor("scale", "x", x)
+    checks.real_number_or_tensor("scale", "forward", forward)
+    checks.real_number_or_tensor("scale", "backward", backward)
     if backward.__class__ is not float and isinstance(backward, Tensor):
-        shape = _checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
-        _checks.broadcasts_to("scale", "backward", backward, "the output", shape)
+        shape = checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
+        checks.broadcasts_to("scale", "backward", backward, "the output", shape)
     return Scale.apply(x, forward, backward)
 
 
@@ -59,7 +59,7 @@ def scale_fwd(input: Tensor, scale: Factor) -> Tensor:
     .. math::
         y = s\, x, \qquad D_x = 1, \quad D_s = x
 
-    for ``input`` :math:`x`. It is :func:`scale` with ``forward=scale``, and saves what that saves.
+    for ``input`` :math:`x`. It is :func:`scale` with ``forward=scale``, and saves the same.
 
     Args:
         input: Any shape; floating, or integer (without a gradient).
@@ -78,8 +78,8 @@ def scale_fwd(input: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_fwd``.
     """
-    _checks.real_tensor("scale_fwd", "input", input)
-    _checks.real_number_or_tensor("scale_fwd", "scale", scale)
+    checks.real_tensor("scale_fwd", "input", input)
+    checks.real_number_or_tensor("scale_fwd", "scale", scale)
     return Scale.apply(input, scale, 1.0)
 
 
@@ -110,10 +110,9 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
 
     Source: ``unit_scaling.scale.scale_bwd``.
     """
-    _checks.real_tensor("scale_bwd", "input", input)
-    _checks.real_number_or_tensor("scale_bwd", "scale", scale)
-    if scale.__class__ is not float and isinstance(scale, Tensor):
-        _checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
+    checks.real_tensor("scale_bwd", "input", input)
+    checks.real_number_or_tensor("scale_bwd", "scale", scale)
+    checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
     return Scale.apply(input, 1.0, scale)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, largest
 
@@ -48,9 +48,8 @@ def scale_grad(x: Tensor, dim: Dim = None) -> Tensor:
 
     Source: ``shok.utils.functions.ScaleGrad``.
     """
-    _checks.real_tensor("scale_grad", "x", x)
-    if dim is not None:
-        _checks.dim("scale_grad", dim, x.ndim)
+    checks.real_tensor("scale_grad", "x", x)
+    checks.dim("scale_grad", dim, x.ndim)
     return ScaleGrad.apply(x, dim)
 
 

@@ -1,6 +1,6 @@
-"""Quantizers: values on a grid of any kind, with the gradient passing where you say, and parameters that learn."""
+"""Quantizers: values on grids of any kind, gradients that pass where you choose, and parameters that learn."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize
 from fullgrad.quantizers._bsq import bsq
 from fullgrad.quantizers._codebook_quantize import codebook_quantize
@@ -19,7 +19,6 @@ from fullgrad.quantizers._nvfp4_quantize import nvfp4_quantize
 from fullgrad.quantizers._pact import pact
 from fullgrad.quantizers._power_of_two import power_of_two
 from fullgrad.quantizers._quant_range import quant_range
-from fullgrad.quantizers._quantizer import Quantizer
 from fullgrad.quantizers._stretched_elastic import stretched_elastic
 from fullgrad.quantizers._ternarize import ternarize
 from fullgrad.quantizers._tqt import tqt
@@ -29,7 +28,6 @@ from fullgrad.quantizers._xnor import xnor
 
 __all__ = [
     "FloatFormat",
-    "Quantizer",
     "binarize",
     "bsq",
     "codebook_quantize",

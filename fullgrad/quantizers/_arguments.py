@@ -1,4 +1,4 @@
-"""Arguments of the family: their checks, and parameters that hold one number per block."""
+"""Argument checks of the family, and parameters that hold one number per block."""
 
 import math
 import operator
@@ -8,21 +8,21 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import holds, same_shape
-from fullgrad._half_precision import HALF
-from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import DETERMINISTIC, ROUNDINGS
 
-# What may learn.
+# A number, or a tensor that may learn.
 Parameter = Tensor | float
 Inside = Literal["rounded", "exact", "all"]
 
 INSIDE = ("rounded", "exact", "all")
-FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
-# The numbers beyond which a scale is positive in float32 and in float64, beyond which its reciprocal is finite too, and below
-# which it is finite: half a unit around the smallest and the largest numbers.
+_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# The bounds above which a scale is positive, above which its reciprocal is finite too, and below which the scale is finite, in
+# float32 and float64: half a unit around the smallest and the largest numbers.
 _SCALES = {
     torch.float32: (2.0**-150, 2.0**-128 + 2.0**-150, 2.0**128 - 2.0**103),
     torch.float64: (0.0, 2.0**-1024, math.inf),
@@ -30,36 +30,34 @@ _SCALES = {
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which numbers of another are computed: half precision in float32."""
+    """The dtype of the computation for inputs of a dtype: float32 for half precision."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def floating_input(name: str, argument: str, x: Any) -> Tensor:
-    """A real tensor, integers in the default dtype."""
-    if isinstance(x, Tensor) and x.dtype in FLOATING:
-        return x
-    _checks.real_tensor(name, argument, x)
+    """A real tensor; integers are converted to the default dtype."""
+    # The first half of the condition spares the common argument a call.
+    if not isinstance(x, Tensor) or x.dtype not in _FLOATING:
+        checks.real_tensor(name, argument, x)
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, reciprocal: bool = False) -> None:
-    """A real tensor, whose elements are not looked at, or a number that is positive and finite in the dtype of the arithmetic,
-    and so is its reciprocal where that is used.
+    """Require a real tensor, or a number that is positive and finite in the dtype of the computation.
+
+    The reciprocal, if used, must be finite, too. Elements of a tensor are not checked.
     """
     if isinstance(value, Tensor):
-        _checks.real_tensor(name, argument, value)
+        if value.dtype not in _FLOATING:
+            checks.real_tensor(name, argument, value)
         return
     if value.__class__ is not float:
-        _checks.real_number_or_tensor(name, argument, value)
+        checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
-    if not (holds(value > (invertible if reciprocal else positive)) and holds(value < finite)):
+    least = invertible if reciprocal else positive
+    if not (value.__class__ is float and least < value < finite) and not (holds(value > least) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
         raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
-
-
-def check_inside(name: str, inside: Any) -> None:
-    """Where the gradient passes."""
-    _checks.choice(name, "inside", inside, INSIDE)
 
 
 def rounding_noise(
@@ -70,17 +68,17 @@ def rounding_noise(
     generator: Generator | None,
     roundings: Sequence[str] = ROUNDINGS,
 ) -> Tensor | None:
-    """The noise of a stochastic rounding, and None for one of the others."""
+    """The noise of stochastic rounding; None for the other roundings."""
     if rounding == "stochastic" and "stochastic" in roundings:
         return noise_for(name, x, noise, generator).detach()
-    _checks.choice(name, "rounding", rounding, roundings)
+    checks.choice(name, "rounding", rounding, roundings)
     if noise is not None or generator is not None:
         raise ValueError(f"{name}: `noise` and `generator` are for `rounding='stochastic'` alone, got {rounding!r}.")
     return None
 
 
 def integer(name: str, argument: str, value: Any) -> int:
-    """An integer of any kind but a truth value, as a plain int."""
+    """An integer of any kind except bool, as a plain int."""
     if value.__class__ is int:
         return value
     try:
@@ -92,7 +90,7 @@ def integer(name: str, argument: str, value: Any) -> int:
 
 
 def check_levels(name: str, value: Any) -> int:
-    """How many levels there are: two at least."""
+    """A number of levels, at least two."""
     value = integer(name, "levels", value)
     if value < 2:
         raise ValueError(f"{name}: `levels` must be at least 2, got {value}.")
@@ -100,7 +98,7 @@ def check_levels(name: str, value: Any) -> int:
 
 
 def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Two integers in order that the dtype of the arithmetic has, with all between them."""
+    """Two increasing integers that are exact in the dtype of the computation, as are all integers between them."""
     if not (quant_min.__class__ is int and quant_max.__class__ is int):
         quant_min, quant_max = integer(name, "quant_min", quant_min), integer(name, "quant_max", quant_max)
     most = 2**53 if dtype == torch.float64 else 2**24
@@ -113,26 +111,29 @@ def check_range(name: str, quant_min: Any, quant_max: Any, dtype: torch.dtype) -
 
 
 def checked_window(name: str, value: Any, argument: str = "window") -> Any:
-    """A number that is not negative, or a real tensor, as a constant; None for none."""
+    """A nonnegative number, or a real tensor, as a constant; None for no window."""
     if value is None:
         return None
     if isinstance(value, Tensor):
-        _checks.real_tensor(name, argument, value)
+        checks.real_tensor(name, argument, value)
         return value.detach()
-    _checks.real_number(name, argument, value)
+    checks.real_number(name, argument, value)
     if not holds(value >= 0):
         raise ValueError(f"{name}: `{argument}` must not be negative, got {value}.")
     return float(value)
 
 
 def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any]) -> tuple[torch.Size | None, list[Any]]:
-    """The shape of ``x`` in which all parameters broadcast to it, None for its own, and the parameters for that shape.
+    """The shape of ``x`` split into blocks, None if there are none, and the parameters, which broadcast to that shape.
 
     A parameter is a number, or broadcasts to ``x``, or has as many dimensions with sizes that divide those of ``x``: then it has
     one number per block. With ``dim`` it has one number for each index of that dimension.
     """
     values = list(parameters.values())
-    if not any(isinstance(p, Tensor) and p.ndim for p in values):
+    most = 0
+    for p in values:
+        most = max(most, p.ndim) if isinstance(p, Tensor) else most
+    if most == 0:
         if dim is not None:
             check_dim(name, dim, x.ndim)
         return None, values
@@ -153,7 +154,7 @@ def in_blocks(name: str, x: Tensor, dim: int | None, parameters: dict[str, Any])
 
 def is_per_block(name: str, key: str, p: Any, shape: torch.Size) -> bool:
     """Whether a parameter has one number per block of a tensor of a shape, and does not broadcast to it."""
-    if not isinstance(p, Tensor) or _checks.can_broadcast(p.shape, shape):
+    if not isinstance(p, Tensor) or checks.can_broadcast(p.shape, shape):
         return False
     if p.ndim != len(shape) or not all(holds(k > 0) and holds(n % k == 0) for n, k in zip(shape, p.shape, strict=True)):
         raise ValueError(
@@ -181,18 +182,18 @@ def _along(name: str, key: str, p: Tensor, x: Tensor, d: int) -> Tensor:
 
 
 def _counts(shape: torch.Size, others: Sequence[torch.Size]) -> list[int | None]:
-    """Into how many blocks each dimension is split; None for one of which no parameter has blocks."""
+    """The number of blocks of each dimension; None for a dimension in which no parameter has blocks."""
     counts: list[int | None] = []
     for i, n in enumerate(shape):
         sizes = [other[i - len(shape)] for other in others if len(other) >= len(shape) - i]
         some = [k for k in sizes if k not in (1, n)]
-        # Blocks of several sizes have common parts. One number per element is a number per part.
+        # Blocks of several sizes are split into common parts. One number per element is one number per part.
         counts.append(math.lcm(*some) if some and n not in sizes else n if some else None)
     return counts
 
 
 def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Tensor:
-    """A parameter of one number per block, per element or for all, for ``x`` in the split shape."""
+    """A parameter with one number per block, per element or for all, reshaped for ``x`` in the split shape."""
     p = p.view((1,) * (len(shape) - p.ndim) + p.shape)
     for d, count in enumerate(counts):
         if count is not None and p.shape[d] not in (1, count):
@@ -204,9 +205,12 @@ def _per_block(p: Tensor, shape: torch.Size, counts: Sequence[int | None]) -> Te
 
 
 def expanded(x: Tensor, *parameters: Any) -> Tensor:
-    """``x`` in the shape to which it broadcasts with all parameters: under ``vmap`` it may be one for all samples."""
-    shape = _checks.broadcast_shape(x.shape, *[p.shape for p in parameters if isinstance(p, Tensor)])
+    """``x`` expanded to its broadcast shape with all parameters: under ``vmap``, all samples may share one ``x``."""
+    shapes = [p.shape for p in parameters if isinstance(p, Tensor) and p.ndim]
+    if not shapes:
+        return x
+    shape = checks.broadcast_shape(x.shape, *shapes)
     return x if same_shape(x.shape, shape) else x.expand(shape)
 
 
-__all__ = ["DETERMINISTIC", "FLOATING", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]
+__all__ = ["DETERMINISTIC", "INSIDE", "ROUNDINGS", "Inside", "Parameter"]

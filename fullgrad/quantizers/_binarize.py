@@ -4,10 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import reshaped
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
@@ -32,8 +33,8 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: Any number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`.
-        window: Up to which absolute value the gradient passes: a number that is not negative, or a tensor, likewise, which has no
-            gradient; None for all.
+        window: The largest absolute value at which the gradient passes: a nonnegative number, or a tensor as for ``scale``, which
+            has no gradient; None for all.
         at_zero: The sign of 0: 1.0, -1.0 or 0.0.
 
     Returns:
@@ -41,7 +42,7 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
 
     Raises:
         TypeError: ``x``, ``scale`` or ``window`` is not real.
-        ValueError: ``window`` is negative, ``at_zero`` is another number, or a parameter has another shape.
+        ValueError: ``window`` is negative, ``at_zero`` has another value, or a parameter has another shape.
 
     Example:
         >>> import torch
@@ -56,51 +57,40 @@ def binarize(x: Tensor, scale: Parameter = 1.0, *, window: Parameter | None = 1.
     Source: Courbariaux et al., BinaryConnect, https://arxiv.org/abs/1511.00363; ``larq.quantizers.SteSign``.
     """
     x = _arguments.floating_input("binarize", "x", x)
-    _checks.real_number_or_tensor("binarize", "scale", scale)
+    checks.real_number_or_tensor("binarize", "scale", scale)
     window = _arguments.checked_window("binarize", window)
     if at_zero not in AT_ZERO:
         raise ValueError(f"binarize: `at_zero` must be one of {', '.join(map(str, AT_ZERO))}, got {at_zero!r}.")
-    operator = BinarizeEverywhere if window is None and not isinstance(scale, Tensor) else Binarize
     split, (scale, window) = _arguments.in_blocks("binarize", x, None, {"scale": scale, "window": window})
     if split is None:
-        return operator.apply(x, scale, window, float(at_zero))
-    return reshaped(operator.apply(reshaped(x, split), scale, window, float(at_zero)), x.shape)
+        return Binarize.apply(x, scale, window, float(at_zero))
+    return reshaped(Binarize.apply(reshaped(x, split), scale, window, float(at_zero)), x.shape)
 
 
 class Binarize(Elementwise):
     """The operator of :func:`binarize`."""
 
     in_pieces = True
-    reads = {0: (0, 2), 1: (0,), 2: ()}
+
+    @staticmethod
+    def reads(x: Tensor, scale: Parameter, window: Parameter | None, at_zero: float) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {0: () if window is None else (0, 2), 1: (0,), 2: ()}
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter, window: Parameter | None, at_zero: float) -> Tensor:
-        if x.dtype not in HALF:
-            return _value(x, scale, window, at_zero)
-        pieces = chunked(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, window, at_zero)
-        return _value(x.float(), scale, window, at_zero).to(x.dtype) if pieces is None else pieces[0]
+        return cast(_value(x, scale, window, at_zero), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, scale: Any, window: Any, at_zero: float) -> Tensor | None:
         if i == 0:
-            return pass_in_window(v, x, window if not isinstance(window, Tensor) else window.to(x.dtype))
+            return v if window is None else pass_in_window(v, x, window if not isinstance(window, Tensor) else window.to(x.dtype))
         if i == 1:
             x, v = to_compute(x, v)
             return v * sign(x, at_zero)
         return None
 
 
-class BinarizeEverywhere(Elementwise):
-    """The operator of :func:`binarize` without a window, for a scale without a gradient: nothing is read, and nothing saved."""
-
-    reads = {0: (), 1: (), 2: ()}
-    forward = staticmethod(Binarize.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        return v if i == 0 else None
-
-
+@pointwise(opmath=True)
 def _value(x: Tensor, scale: Any, window: Any, at_zero: float) -> Tensor:
     x, scale = to_compute(expanded(x, scale, window), scale)
     return sign(x, at_zero) * scale

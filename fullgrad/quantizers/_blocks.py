@@ -1,16 +1,16 @@
-"""What the formats share whose scales are found for each block."""
+"""Helpers of the formats that find a scale for each block."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import holds
 from fullgrad.quantizers import _arguments
 
 
 def check_blocks(name: str, x: Tensor, block_size: Any, dim: Any) -> tuple[int, int]:
-    """A size that divides a dimension, and that dimension counted from the back, where a batch in front does not change it."""
+    """A block size that divides ``dim``, and ``dim`` counted from the back, so that a batch in front does not change it."""
     if x.ndim == 0:
         raise ValueError(f"{name}: `x` must have at least one dimension, got none.")
     block_size = _arguments.integer(name, "block_size", block_size)
@@ -21,13 +21,11 @@ def check_blocks(name: str, x: Tensor, block_size: Any, dim: Any) -> tuple[int, 
 
 
 def blocks_of(x: Tensor, block_size: int, dim: int) -> tuple[Tensor, int]:
-    """``x`` with a dimension split into blocks and what is in them, and where the latter is."""
+    """``x`` with ``dim`` split into blocks and their elements, and the dimension of the elements."""
     count = x.shape[dim] // block_size
     return x.unflatten(dim, (count, block_size)), dim
 
 
 def behind_batch(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int]:
-    """The ``vmap`` rule of an operator whose ``dim`` counts from the back, whose other tensors have its
-    shape, or sizes of 1.
-    """
+    """The ``vmap`` rule of an operator whose ``dim`` counts from the back and whose tensors have one shape, or sizes of 1."""
     return operator.apply(*aligned(in_dims, args)), 0

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds, square_root, uses_last_dims
-from fullgrad._half_precision import to_opmath
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._binarize import BinarizeEverywhere
+from fullgrad.quantizers._binarize import Binarize
 
 
 @uses_last_dims(1)
@@ -41,13 +41,13 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     Source: Zhao et al., https://arxiv.org/abs/2406.07548; ``vector_quantize_pytorch.LFQ`` with ``spherical=True``.
     """
     x = _arguments.floating_input("bsq", "x", x)
-    _checks.positive_number("bsq", "scale", scale)
+    checks.positive_number("bsq", "scale", scale)
     if x.ndim == 0 or not holds(x.shape[-1] != 0):
         raise ValueError(f"bsq: `x` must have a last dimension that is not empty, got shape {tuple(x.shape)}.")
     (wide,) = to_opmath(x)
-    # The direction does not change with the size, of which the square would over- or underflow.
+    # The direction does not depend on the size, whose square could over- or underflow.
     largest = wide.detach().abs().amax(-1, keepdim=True)
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
     squares = (v * v).sum(-1, keepdim=True)
     u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
-    return BinarizeEverywhere.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)
+    return Binarize.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)

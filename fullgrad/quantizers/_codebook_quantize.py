@@ -1,24 +1,24 @@
-"""`codebook_quantize`: to any numbers, which may learn."""
+"""`codebook_quantize`: round to any numbers, which may learn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers, holds
-from fullgrad._distributed import reshaped
-from fullgrad._function import Function
-from fullgrad._half_precision import chunked, chunked_terms
-from fullgrad.clamping._clamp import between, pass_inside
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.fast import replaceable
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import divided
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import where_between
+from fullgrad._dispatch import holds
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 
 INSIDE = ("exact", "all")
-# The search is slower than to compare with each of few middles, in numbers so many times theirs.
-_FEW, _MANY = 48, 512
 
 
 def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = None, *, inside: str = "all") -> Tensor:
@@ -28,7 +28,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
         v = x / s, \quad k = \operatorname{argmin}_j |v - c_j|, \quad y = c_k s, \qquad
         D_x = m, \quad D_s = c_k - m v, \quad D_{c_j} = s\,[\,j = k\,]
 
-    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end in the middle of two levels,
+    for the mask *m* of ``inside``. The gradient of a level is the sum over its cell. Cells end halfway between two levels,
     computed in the dtype of the arithmetic; a tie goes to the lower one. With :math:`q' = m / s` wherever a derivative is
     differentiated again, the second derivatives are 0, but for :math:`\partial^2 y / \partial s\, \partial c_k = 1`. NaN gives
     NaN, infinities the ends. Half precision is computed in float32 and rounded once. Saved: ``x``, ``codebook`` and a tensor
@@ -49,7 +49,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Raises:
         TypeError: ``x``, ``codebook`` or ``scale`` is not real.
         ValueError: ``codebook`` is empty or has other dimensions, ``scale`` is a number that is not positive and finite or has
-            another shape, or there is no such ``inside``.
+            another shape, or ``inside`` is unknown.
 
     Example:
         >>> import torch
@@ -64,26 +64,26 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Yamamoto, https://arxiv.org/abs/2103.07156.
     """
     x = _arguments.floating_input("codebook_quantize", "x", x)
-    _checks.real_tensor("codebook_quantize", "codebook", codebook)
+    checks.real_tensor("codebook_quantize", "codebook", codebook)
     if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
         raise ValueError(
             f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
         )
     if scale is not None:
         _arguments.check_scale("codebook_quantize", "scale", scale, x.dtype)
-    _checks.choice("codebook_quantize", "inside", inside, INSIDE)
+    checks.choice("codebook_quantize", "inside", inside, INSIDE)
     split, (scale,) = _arguments.in_blocks("codebook_quantize", x, None, {"scale": scale})
     if split is None:
         return CodebookQuantize.apply(x, scale, codebook, inside)
     return reshaped(CodebookQuantize.apply(reshaped(x, split), scale, codebook, inside), x.shape)
 
 
-class _OfCodebook(Function):
+class _CodebookOperator(Function):
     """An operator of ``(x, scale, codebook, …)``. In batches a codebook has the leading dimensions of ``x`` in front."""
 
     @classmethod
     def dim_labels(cls, x: Tensor, scale: Parameter | None, codebook: Tensor, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The levels are whole."""
+        """The dimension of the levels is never split."""
         ndims = x.ndim, scale.ndim if isinstance(scale, Tensor) else 0
         n = max(ndims)
         elements, scales = (tuple(range(n - m, n)) for m in ndims)
@@ -102,16 +102,12 @@ class _OfCodebook(Function):
         return cls.apply(x, scale, codebook, *rest), 0
 
 
-class CodebookQuantize(_OfCodebook):
+class CodebookQuantize(_CodebookOperator):
     """The operator of :func:`codebook_quantize`."""
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter | None, codebook: Tensor, inside: str) -> Tensor:
-        if codebook.ndim == 1:
-            pieces = chunked(lambda x, s: (_value(x, s, codebook),), [(x.shape, x.dtype)], x, scale)
-            if pieces is not None:
-                return pieces[0]
-        return _value(x, scale, codebook).to(x.dtype)
+        return value(x, scale, codebook)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -126,42 +122,29 @@ class CodebookQuantize(_OfCodebook):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, codebook = ctx.saved_tensors
-        by_x, by_scale, by_codebook, _ = ctx.needs_input_grad
         if x is None:
             return g, None, None, None
-        s = ctx.number if scale is None else scale
-        if codebook.ndim == 1:
-            pieces = _gradients_in_pieces(ctx.needs_input_grad, g, x, s, codebook, ctx.inside)
-            if pieces is not None:
-                return *pieces, None
-        x, wide, s, c = to_compute(x, g, s, codebook)
-        gradients: list[Tensor | None] = [None, None, None, None]
-        if by_x:
-            gradients[0] = _pass_in_range(wide, x, s, c, ctx.inside).to(g.dtype)
-        if by_scale:
-            gradients[1] = wide * CodebookResidual.apply(x, s, c, ctx.inside)
-        if by_codebook:
-            gradients[2] = _sum_by_level(wide if s is None else wide * s, _index_of(x, s, c), c)
-        return tuple(gradients)
+        return *gradients(ctx.needs_input_grad, g, x, ctx.number if scale is None else scale, codebook, ctx.inside), None
 
     @staticmethod
     def jvp(ctx: Any, to_x: Tensor, to_scale: Tensor | None, to_codebook: Tensor, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
         x, s, c = to_compute(x, ctx.number if scale is None else scale, codebook)
-        by_codebook = _take(to_codebook.to(x.dtype), _index_of(x, s, c))
+        by_codebook = take(to_codebook.to(x.dtype), _index_of(x, s, c))
         total = _pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside) + (by_codebook if s is None else by_codebook * s)
         if to_scale is not None:
             total = total + to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside)
         return total.to(ctx.dtype)
 
 
-class CodebookResidual(_OfCodebook):
-    """:math:`D_s = c_k - m v`, of which only the codebook has a derivative."""
+class CodebookResidual(_CodebookOperator):
+    """:math:`D_s = c_k - m v`, which has a derivative with respect to the codebook only."""
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter, codebook: Tensor, inside: str) -> Tensor:
-        v = divided(x, scale)
-        return _levels(v, None, codebook) - _pass_between(v, v, codebook, inside)
+        v = quotient(x, scale)
+        size = codebook.sort(stable=True).values
+        return level_at(v, size, count_below(v, size)) - _pass_between(v, v, codebook, inside)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -177,20 +160,20 @@ class CodebookResidual(_OfCodebook):
         if not ctx.needs_input_grad[2]:
             return None, None, None, None
         index = _index_of(x, ctx.number if scale is None else scale, codebook)
-        return None, None, _sum_by_level(g, index, codebook), None
+        return None, None, sum_by_level(g, index, codebook), None
 
     @staticmethod
     def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
-        return _take(to_codebook, _index_of(x, ctx.number if scale is None else scale, codebook))
+        return take(to_codebook, _index_of(x, ctx.number if scale is None else scale, codebook))
 
 
-class CodebookIndex(_OfCodebook):
-    """Which level is nearest: integers, without a derivative."""
+class CodebookIndex(_CodebookOperator):
+    """The index of the nearest level: integers, without a derivative."""
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter | None, codebook: Tensor) -> Tensor:
-        return _nearest(x if scale is None else divided(x, scale), codebook)
+        return _nearest(quotient(x, scale), codebook)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -205,86 +188,71 @@ class CodebookIndex(_OfCodebook):
         return None
 
 
-def _gradients_in_pieces(
-    needed: Any, g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str
-) -> tuple[Tensor | None, ...] | None:
-    """The gradients by one codebook piece by piece, as they all read the same levels; None as of `chunked_terms`."""
-    *of_elements, by_codebook, _ = needed
-    total: list[Tensor] = []
-
-    def terms(needed: Any, g: Tensor, x: Tensor, s: Any) -> tuple[Tensor | None, Tensor | None]:
-        by_x, by_scale = needed
-        x, g, s, c = to_compute(x, g, s, codebook)
-        size, order = c.sort(stable=True)
-        v = x if s is None else divided(x, s)
-        below = _below(v, size) if by_scale or by_codebook else None
-        mask = between(v, size[0], size[-1]) if inside == "exact" and (by_x or by_scale) else None
-        if by_codebook and below is not None:
-            part = _sum_by_level(g if s is None else g * s, _take(order, below), c)
-            total[:] = [part + total[0] if total else part]
-        to_scale = None
-        if by_scale and below is not None:
-            to_scale = g * (_level(v, size, below) - (v if mask is None else torch.where(mask, v, 0)))
-        return (g if mask is None else torch.where(mask, g, 0)) if by_x else None, to_scale
-
-    pieces = chunked_terms(terms, of_elements, g, (x, scale), widen=True)
-    return None if pieces is None else (*pieces, total[0] if total else None)
+@replaceable
+def value(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
+    """The nearest levels, times the scale."""
+    wide, s, c = to_compute(x, scale, codebook)
+    v = quotient(wide, s)
+    size = c.sort(stable=True).values
+    level = level_at(v, size, count_below(v, size))
+    return (level if s is None else level * s).to(x.dtype)
 
 
-def _value(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
-    """The value in the dtype of the computation."""
-    x, s, c = to_compute(x, scale, codebook)
-    level = _levels(x, s, c)
-    return level if s is None else level * s
+@replaceable
+def gradients(
+    needed: Sequence[bool], g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: str
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of ``x``, the scale and the codebook that are needed."""
+    x, wide, s, c = to_compute(x, g, scale, codebook)
+    by_x, by_scale, by_codebook = needed[:3]
+    return (
+        _pass_in_range(wide, x, s, c, inside).to(g.dtype) if by_x else None,
+        wide * CodebookResidual.apply(x, s, c, inside) if by_scale else None,
+        sum_by_level(wide if s is None else wide * s, _index_of(x, s, c), c) if by_codebook else None,
+    )
 
 
 def _index_of(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
-    """The nearest level in a rule, where it is a constant."""
+    """The index of the nearest level, for rules, in which it is a constant."""
     return CodebookIndex.apply(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)])
 
 
-def _levels(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
-    """The nearest levels, NaN for NaN."""
-    v = x if scale is None else divided(x, scale)
-    size = codebook.sort(stable=True).values
-    return _level(v, size, _below(v, size))
+def quotient(x: Tensor, scale: Any) -> Tensor:
+    return x if scale is None else divided(x, scale)
 
 
-def _level(v: Tensor, size: Tensor, below: Tensor) -> Tensor:
-    """Of the levels in the order of size that after so many; NaN for NaN."""
-    return torch.where(v.isnan(), v, _take(size, below))
+def level_at(v: Tensor, size: Tensor, below: Tensor) -> Tensor:
+    """The level that has ``below`` sorted levels before it; NaN for NaN."""
+    return torch.where(v.isnan(), v, take(size, below))
 
 
 def _nearest(v: Tensor, codebook: Tensor) -> Tensor:
-    """Where in a codebook the nearest level is."""
+    """The index of the nearest level in a codebook."""
     size, order = codebook.sort(stable=True)
-    return _take(order, _below(v, size))
+    return take(order, count_below(v, size))
 
 
-def _below(v: Tensor, size: Tensor) -> Tensor:
-    """How many middles of levels in the order of size are below a number; all for NaN."""
-    middles = (size[..., 1:] + size[..., :-1]) / 2
-    middles = torch.where(middles.isinf(), size[..., 1:] / 2 + size[..., :-1] / 2, middles)  # the sum may overflow
-    n = middles.shape[-1]
-    if size.ndim == 1 and v.is_cpu and can_reuse_buffers() and 0 < n <= _FEW and v.numel() >= _MANY * n:
-        above, step = torch.zeros_like(v), torch.empty_like(v)
-        for middle in middles.unbind():
-            above.add_(torch.le(v, middle, out=step))
-        return above.neg_().add_(n).long()
-    leading = size.shape[:-1]
-    flat = v.reshape(*leading, -1).contiguous()
+@replaceable
+def count_below(v: Tensor, size: Tensor) -> Tensor:
+    """The number of midpoints between sorted levels that are below a number; all for NaN."""
+    middles = midpoints(size)
+    flat = v.reshape(*size.shape[:-1], -1).contiguous()
     return torch.searchsorted(middles.contiguous(), flat).reshape(v.shape)
 
 
-def _take(codebook: Tensor, index: Tensor) -> Tensor:
-    if codebook.ndim == 1 and can_reuse_buffers():  # as gather, in a quarter of its time
-        return codebook.index_select(0, index.reshape(-1)).reshape(index.shape)
-    leading = codebook.shape[:-1]
-    return codebook.gather(-1, index.reshape(*leading, -1)).reshape(index.shape)
+def midpoints(size: Tensor) -> Tensor:
+    middles = (size[..., 1:] + size[..., :-1]) / 2
+    return torch.where(middles.isinf(), size[..., 1:] / 2 + size[..., :-1] / 2, middles)  # the sum may overflow
 
 
-def _sum_by_level(g: Tensor, index: Tensor, codebook: Tensor) -> Tensor:
-    """The transpose of `_take`."""
+@replaceable
+def take(codebook: Tensor, index: Tensor) -> Tensor:
+    """The numbers of a codebook at some indices."""
+    return codebook.gather(-1, index.reshape(*codebook.shape[:-1], -1)).reshape(index.shape)
+
+
+def sum_by_level(g: Tensor, index: Tensor, codebook: Tensor) -> Tensor:
+    """The transpose of `take`."""
     zeros = torch.zeros(codebook.shape, dtype=g.dtype, device=g.device)
     flat = (*codebook.shape[:-1], -1)
     return zeros.scatter_add(-1, index.reshape(flat), g.reshape(flat))
@@ -295,7 +263,7 @@ def _pass_in_range(g: Tensor, x: Tensor, scale: Any, codebook: Tensor, inside: s
     if inside == "all":
         return g
     x, scale, codebook = [t.detach() if isinstance(t, Tensor) else t for t in (x, scale, codebook)]
-    return _pass_between(g, x if scale is None else divided(x, scale), codebook, inside)
+    return _pass_between(g, quotient(x, scale), codebook, inside)
 
 
 def _pass_between(g: Tensor, v: Tensor, codebook: Tensor, inside: str) -> Tensor:
@@ -303,4 +271,4 @@ def _pass_between(g: Tensor, v: Tensor, codebook: Tensor, inside: str) -> Tensor
         return g
     leading = codebook.shape[:-1]
     shape = (*leading, *(1,) * (v.ndim - len(leading)))
-    return pass_inside(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))
+    return where_between(g, v, codebook.amin(-1).reshape(shape), codebook.amax(-1).reshape(shape))

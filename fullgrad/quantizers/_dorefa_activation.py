@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
 from fullgrad.rounding._k_bit_quantize import KBitQuantize
@@ -14,8 +14,8 @@ def dorefa_activation(x: Tensor, bits: int) -> Tensor:
     .. math::
         y = q_b(\operatorname{clamp}(x, 0, 1)), \qquad D(x) = [\,0 \le x \le 1\,]
 
-    It is :func:`fullgrad.k_bit_quantize` of :func:`fullgrad.clamp`. bitorch passes the gradient outside [0, 1] too. Half
-    precision is computed in float32 and rounded once. Saved: ``x``.
+    The operator is :func:`fullgrad.k_bit_quantize` of :func:`fullgrad.clamp`. bitorch passes the gradient outside [0, 1] too.
+    Half precision is computed in float32 and rounded once. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -37,4 +37,4 @@ def dorefa_activation(x: Tensor, bits: int) -> Tensor:
     Source: Zhou et al., https://arxiv.org/abs/1606.06160.
     """
     x = _arguments.floating_input("dorefa_activation", "x", x)
-    return KBitQuantize.apply(Clamp.apply(x, 0.0, 1.0), _checks.positive_integer("dorefa_activation", "bits", bits, 53))
+    return KBitQuantize.apply(Clamp.apply(x, 0.0, 1.0), checks.positive_integer("dorefa_activation", "bits", bits, 53))

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._distributed import greatest
-from fullgrad._function import alias, is_identity
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import greatest
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of
@@ -36,7 +36,7 @@ def dorefa_gradient(
         bits: A positive integer, up to 24.
         dim: The dimensions that share a maximum, an int or several; None for all. The paper has all but the batch.
         noise: A floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         ``x`` as a view.
@@ -57,10 +57,10 @@ def dorefa_gradient(
     Source: Zhou et al., https://arxiv.org/abs/1606.06160.
     """
     x = _arguments.floating_input("dorefa_gradient", "x", x)
-    _checks.not_empty("dorefa_gradient", "x", x)
-    bits = _checks.positive_integer("dorefa_gradient", "bits", bits, 24)
+    checks.not_empty("dorefa_gradient", "x", x)
+    bits = checks.positive_integer("dorefa_gradient", "bits", bits, 24)
     if dim is not None:
-        _checks.dim("dorefa_gradient", dim, x.ndim)
+        checks.dim("dorefa_gradient", dim, x.ndim)
         dim = dims_of(dim, x.ndim)
     return DorefaGradient.apply(x, bits, dim, noise_for("dorefa_gradient", x, noise, generator).detach())
 

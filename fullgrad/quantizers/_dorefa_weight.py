@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import elementwise_code, greatest
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import elementwise_code, greatest
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._binarize import BinarizeEverywhere
+from fullgrad.quantizers._binarize import Binarize
 from fullgrad.rounding._k_bit_quantize import KBitQuantize
 
 
@@ -18,7 +18,7 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
         t = \tanh w, \quad y = 2\, q_b\Bigl(\frac{t}{2 \max |t|} + \frac12\Bigr) - 1, \qquad
         b = 1: \quad y = \operatorname{sgn}(w) \operatorname{mean} |w|, \quad D_w = 1
 
-    for :func:`fullgrad.k_bit_quantize` :math:`q_b`, whose derivative is 1; the others are the true ones. Under ``vmap`` each
+    for :func:`fullgrad.k_bit_quantize` :math:`q_b`, whose derivative is 1; other derivatives are true. Under ``vmap`` each
     sample has its own maximum and mean. Half precision is computed in float32. Saved: what these operations save.
 
     Args:
@@ -42,11 +42,11 @@ def dorefa_weight(w: Tensor, bits: int, *, max_gradient: bool = True) -> Tensor:
     Source: Zhou et al., https://arxiv.org/abs/1606.06160; ``larq.quantizers.DoReFa`` with ``max_gradient=False``.
     """
     w = _arguments.floating_input("dorefa_weight", "w", w)
-    _checks.not_empty("dorefa_weight", "w", w)
-    bits = _checks.positive_integer("dorefa_weight", "bits", bits, 53)
+    checks.not_empty("dorefa_weight", "w", w)
+    bits = checks.positive_integer("dorefa_weight", "bits", bits, 53)
     (wide,) = to_opmath(w)
     if bits == 1:
-        return BinarizeEverywhere.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)
+        return Binarize.apply(wide, wide.detach().abs().mean(), None, 1.0).to(w.dtype)
     t = torch.tanh(wide)
     largest = greatest(elementwise_code("dorefa_weight", torch.abs, t), tuple(range(t.ndim))).reshape(())
     largest = largest if max_gradient else largest.detach()

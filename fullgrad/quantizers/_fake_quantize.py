@@ -1,4 +1,4 @@
-"""`fake_quantize`: to a grid of integers, times a scale that learns."""
+"""`fake_quantize`: round to a grid of integers, times a scale that learns."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import mul_into
-from fullgrad._dispatch import can_reuse_buffers, holds, number_or_tensor, surely
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, PIECE, chunked, in_pieces
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import between, where_between
+from fullgrad._dispatch import holds, number_or_tensor
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Inside, Parameter
-from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._integers import is_in_range, pass_in_range, residual, value
+from fullgrad.quantizers._integers import Grid, code, code_in_range, pass_in_range, quotient
 
 
 def fake_quantize(
@@ -53,7 +54,8 @@ def fake_quantize(
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those
             of ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
             Elements of a tensor are not checked.
-        zero_point: The code of 0, likewise; a number is an integer in the range, unless ``round_zero_point`` is False.
+        zero_point: The code of 0, a number or a tensor as for ``scale``; a number is an integer in the range, unless
+            ``round_zero_point`` is False.
         quant_min: The smallest code, an integer.
         quant_max: The largest, an integer.
         dim: With it, parameters that are tensors have one number for each index of this dimension, as torch's ``axis``.
@@ -62,17 +64,17 @@ def fake_quantize(
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         reciprocal: Whether ``x`` is multiplied by ``1 / scale``, as in torch and torchao, or divided by ``scale``, as in LSQ and
             brevitas. The two differ at ties.
-        round_zero_point: Whether the zero point is rounded and clamped first. Without, :math:`q` is that of
-            :math:`\operatorname{round}(v + z)`.
+        round_zero_point: Whether the zero point is rounded and clamped first. If not, :math:`q` is
+            :math:`\operatorname{round}(v + z)`, clamped.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
         TypeError: ``x``, ``scale`` or ``zero_point`` is not real, or a bound or ``dim`` not an integer.
-        ValueError: A number or a name is out of its range, a parameter has another shape, or there is noise without use.
+        ValueError: A number or a name is out of its range, a parameter has another shape, or unused noise is given.
         IndexError: ``x`` has no dimension ``dim``.
 
     Example:
@@ -88,51 +90,31 @@ def fake_quantize(
     Source: :func:`torch.fake_quantize_per_tensor_affine`, :func:`torch.fake_quantize_per_channel_affine`; for :math:`D_s`,
     Esser et al., https://arxiv.org/abs/1902.08153.
     """
-    if (  # the usual call, for which nothing below has to be done: that would take longer than the kernels of a small tensor
-        scale.__class__ is float
-        and zero_point.__class__ is int
-        and quant_min.__class__ is int
-        and quant_max.__class__ is int
-        and 1e-37 < scale < 1e37
-        and -(2**24) <= quant_min <= zero_point <= quant_max <= 2**24
-        and quant_min < quant_max
-        and inside == "rounded"
-        and rounding == "half_even"
-        and dim is noise is generator is None
-        and isinstance(x, Tensor)
-        and x.dtype in _arguments.FLOATING
-    ):
-        options = (inside, rounding, bool(reciprocal), bool(round_zero_point), None)
-        return FakeQuantize.apply(x, scale, zero_point, quant_min, quant_max, *options)
     x = _arguments.floating_input("fake_quantize", "x", x)
-    dtype = x.dtype
-    _arguments.check_scale("fake_quantize", "scale", scale, dtype, reciprocal)
-    quant_min, quant_max = _arguments.check_range("fake_quantize", quant_min, quant_max, dtype)
+    _arguments.check_scale("fake_quantize", "scale", scale, x.dtype, reciprocal)
+    quant_min, quant_max = _arguments.check_range("fake_quantize", quant_min, quant_max, x.dtype)
     if not (zero_point.__class__ is int and quant_min <= zero_point <= quant_max):
         zero_point = _checked_zero_point(zero_point, quant_min, quant_max, round_zero_point)
-    if inside != "rounded":
-        _arguments.check_inside("fake_quantize", inside)
-    if not (rounding == "half_even" and noise is None and generator is None):
-        noise = _arguments.rounding_noise("fake_quantize", x, rounding, noise, generator)
-    number = scale.__class__ is float
-    if not (number and dim is None and zero_point.__class__ is int):
-        parameters = {"scale": scale, "zero_point": zero_point}
-        split, (scale, zero_point) = _arguments.in_blocks("fake_quantize", x, dim, parameters)
-        if split is not None:
-            args = (scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point)
-            noise = None if noise is None else reshaped(noise, split)
-            return reshaped(FakeQuantize.apply(reshaped(x, split), *args, noise), x.shape)
-        if not isinstance(scale, Tensor):
-            scale = number_or_tensor(scale, _arguments.compute_dtype(dtype), x.device)
-        number = not isinstance(scale, Tensor)
-    operator = FakeQuantizeEverywhere if number and inside == "all" else FakeQuantize
-    return operator.apply(
-        x, scale, zero_point, quant_min, quant_max, inside, rounding, bool(reciprocal), bool(round_zero_point), noise
-    )
+    checks.choice("fake_quantize", "inside", inside, _arguments.INSIDE)
+    noise = _arguments.rounding_noise("fake_quantize", x, rounding, noise, generator)
+    options = (inside, rounding, bool(reciprocal), bool(round_zero_point), noise)
+    return quantized("fake_quantize", x, Grid(scale, zero_point, quant_min, quant_max, *options), dim)
+
+
+def quantized(name: str, x: Tensor, grid: Grid, dim: int | None = None) -> Tensor:
+    """`fake_quantize` of arguments that are checked, but for the shapes of the scale and the zero point."""
+    parameters = {"scale": grid.scale, "zero_point": grid.zero_point}
+    split, (scale, zero_point) = _arguments.in_blocks(name, x, dim, parameters)
+    if split is not None:
+        noise = None if grid.noise is None else reshaped(grid.noise, split)
+        return reshaped(FakeQuantize.apply(reshaped(x, split), scale, zero_point, *grid[2:-1], noise), x.shape)
+    if scale.__class__ is not float and not isinstance(scale, Tensor):
+        scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
+    return FakeQuantize.apply(x, scale, zero_point, *grid[2:])
 
 
 def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
-    _checks.real_number_or_tensor("fake_quantize", "zero_point", value)
+    checks.real_number_or_tensor("fake_quantize", "zero_point", value)
     if isinstance(value, Tensor):
         return value
     if not is_rounded:
@@ -150,9 +132,14 @@ class FakeQuantize(Elementwise):
     """The operator of :func:`fake_quantize`."""
 
     in_pieces = True
-    reads = {**dict.fromkeys((0, 1, 2), (0, 1, 2, 9)), 9: ()}
 
     @staticmethod
+    def reads(x: Tensor, scale: Parameter, zero_point: Parameter, low: int, high: int, inside: str, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _READS_NO_RANGE if inside == "all" else _READS
+
+    @staticmethod
+    @replaceable
+    @pointwise
     def forward(
         x: Tensor,
         scale: Parameter,
@@ -165,72 +152,48 @@ class FakeQuantize(Elementwise):
         round_zero_point: bool,
         noise: Tensor | None,
     ) -> Tensor:
-        args = (quant_min, quant_max, rounding, reciprocal, round_zero_point, noise)
-        if x.dtype not in HALF:
-            large = surely(x.numel() >= PIECE)
-            return in_pieces(value, x, scale, zero_point, *args) if large else value(x, scale, zero_point, *args)
-        pieces = chunked(lambda *a: (value(*a),), [(x.shape, x.dtype)], x, scale, zero_point, *args)
-        return value(x.float(), scale, zero_point, *args).to(x.dtype) if pieces is None else pieces[0]
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
-        if i == 9 or (i == 2 and options[2] == "all"):
-            return None
-        if i == 0:
-            return pass_in_range(v, x, scale, zero_point, *options)
-        x, v, scale, zero_point = to_compute(x, v, scale, zero_point)
-        if i == 1:
-            return mul_into(v, FakeQuantizeResidual.apply(x, scale, zero_point, *options))
-        return torch.where(is_in_range(x, scale, zero_point, *options), 0, -v * scale)
+        grid = Grid(scale, zero_point, quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
+        v, z, s = quotient(x, grid)
+        return cast(code_in_range(code(v, z, grid), z, grid) * s, x.dtype)
 
     @classmethod
-    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Any:
-        if not (needed[1] or needed[2]) or not can_reuse_buffers():
-            return super().vjp_terms(needed, v, x, scale, zero_point, *options)
-        # Nothing is recorded: the scale needs no operator, and the zero point what does not pass.
-        dtype = v.dtype
-        v, x, scale, zero_point = to_compute(v, x, scale, zero_point)
-        to_x = pass_in_range(v, x, scale, zero_point, *options)
-        args: Any = (x, scale, zero_point, *options)
-        to_scale = mul_into(v, FakeQuantizeResidual.forward(*args)) if needed[1] else None
-        to_zero_point = (to_x - v).mul_(scale) if needed[2] and options[2] != "all" else None
-        return [to_x.to(dtype) if needed[0] else None, to_scale, to_zero_point, *[None] * (len(needed) - 3)]
+    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
+        grid = Grid(*inputs)
+        to_x, to_scale, to_zero_point, *_ = needed
+        everywhere = grid.inside == "all"
+        if not to_scale and (everywhere or not to_zero_point):
+            return [(g if everywhere else pass_in_range(g, x, *inputs)) if to_x else None, *_NO_GRADIENTS]
+        low, high = float(grid.quant_min), float(grid.quant_max)
+        v, z, s = quotient(x, grid)
+        r = code(v, z, grid)
+        compared = None if everywhere else (v + z if grid.inside == "exact" else r).detach()
+        by_x = by_scale = by_zero_point = None
+        if to_x:
+            by_x = g if compared is None else where_between(cast(g, v.dtype), compared, low, high)
+        if to_scale:
+            passed = v if compared is None else where_between(v, compared, low, high)
+            q = code_in_range(r, z, grid)
+            slope = FakeQuantizeResidual.apply(q, passed, grid.zero_point, compared, grid.quant_min, grid.quant_max)
+            by_scale = cast(g, v.dtype) * slope
+        if to_zero_point and compared is not None:
+            by_zero_point = torch.where(between(compared, low, high), 0, -cast(g, v.dtype) * s)
+        return [by_x, by_scale, by_zero_point, *_NO_GRADIENTS[2:]]
 
 
-class FakeQuantizeEverywhere(Elementwise):
-    """The operator of :func:`fake_quantize` for ``inside="all"`` and a number as scale: nothing is read, and nothing saved."""
-
-    reads = {0: (), 2: (), 9: ()}
-    forward = staticmethod(FakeQuantize.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        return v if i == 0 else None
+_NO_GRADIENTS = (None,) * 9
+_READS = {0: (0, 1, 2, 9), 1: (0, 1, 2, 9), 2: (0, 1, 2, 9), 9: ()}
+_READS_NO_RANGE = {**_READS, 0: (), 2: ()}
 
 
 class FakeQuantizeResidual(Elementwise):
-    """:math:`D_s = q - z - m v`, of which only the zero point has a derivative, :math:`-(1 - m)`."""
+    """:math:`D_s = q - z - m v`, which has a derivative with respect to the zero point only, :math:`-(1 - m)`."""
 
-    reads = {0: (), 1: (), 2: (0, 1, 2, 9), 9: ()}
-
-    @staticmethod
-    def forward(
-        x: Tensor,
-        scale: Parameter,
-        zero_point: Parameter,
-        quant_min: int,
-        quant_max: int,
-        inside: str,
-        rounding: str,
-        reciprocal: bool,
-        round_zero_point: bool,
-        noise: Tensor | None,
-    ) -> Tensor:
-        args = (quant_min, quant_max, inside, rounding, reciprocal, round_zero_point, noise)
-        return in_pieces(residual, *to_compute(x, scale, zero_point), *args)
+    reads = {0: (), 1: (), 2: (3,), 3: ()}
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, scale: Any, zero_point: Any, *options: Any) -> Tensor | None:
-        if i != 2 or options[2] == "all":
-            return None
-        return torch.where(is_in_range(*to_compute(x, scale, zero_point), *options), 0, -v)
+    def forward(q: Tensor, passed: Tensor, zero_point: Parameter, compared: Tensor | None, low: int, high: int) -> Tensor:
+        return q - passed
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, q: Any, passed: Any, zero_point: Any, compared: Any, low: Any, high: Any) -> Tensor | None:
+        return None if i != 2 or compared is None else torch.where(between(compared, low, high), 0, -v)

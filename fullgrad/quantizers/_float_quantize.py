@@ -1,22 +1,20 @@
-"""`float_quantize`: to the numbers of a float format, times a scale that learns."""
+"""`float_quantize`: round to the numbers of a float format, times a scale that learns."""
 
-import functools
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._buffers import mul_into
-from fullgrad._dispatch import is_known, number_or_tensor
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import HALF, chunked, in_pieces
-from fullgrad._neighbors import rounded
-from fullgrad.clamping._clamp import pass_inside
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import cast, divided
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import where_between
+from fullgrad._dispatch import number_or_tensor
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._arguments import Inside, Parameter, compute_dtype, expanded
-from fullgrad.quantizers._arithmetic import divided, first_and_last, in_dtype, to_compute
+from fullgrad.quantizers._arguments import Inside, Parameter, expanded
+from fullgrad.quantizers._arithmetic import to_compute
 from fullgrad.quantizers._float_rounding import last_inside, round_to_format
 from fullgrad.quantizers._formats import FloatFormat, Spec, format_of, spec_of
 
@@ -38,14 +36,14 @@ def float_quantize(
         v = x / s, \quad q = \operatorname{round}(v), \quad y = q s, \qquad D_x = m, \quad D_s = q - m v
 
     for the mask *m* of ``inside``: 1 in the range, else 0. Steps are those of the binade of *v*, down to that of the smallest
-    normal number; without subnormal numbers that number itself is the step below it. What is rounded beyond the largest number
-    becomes that, infinities too; with ``saturate=False`` infinite, or NaN where the format has no infinity, but for finite
-    numbers that ``"trunc"``, ``"floor"`` or ``"ceil"`` rounds toward zero. NaN stays, also where the format has none. Zeros keep
-    their sign, if the format has -0. Higher derivatives are 0.
+    normal number; without subnormal numbers that number itself is the step below it. Results beyond the largest number,
+    infinities too, become the largest; with ``saturate=False`` infinite, or NaN if the format has no infinity, except for finite
+    numbers that ``"trunc"``, ``"floor"`` or ``"ceil"`` rounds toward zero. NaN stays NaN, even if the format has none. Zeros keep
+    their sign if the format has -0. Higher derivatives are 0.
 
-    Half precision is computed in float32, and rounded once. The gradient has the dtype of ``x``, and is never rounded to the
-    format, as that of a cast is. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for
-    ``inside="all"`` without a tensor as scale.
+    Half precision is computed in float32 and rounded once. The gradient has the dtype of ``x`` and, unlike that of a cast, is
+    never rounded to the format. Saved: ``x``, and a tensor ``scale``; the noise, if there is some; nothing for ``inside="all"``
+    without a tensor as scale.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -53,20 +51,20 @@ def float_quantize(
             numbers of the dtype of ``x``.
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`;
             None for 1.
-        saturate: Whether what is rounded beyond the largest number becomes that. A format of numbers alone has nothing else.
+        saturate: Whether results beyond the largest number become the largest. A format of numbers alone always saturates.
         inside: Where the gradient passes: ``"rounded"``, where the rounded number is in the range; ``"exact"``, where ``x /
             scale`` is; ``"all"``, everywhere.
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: ``x`` or ``scale`` is not real, or ``format`` is no format.
+        TypeError: ``x`` or ``scale`` is not real, or ``format`` is not a format.
         ValueError: A name is unknown, the format does not fit the dtype of ``x``, ``scale`` is a number that is not positive and
-            finite or has another shape, or there is noise without use.
+            finite or has another shape, or unused noise is given.
 
     Example:
         >>> import torch
@@ -82,16 +80,13 @@ def float_quantize(
     """
     x = _arguments.floating_input("float_quantize", "x", x)
     code = format_of("float_quantize", "format", format, x.dtype).code
-    if inside != "rounded":
-        _arguments.check_inside("float_quantize", inside)
-    if not (rounding == "half_even" and noise is None and generator is None):
-        noise = _arguments.rounding_noise("float_quantize", x, rounding, noise, generator)
+    checks.choice("float_quantize", "inside", inside, _arguments.INSIDE)
+    noise = _arguments.rounding_noise("float_quantize", x, rounding, noise, generator)
     if not isinstance(scale, Tensor):
         if scale is not None:
             _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
             scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
-        operator = FloatQuantizeEverywhere if inside == "all" and not isinstance(scale, Tensor) else FloatQuantize
-        return operator.apply(x, scale, code, bool(saturate), inside, rounding, noise)
+        return FloatQuantize.apply(x, scale, code, bool(saturate), inside, rounding, noise)
     _arguments.check_scale("float_quantize", "scale", scale, x.dtype)
     split, (scale,) = _arguments.in_blocks("float_quantize", x, None, {"scale": scale})
     if split is None:
@@ -104,38 +99,25 @@ class FloatQuantize(Elementwise):
     """The operator of :func:`float_quantize`."""
 
     in_pieces = True
-    reads = {0: (0, 1, 6), 1: (0, 1, 6), 6: ()}
+
+    @staticmethod
+    def reads(x: Tensor, scale: Parameter | None, format: str, saturate: bool, inside: str, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {0: () if inside == "all" else (0, 1, 6), 1: (0, 1, 6), 6: ()}
 
     @staticmethod
     def forward(
         x: Tensor, scale: Parameter | None, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
     ) -> Tensor:
-        spec = spec_of(format)
-        if x.dtype not in HALF:
-            return in_pieces(_value, x, scale, spec, saturate, rounding, noise)
-        args = (spec, saturate, rounding, noise)
-        pieces = chunked(lambda *a: (_value(*a),), [(x.shape, x.dtype)], x, scale, *args)
-        return _value(x.float(), scale, *args).to(x.dtype) if pieces is None else pieces[0]
+        return cast(_value(x, scale, spec_of(format), saturate, rounding, noise), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, scale: Any, *options: Any) -> Tensor | None:
         if i == 0:
-            return _pass_in_range(v, x, scale, *options)
+            return v if options[2] == "all" else pass_in_range(v, x, scale, *options)
         if i == 1:
             x, v, scale = to_compute(x, v, scale)
-            return mul_into(v, FloatQuantizeResidual.apply(x, scale, *options))
+            return v * FloatQuantizeResidual.apply(x, scale, *options)
         return None
-
-
-class FloatQuantizeEverywhere(Elementwise):
-    """The operator of :func:`float_quantize` for ``inside="all"`` without a tensor as scale, which saves nothing."""
-
-    reads = {0: (), 6: ()}
-    forward = staticmethod(FloatQuantize.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        return v if i == 0 else None
 
 
 class FloatQuantizeResidual(Elementwise):
@@ -147,67 +129,47 @@ class FloatQuantizeResidual(Elementwise):
     def forward(
         x: Tensor, scale: Parameter, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
     ) -> Tensor:
-        return in_pieces(_residual, *to_compute(x, scale), format, saturate, inside, rounding, noise)
+        return _residual(x, scale, format, saturate, inside, rounding, noise)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         return None
 
 
+@pointwise(opmath=True)
 def _value(x: Tensor, scale: Any, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None) -> Tensor:
-    """The value in the dtype of the computation."""
     x, scale = to_compute(expanded(x, scale, noise), scale)
     q = round_to_format(x if scale is None else divided(x, scale), spec, saturate, rounding, noise)
-    return q if scale is None else torch.mul(q, scale, out=out_buffer(q))
+    return q if scale is None else q * scale
 
 
+@pointwise
 def _residual(x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None) -> Tensor:
     """:math:`D_s` in the dtype of the computation."""
     v = divided(expanded(x, scale, noise), scale)
     q = round_to_format(v, spec_of(format), saturate, rounding, noise)
-    return torch.sub(q, _pass_quotient(v, v, format, inside, rounding, noise), out=out_buffer(q))
+    return q - (v if inside == "all" else _pass_quotient(v, v, format, inside, rounding, noise))
 
 
-def _pass_in_range(
+@pointwise(opmath=True)
+def pass_in_range(
     g: Tensor, x: Tensor, scale: Any, format: str, saturate: bool, inside: str, rounding: str, noise: Tensor | None
 ) -> Tensor:
     """``g`` where the quotient is in the range, else 0."""
-    if inside == "all":
-        return g
-    if (scale is None or is_known(scale)) and (rounding != "stochastic" or inside == "exact"):
-        return pass_inside(g, x, *_first_and_last(format, scale, inside, rounding, x.dtype))
-
-    def formula(g: Tensor, x: Tensor, scale: Any, noise: Tensor | None) -> tuple[Tensor]:
-        x, scale = to_compute(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale)])
-        v = x if scale is None else divided(x, scale)
-        return (_pass_quotient(g, v, format, inside, rounding, noise),)
-
-    if g.dtype not in HALF:
-        return in_pieces(lambda *a: formula(*a)[0], g, x, scale, noise)
-    pieces = chunked(formula, [(g.shape, g.dtype)], g, x, scale, noise)
-    return formula(g.float(), x, scale, noise)[0].to(g.dtype) if pieces is None else pieces[0]
+    x, scale = to_compute(*[t.detach() if isinstance(t, Tensor) else t for t in (x, scale)])
+    return _pass_quotient(g, x if scale is None else divided(x, scale), format, inside, rounding, noise)
 
 
 def _pass_quotient(g: Tensor, v: Tensor, format: str, inside: str, rounding: str, noise: Tensor | None) -> Tensor:
     """``g`` where a quotient is in the range, else 0."""
-    if inside == "all":
-        return g
     spec = spec_of(format)
     if inside == "exact" or rounding != "stochastic":
-        return pass_inside(g, v, *_ends(spec, inside, rounding, v.dtype))
+        return where_between(g, v, *ends(spec, inside, rounding, v.dtype))
     assert noise is not None
     beyond = (v.abs() - spec.max) / spec.step  # in the last binade and the next exact, above it 1 or more
     return torch.where(noise >= beyond, g, 0)
 
 
-def _ends(spec: Spec, inside: str, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
+def ends(spec: Spec, inside: str, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
     """The first and the last quotient in the range."""
     return (-spec.max, spec.max) if inside == "exact" else last_inside(spec, rounding, dtype)
-
-
-@functools.lru_cache(maxsize=1024)
-def _first_and_last(format: str, scale: float | None, inside: str, rounding: str, dtype: torch.dtype) -> tuple[float, float]:
-    """The first and the last number of ``dtype`` in the range, in the arithmetic of the value, which is monotone."""
-    computed = compute_dtype(dtype)
-    to, divisor = in_dtype(dtype), 1.0 if scale is None else rounded(scale, computed)
-    return first_and_last(dtype, lambda x: to(x / divisor), *_ends(spec_of(format), inside, rounding, computed))

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._function import alias, is_identity
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import alias, is_identity
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._float_quantize import FloatQuantizeEverywhere
+from fullgrad.quantizers._float_quantize import FloatQuantize
 from fullgrad.quantizers._formats import FloatFormat, format_of
 
 
@@ -26,22 +26,22 @@ def float_quantize_bwd(
     .. math::
         y = x, \qquad \mathrm{vjp}(g) = \operatorname{round}(g), \qquad \mathrm{jvp}(t) = t
 
-    Gradients beyond the largest number become that. The map is not linear, so ``jvp`` is not its adjoint but the identity; double
-    backward differentiates it as straight-through: as 1. Saved: the noise, if there is some.
+    Gradients beyond the largest number become the largest. The map is not linear, so ``jvp`` is not its adjoint but the identity;
+    double backward differentiates it as straight-through: as 1. Saved: the noise, if there is some.
 
     Args:
         x: Any shape; floating, or integer (without a gradient).
         format: The format, as in :func:`float_quantize`. Its numbers must be numbers of the dtype of ``x``.
         rounding: A mode of :func:`fullgrad.round`, or ``"stochastic"``.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it, with the value.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         ``x`` as a view.
 
     Raises:
-        TypeError: ``x`` is not a real tensor, or ``format`` is no format.
-        ValueError: A name is unknown, the format does not fit the dtype of ``x``, or there is noise without use.
+        TypeError: ``x`` is not a real tensor, or ``format`` is not a format.
+        ValueError: A name is unknown, the format does not fit the dtype of ``x``, or unused noise is given.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class FloatQuantizeBwd(CotangentMap):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (noise,) = ctx.saved_tensors
-        return FloatQuantizeEverywhere.apply(g, None, ctx.format, True, "all", ctx.rounding, noise), None, None, None
+        return FloatQuantize.apply(g, None, ctx.format, True, "all", ctx.rounding, noise), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

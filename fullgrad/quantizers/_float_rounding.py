@@ -2,83 +2,25 @@
 
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_view_bits
-from fullgrad._function import out_buffer
-from fullgrad._neighbors import neighbor
+from fullgrad._core.bits import digits, exponent, rounded_to_digits, times_power_of_two
+from fullgrad._core.neighbors import neighbor
 from fullgrad.quantizers._formats import Spec
 from fullgrad.rounding._modes import round_to_integer
 
 
-class _Layout(NamedTuple):
-    """The parts of a number in memory."""
-
-    integer: torch.dtype
-    mantissa_bits: int
-    bias: int
-    exponent_mask: int
-    mantissa_mask: int
-
-
-_LAYOUTS = {
-    torch.float32: _Layout(torch.int32, 23, 127, 0x7F800000, 0x007FFFFF),
-    torch.float64: _Layout(torch.int64, 52, 1023, 0x7FF0000000000000, 0x000FFFFFFFFFFFFF),
-}
-
-
-def exponent(x: Tensor, digits: int | None = None) -> Tensor:
-    """The exponent of normal numbers, that below the smallest one's for subnormal numbers and 0; 128 or 1024 for others. With
-    ``digits``, of positive numbers with half a unit of a mantissa of so many bits added.
-    """
-    layout = _LAYOUTS[x.dtype]
-    if not can_view_bits():
-        mantissa, e = torch.frexp(x)  # the mantissa below 1
-        e = e - 1 if digits is None else e - (mantissa < 1 - 2.0 ** -(digits + 2)).to(e.dtype)
-        e = torch.where(x == 0, -layout.bias, e.clamp(min=-layout.bias))
-        return torch.where(x.isfinite(), e, layout.bias + 1)
-    bits = x.view(layout.integer)
-    field = (bits if digits is None else bits + (1 << (layout.mantissa_bits - digits - 1))) & layout.exponent_mask
-    return (field >> layout.mantissa_bits) - layout.bias
-
-
-def has_fraction(x: Tensor) -> Tensor:
-    """Whether a normal number is not a power of two: 0 or 1."""
-    layout = _LAYOUTS[x.dtype]
-    if not can_view_bits():
-        return (torch.frexp(x).mantissa.abs() != 0.5).to(layout.integer)
-    return ((x.view(layout.integer) & layout.mantissa_mask) != 0).to(layout.integer)
-
-
-def power_of_two(k: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^k for integers k that are exponents of normal numbers."""
-    layout = _LAYOUTS[dtype]
-    if not can_view_bits():
-        # Exact, as torch.exp2 is not, and without large constants, which torch.jit takes for each other beyond 2^128.
-        size, y = k.abs(), torch.ones_like(k, dtype=dtype)
-        factor = y + 1
-        for i in range(10):
-            y, factor = torch.where((size >> i) & 1 == 1, y * factor, y), factor * factor
-        return torch.where(k < 0, 1 / y, y)
-    return ((k.to(layout.integer) + layout.bias) << layout.mantissa_bits).view(dtype)
-
-
-def times_power_of_two(x: Tensor, k: Tensor) -> Tensor:
-    """``x * 2^k`` for any k that two factors reach: one would over- or underflow."""
-    half = k >> 1
-    return x * power_of_two(half, x.dtype) * power_of_two(k - half, x.dtype)
-
-
 def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise: Tensor | None = None) -> Tensor:
-    """The numbers of a format next to ``v``, in float32 or float64; NaN stays."""
+    """``v`` in float32 or float64, rounded to the numbers of a format; NaN stays."""
     saturate = saturate or spec.kind == "finite"
-    layout = _LAYOUTS[v.dtype]
-    in_reach = spec.max_exponent + 1 - spec.mantissa_bits + layout.mantissa_bits <= layout.bias
-    if rounding == "half_even" and in_reach and spec.subnormals and can_view_bits():
-        q = _round_by_addition(v, spec, saturate)
+    mantissa_bits, max_exponent = digits(v.dtype)
+    in_reach = spec.max_exponent + 1 - spec.mantissa_bits + mantissa_bits <= max_exponent
+    if rounding == "half_even" and in_reach and spec.subnormals:
+        # The grid continues for one binade beyond the range, where every number is too large.
+        most = spec.max if saturate else math.ldexp(1.0, spec.max_exponent + 1)
+        q = rounded_to_digits(torch.clamp(v, -most, most), spec.mantissa_bits, spec.min_exponent)
     else:
         q = _round_by_steps(v, spec, rounding, noise)
         if saturate:
@@ -88,38 +30,18 @@ def round_to_format(v: Tensor, spec: Spec, saturate: bool, rounding: str, noise:
             q = torch.where(v.isinf(), v, torch.clamp(q, *[side * spec.max for side in _TOWARD_ZERO[rounding]]))
         beyond = math.inf if spec.kind == "ieee" else math.nan
         q = torch.where(q.abs() > spec.max, torch.copysign(q.new_full((), beyond), v), q)
-    # Without -0.0, adding 0 is what makes it 0.0.
-    return torch.add(q, 0.0, out=out_buffer(q)) if spec.kind == "fnuz" else q
+    # The format has no -0.0; adding 0 turns it into 0.0.
+    return q + 0.0 if spec.kind == "fnuz" else q
 
 
-# Where a rounding goes to zero, it ends at the largest number: multiples of that between which its results are.
+# Rounding toward zero ends at the largest number: the bounds of its results, as multiples of that number.
 _TOWARD_ZERO = {"trunc": (-1.0, 1.0), "floor": (-math.inf, 1.0), "ceil": (-1.0, math.inf)}
 
 
-def _round_by_addition(v: Tensor, spec: Spec, saturate: bool) -> Tensor:
-    """Half to even: the sum with 3/2 of the power of two whose last digit is the step is rounded to that by the adder.
-
-    The sum and the difference are exact but for that. The exponent of a NaN wraps, which does no harm.
-    """
-    layout = _LAYOUTS[v.dtype]
-    # Beyond the range the grid goes on for one binade, in which all is too large.
-    most = spec.max if saturate else math.ldexp(1.0, spec.max_exponent + 1)
-    y = torch.clamp(v, -most, most)
-    shift = ((layout.mantissa_bits - spec.mantissa_bits) << layout.mantissa_bits) | (1 << (layout.mantissa_bits - 1))
-    bits = y.view(layout.integer) & layout.exponent_mask
-    bits = torch.add(bits, shift, out=out_buffer(bits))
-    least = ((spec.min_exponent + layout.bias) << layout.mantissa_bits) + shift
-    bits = torch.clamp(bits, min=least, out=out_buffer(bits))
-    c = bits.view(v.dtype)
-    q = y + c
-    q = torch.sub(q, c, out=out_buffer(q))
-    return torch.copysign(q, y, out=out_buffer(q))
-
-
 def _round_by_steps(v: Tensor, spec: Spec, rounding: str, noise: Tensor | None) -> Tensor:
-    """In units of the step of the binade, by any rounding; beyond the largest number the grid goes on.
+    """Round in units of the step of the binade, by any mode; the grid continues beyond the largest number.
 
-    Without subnormal numbers the step below the smallest normal number is that number.
+    Without subnormal numbers, the step below the smallest normal number is that number.
     """
     e = exponent(v)
     k = spec.mantissa_bits - e.clamp(min=spec.min_exponent)
@@ -155,7 +77,7 @@ def _is_even(spec: Spec) -> bool:
 
 
 def _at_most(bound: float, included: bool, dtype: torch.dtype) -> float:
-    """The last number of a dtype up to a bound, which is one of it or infinite in it, or before it."""
+    """The last number of a dtype up to a bound, or before the bound, which is a number of the dtype or infinite in it."""
     largest = torch.finfo(dtype).max
     if bound > largest:
         return largest

@@ -1,4 +1,4 @@
-"""`FloatFormat`: a float format, and those that have names."""
+"""`FloatFormat`: a float format, and the named formats."""
 
 import functools
 import math
@@ -25,14 +25,14 @@ class FloatFormat:
     Args:
         exponent_bits: From 1 to 11.
         mantissa_bits: *M*, from 0 to 52, without the leading bit.
-        bias: Of the exponent, an integer; None for :math:`2^{e - 1} - 1`.
-        kind: What the codes with the largest exponent are: ``"ieee"``, infinities and NaN; ``"fn"``, numbers, the last of them
-            NaN; ``"fnuz"``, numbers, where the code of -0 is NaN, so that there is no -0; ``"finite"``, numbers.
+        bias: The bias of the exponent, an integer; None for :math:`2^{e - 1} - 1`.
+        kind: The meaning of the codes with the largest exponent: ``"ieee"``, infinities and NaN; ``"fn"``, numbers, the last of
+            them NaN; ``"fnuz"``, numbers, where the code of -0 is NaN, so that there is no -0; ``"finite"``, numbers.
         subnormals: Whether there are numbers below the smallest normal one, besides 0.
 
     Raises:
         TypeError: A number of bits or the bias is not an integer.
-        ValueError: A number is out of its range, or there is no such kind.
+        ValueError: A number is out of its range, or ``kind`` is unknown.
 
     Example:
         >>> from fullgrad.quantizers import FloatFormat
@@ -67,13 +67,13 @@ class FloatFormat:
 
     @property
     def _max_exponent(self) -> int:
-        """That of the largest number."""
+        """The exponent of the largest number."""
         last = 2**self.exponent_bits - 1 - (self.kind == "ieee" or (self.kind == "fn" and self.mantissa_bits == 0))
         return last - (self.bias or 0)
 
     @property
     def _min_exponent(self) -> int:
-        """That of the smallest normal number."""
+        """The exponent of the smallest normal number."""
         return 1 - (self.bias or 0)
 
     @property
@@ -84,7 +84,7 @@ class FloatFormat:
 
     @property
     def min_normal(self) -> float:
-        """The smallest positive number with all its digits."""
+        """The smallest positive normal number."""
         return math.ldexp(1.0, self._min_exponent)
 
     @property
@@ -94,16 +94,16 @@ class FloatFormat:
 
     @property
     def bits(self) -> int:
-        """How many bits a code has."""
+        """The number of bits of a code."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def code(self) -> str:
-        """The numbers that make the format in one word, which a compiled operator takes."""
+        """The parameters of the format as one string, which a compiled operator takes."""
         return f"{self._min_exponent} {self.mantissa_bits} {self._max_exponent} {self.kind} {int(self.subnormals)}"
 
     def numbers(self) -> Tensor:
-        """All finite numbers, in order, each once: a codebook, in float32 if that has them."""
+        """All finite numbers, in order, each once: a codebook, in float32 if it has them, else in float64."""
         if self.bits > 20:
             raise ValueError(f"FloatFormat.numbers: a format of {self.bits} bits has too many numbers.")
         scale, step = 2**self.mantissa_bits, math.ldexp(1.0, self._min_exponent - self.mantissa_bits)
@@ -130,7 +130,7 @@ NAMED = {
     "float16": FloatFormat(5, 10, 15, "ieee"),
 }
 
-# The smallest number, the largest, and the bits of the mantissa of what x may be.
+# The smallest positive number, the largest, and the bits of the mantissa of each dtype of x; float64 has no bounds.
 _DTYPES = {
     torch.float16: (2.0**-24, 65504.0, 10),
     torch.bfloat16: (2.0**-133, (2.0 - 2.0**-7) * 2.0**127, 7),
@@ -145,7 +145,7 @@ def _fits(format: FloatFormat, dtype: torch.dtype) -> bool:
 
 
 def format_of(name: str, argument: str, value: Any, dtype: torch.dtype) -> FloatFormat:
-    """The format that a `FloatFormat`, a name or a dtype of torch is, whose numbers are all numbers of ``dtype``."""
+    """The `FloatFormat` of a format, its name or its torch dtype, whose numbers must be numbers of ``dtype``."""
     if isinstance(value, torch.dtype):
         value = str(value).removeprefix("torch.")
     if isinstance(value, str):
@@ -162,7 +162,7 @@ def format_of(name: str, argument: str, value: Any, dtype: torch.dtype) -> Float
 
 
 class Spec(NamedTuple):
-    """What the arithmetic needs of a format."""
+    """The parameters of a format that the arithmetic needs."""
 
     min_exponent: int
     mantissa_bits: int
@@ -173,13 +173,13 @@ class Spec(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Between the largest numbers."""
+        """The distance between the largest numbers."""
         return math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
 
 
 @functools.lru_cache(maxsize=256)
 def spec_of(code: str) -> Spec:
-    """That of a format's ``code``."""
+    """The `Spec` of a format's ``code``."""
     low, digits, high, kind, subnormals = code.split()
     lost = 2 if kind == "fn" and int(digits) else 1
     largest = math.ldexp(2.0 - lost * 2.0 ** -int(digits), int(high))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import numbers_like, to_opmath
 from fullgrad._dispatch import holds, uses_last_dims
-from fullgrad._half_precision import to_opmath
 from fullgrad.clamping._clamp import Clamp
 from fullgrad.quantizers import _arguments
 from fullgrad.rounding._floor import Floor
@@ -34,15 +34,15 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         x: Of shape (…, channels); floating, or integer (which gives the default dtype).
         levels: The number of levels of each channel, integers from 2.
         bound: ``"tanh"`` or ``"clamp"``.
-        symmetric: Whether the levels are symmetric around zero also where their number is even.
-        eps: How much more the bound reaches, not negative.
+        symmetric: Whether the levels are symmetric around zero even if their number is even.
+        eps: The share by which the bound exceeds the outermost levels, not negative.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
         TypeError: ``x`` is not a real tensor, or a number of levels is not an integer.
-        ValueError: There are other channels than levels, a number is out of its range, or there is no such bound.
+        ValueError: The numbers of channels and levels differ, a number is out of its range, or ``bound`` is unknown.
 
     Example:
         >>> import torch
@@ -61,12 +61,12 @@ def fsq(x: Tensor, levels: Sequence[int], *, bound: str = "tanh", symmetric: boo
         raise ValueError(
             f"fsq: `levels` must have a number for each of the channels of x, got {len(counts)} and shape {tuple(x.shape)}."
         )
-    _checks.choice("fsq", "bound", bound, BOUNDS)
-    _checks.non_negative_number("fsq", "eps", eps)
+    checks.choice("fsq", "bound", bound, BOUNDS)
+    checks.non_negative_number("fsq", "eps", eps)
     (wide,) = to_opmath(x)
 
     def row(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=wide.dtype, device=x.device)
+        return numbers_like(values, wide)
 
     if symmetric:
         bounded = torch.tanh(wide) if bound == "tanh" else Clamp.apply(wide, -1.0, 1.0)

@@ -1,11 +1,11 @@
-"""`levels`: codebooks that have names."""
+"""`levels`: named codebooks."""
 
 import itertools
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.quantizers._arguments import integer
 
 _NF4 = (
@@ -26,7 +26,7 @@ _NF4 = (
     0.7229568362236023,
     1.0,
 )
-# The exponents of the sets of additive powers of two, by the bits besides that of the sign.
+# The exponents of the sets of additive powers of two, by the number of bits without the sign.
 _ADDITIVE = {
     2: ((1, 2, 3),),
     3: ((1, 2, 4), (3,)),
@@ -48,14 +48,14 @@ def levels(name: str, bits: int = 4) -> Tensor:
 
     Args:
         name: ``"nf4"``, ``"power_of_two"`` or ``"apot"``.
-        bits: How many, an integer.
+        bits: The number of bits, an integer.
 
     Returns:
         A float32 tensor of one dimension.
 
     Raises:
         TypeError: ``bits`` is not an integer.
-        ValueError: There is no such name, or no such number of bits for it.
+        ValueError: ``name`` is unknown, or ``bits`` is out of its range.
 
     Example:
         >>> from fullgrad import quantizers
@@ -64,7 +64,7 @@ def levels(name: str, bits: int = 4) -> Tensor:
 
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Li et al., https://arxiv.org/abs/1909.13144.
     """
-    _checks.choice("levels", "name", name, NAMES)
+    checks.choice("levels", "name", name, NAMES)
     bits = integer("levels", "bits", bits)
     least, most = {"nf4": (4, 4), "power_of_two": (2, 8), "apot": (3, 7)}[name]
     if not least <= bits <= most:

@@ -2,14 +2,15 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
 from fullgrad._dispatch import at_least, square_root
-from fullgrad._half_precision import cast
-from fullgrad.gradients._scale import scale_bwd
+from fullgrad.gradients._scale import Scale
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._arithmetic import to_compute
-from fullgrad.quantizers._fake_quantize import fake_quantize
+from fullgrad.quantizers._fake_quantize import quantized
+from fullgrad.quantizers._integers import Grid
 
 
 def lsq(
@@ -28,9 +29,9 @@ def lsq(
         D_s = f\,(q - m v), \quad D_b = f\,(1 - m), \qquad f = \frac{1}{\sqrt{N \max(h, 1)}}
 
     for the mask *m* of :math:`l \le v \le h`, :math:`v = (x - b) / s`, and *N* elements of ``x``, those of a sample under
-    ``vmap``. It is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is multiplied by *f*.
-    A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Half precision is computed in float32 and rounded once. Saved:
-    what that saves.
+    ``vmap``. The operator is :func:`fake_quantize` with ``inside="exact"`` and a division, of a scale whose gradient is
+    multiplied by *f*. A usual start is ``2 * x.abs().mean() / math.sqrt(quant_max)``. Half precision is computed in float32 and
+    rounded once. Saved: what it saves.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -38,7 +39,7 @@ def lsq(
         quant_min: The smallest code, an integer.
         quant_max: The largest, an integer.
         offset: A number or a tensor that broadcasts to ``x``, and gets its own gradient; None for 0.
-        grad_scale: *f*, a positive number; None for the above.
+        grad_scale: *f*, a positive number; None for the formula above.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
@@ -61,22 +62,21 @@ def lsq(
     """
     x = _arguments.floating_input("lsq", "x", x)
     _arguments.check_scale("lsq", "scale", scale, x.dtype)
-    _arguments.is_per_block("lsq", "scale", scale, x.shape)
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if not quant_min <= 0 <= quant_max:
         raise ValueError(f"lsq: `quant_min` and `quant_max` must have 0 between them, got {quant_min} and {quant_max}.")
     if grad_scale is None:
         grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(quant_max, 1))
     else:
-        _checks.positive_number("lsq", "grad_scale", grad_scale)
+        checks.positive_number("lsq", "grad_scale", grad_scale)
     if isinstance(scale, Tensor):
-        scale = scale_bwd(scale, grad_scale)
+        scale = Scale.apply(scale, 1.0, grad_scale)
+    grid = Grid(scale, 0, quant_min, quant_max, "exact", "half_even", reciprocal=False, round_zero_point=True)
     if offset is None:
-        return fake_quantize(x, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False)
-    _checks.real_number_or_tensor("lsq", "offset", offset)
+        return quantized("lsq", x, grid)
+    checks.real_number_or_tensor("lsq", "offset", offset)
     if isinstance(offset, Tensor):
-        _checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
-        offset = scale_bwd(offset, grad_scale)
+        checks.broadcasts_to("lsq", "offset", offset, "x", x.shape)
+        offset = Scale.apply(offset, 1.0, grad_scale)
     wide, b = to_compute(x, offset)
-    y = fake_quantize(wide - b, scale, 0, quant_min, quant_max, inside="exact", reciprocal=False) + b
-    return cast(y, x.dtype)
+    return cast(quantized("lsq", wide - b, grid) + b, x.dtype)

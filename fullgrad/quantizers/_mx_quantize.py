@@ -5,16 +5,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
+from fullgrad._core import checks
+from fullgrad._core.bits import exponent, has_fraction, power_of_two
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._blocks import behind_batch, blocks_of, check_blocks
-from fullgrad.quantizers._float_rounding import exponent, has_fraction, power_of_two, round_to_format
+from fullgrad.quantizers._float_rounding import round_to_format
 from fullgrad.quantizers._formats import NAMED, spec_of
 from fullgrad.rounding._modes import round_to_integer
 
-# Of the elements that the specification names: the exponent of the largest number, and the bits of the mantissa.
+# The elements in the specification, with the exponent of the largest number and the bits of the mantissa.
 ELEMENTS = {
     "float8_e4m3fn": (8, 3),
     "float8_e5m2": (15, 2),
@@ -51,8 +52,8 @@ def mx_quantize(
     * ``"even"``: :math:`\lfloor \log_2 A' \rfloor - E`, for *A* with half a unit of an *M*-bit mantissa added;
     * ``"rceil"``: :math:`\lceil \log_2 (A / \mathit{max}) \rceil`.
 
-    Elements beyond the largest become that. Integers are :math:`\operatorname{clamp}(\operatorname{round}(64 v), -128, 127) /
-    64`. A NaN makes its block NaN; an infinity leaves itself and zeros. Higher derivatives are 0. Nothing is saved.
+    Elements beyond the largest number become the largest. Integers are :math:`\operatorname{clamp}(\operatorname{round}(64 v),
+    -128, 127) / 64`. A NaN makes its block NaN; an infinity leaves itself and zeros. Higher derivatives are 0. Nothing is saved.
 
     Args:
         x: At least one dimension; floating, or integer (which gives the default dtype).
@@ -63,14 +64,14 @@ def mx_quantize(
         scale_rounding: How the scale is found, as above.
         rounding: How elements are rounded: a mode of :func:`fullgrad.round`, or ``"stochastic"``.
         noise: For ``rounding="stochastic"``, a floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given.
+        generator: Draws the noise if none is given.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
         TypeError: ``x`` is not real, or ``block_size`` or ``dim`` is not an integer.
-        ValueError: A name is unknown, ``block_size`` does not divide the dimension, or there is noise without use.
+        ValueError: A name is unknown, ``block_size`` does not divide the dimension, or unused noise is given.
         IndexError: ``x`` has no dimension ``dim``.
 
     Example:
@@ -84,8 +85,8 @@ def mx_quantize(
     Source: OCP Microscaling Formats, version 1.0; ``torchao.prototype.mx_formats.mx_tensor.MXTensor.to_mx``.
     """
     x = _arguments.floating_input("mx_quantize", "x", x)
-    _checks.choice("mx_quantize", "element", element, ELEMENTS)
-    _checks.choice("mx_quantize", "scale_rounding", scale_rounding, SCALE_ROUNDINGS)
+    checks.choice("mx_quantize", "element", element, ELEMENTS)
+    checks.choice("mx_quantize", "scale_rounding", scale_rounding, SCALE_ROUNDINGS)
     block_size, dim = check_blocks("mx_quantize", x, block_size, dim)
     noise = _arguments.rounding_noise("mx_quantize", x, rounding, noise, generator)
     return MxQuantize.apply(x, element, block_size, dim, scale_rounding, rounding, noise)
@@ -108,7 +109,7 @@ class MxQuantize(Elementwise):
         largest = blocks.abs().amax(d, keepdim=True)
         e = _exponent(largest, element, scale_rounding)
         half = e >> 1
-        # Two powers of two: one may be subnormal, which some devices flush to 0. That of a block with NaN is NaN.
+        # Two powers of two: a single one may be subnormal, which some devices flush to 0. The scale of a block with NaN is NaN.
         first, second = (power_of_two(k, wide.dtype) for k in (half, e - half))
         v = blocks * (1 / first) * (1 / second)
         noise = None if noise is None else noise.reshape(v.shape)
@@ -129,9 +130,9 @@ class MxQuantize(Elementwise):
 
 
 def _exponent(largest: Tensor, element: str, scale_rounding: str) -> Tensor:
-    """That of the scale of each block, an integer.
+    """The exponent of the scale of each block, an integer.
 
-    That of an infinity is beyond all others, so that what is finite becomes 0, and the infinity is restored.
+    For an infinity it is beyond all others, so that finite elements become 0 and the infinity is restored.
     """
     most, digits = ELEMENTS[element]
     bound = 250 if largest.dtype == torch.float32 else 1100
@@ -145,7 +146,7 @@ def _exponent(largest: Tensor, element: str, scale_rounding: str) -> Tensor:
 
 
 def _log2(x: Tensor, rounding: str, digits: int) -> Tensor:
-    """The logarithm as an integer, exact: from the bits. Numbers near the subnormal ones are first made larger."""
+    """The exact logarithm, rounded to an integer, from the bits. Numbers near the subnormal ones are first scaled up."""
     tiny = x < 2.0**-64
     x = torch.where(tiny, x * 2.0**64, x)
     e = exponent(x, digits if rounding == "even" else None)

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import HALF
 from fullgrad._dispatch import holds
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._blocks import behind_batch, blocks_of, check_blocks
@@ -25,13 +25,13 @@ def nvfp4_quantize(x: Tensor, tensor_scale: Parameter | None = None, *, dim: int
         s = \operatorname{e4m3}\bigl(\operatorname{clamp}(A / (6 p),\; 2^{-6},\; 448)\bigr), \qquad
         y = p s\, \operatorname{e2m1}\bigl(x / (p s)\bigr), \qquad D_x = 1
 
-    for ``tensor_scale`` *p*, or 1. A usual one is ``x.abs().amax() / 2688``, which is one per sample under ``vmap``. Elements
+    for ``tensor_scale`` *p*, or 1. A usual value is ``x.abs().amax() / 2688``, which is one per sample under ``vmap``. Elements
     beyond 6 become 6. A NaN makes its block NaN. The arithmetic is that of torchao, bit for bit: products with reciprocals, and
     the floor :math:`2^{-6}`. ``tensor_scale`` has no gradient. Higher derivatives are 0. Nothing is saved.
 
     Args:
         x: At least one dimension; floating, or integer (which gives the default dtype).
-        tensor_scale: Positive: a number, or a tensor with one element; None for none.
+        tensor_scale: Positive: a number, or a tensor with one element; None for 1.
         dim: The dimension of the blocks, of a size that 16 divides.
 
     Returns:

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad.clamping._clamp import clamp
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
@@ -17,8 +17,8 @@ def pact(x: Tensor, alpha: Parameter, bits: int = 4) -> Tensor:
         y = \frac{\alpha}{n} \operatorname{round}\Bigl(\frac{n}{\alpha} \operatorname{clamp}(x, 0, \alpha)\Bigr), \qquad
         D_x = [\,0 \le x \le \alpha\,], \quad D_\alpha = [\,x > \alpha\,], \qquad n = 2^b - 1
 
-    Higher derivatives are 0. It is :func:`fullgrad.step_quantize` of :func:`fullgrad.clamp`, with a step that is a constant.
-    Half precision is computed in float32 and rounded once. Saved: what they save.
+    Higher derivatives are 0. The operator is :func:`fullgrad.step_quantize` of :func:`fullgrad.clamp`, with a step that is a
+    constant. Half precision is computed in float32 and rounded once. Saved: what these save.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -46,10 +46,10 @@ def pact(x: Tensor, alpha: Parameter, bits: int = 4) -> Tensor:
     """
     x = _arguments.floating_input("pact", "x", x)
     _arguments.check_scale("pact", "alpha", alpha, x.dtype)
-    bits = _checks.positive_integer("pact", "bits", bits, 53)
+    bits = checks.positive_integer("pact", "bits", bits, 53)
     if not isinstance(alpha, Tensor):
         return step_quantize(clamp(x, 0.0, float(alpha)), float(alpha) / (2.0**bits - 1))
-    _checks.broadcasts_to("pact", "alpha", alpha, "x", x.shape)
+    checks.broadcasts_to("pact", "alpha", alpha, "x", x.shape)
     alpha = alpha.to(x.dtype)
     (wide,) = to_opmath(alpha.detach())
     return step_quantize(clamp(x, 0.0, alpha), wide / (2.0**bits - 1)).to(x.dtype)

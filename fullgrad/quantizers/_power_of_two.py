@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._neighbors import neighbor, rounded
+from fullgrad._core import checks
+from fullgrad._core.bits import times_power_of_two
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.neighbors import neighbor, rounded
+from fullgrad._core.opmath import to_opmath
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._float_rounding import times_power_of_two
 
 ROUNDINGS = ("nearest", "linear", "floor", "ceil")
 GRADIENTS = ("log", "identity")
@@ -31,17 +31,17 @@ def power_of_two(
         y = \operatorname{sgn}(x)\, 2^k, \qquad k = \operatorname{clamp}(\operatorname{round}(\log_2 |x|),\; l,\; h), \qquad
         D = y / x
 
-    The derivative is that of :math:`2^{\operatorname{round}(\log_2 x)}` with a straight-through rounding, 0 where *k* was
-    clamped and at 0; with ``gradient="identity"`` it is 1. With :math:`y' = D` wherever a derivative is differentiated again,
-    higher derivatives are 0. Zeros of both signs stay, and NaN. An infinity stays without a largest exponent. Half precision is
+    The derivative is that of :math:`2^{\operatorname{round}(\log_2 x)}` with a straight-through rounding, 0 where *k* was clamped
+    and at 0; with ``gradient="identity"`` it is 1. With :math:`y' = D` wherever a derivative is differentiated again, higher
+    derivatives are 0. Zeros of both signs stay, and NaN. An infinity stays if there is no largest exponent. Half precision is
     computed in float32 and rounded once. Saved: ``x``; nothing for ``gradient="identity"``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_exponent: The smallest exponent, an integer; None for any.
-        max_exponent: The largest, likewise.
-        rounding: Of the logarithm: ``"nearest"``, ``"floor"`` or ``"ceil"``; or ``"linear"``, the nearest power itself, halves
-            up, as a cast to ``float8_e8m0fnu`` does.
+        max_exponent: The largest exponent, an integer; None for any.
+        rounding: The rounding of the logarithm: ``"nearest"``, ``"floor"`` or ``"ceil"``; or ``"linear"``, the nearest power
+            itself, halves up, as a cast to ``float8_e8m0fnu`` does.
         gradient: ``"log"`` or ``"identity"``.
 
     Returns:
@@ -49,7 +49,7 @@ def power_of_two(
 
     Raises:
         TypeError: ``x`` is not a real tensor, or an exponent is not an integer.
-        ValueError: There is no such rounding or gradient, or ``min_exponent`` is above ``max_exponent``.
+        ValueError: ``rounding`` or ``gradient`` is unknown, or ``min_exponent`` is above ``max_exponent``.
 
     Example:
         >>> import torch
@@ -64,8 +64,8 @@ def power_of_two(
     Source: Elhoushi et al., DeepShift, https://arxiv.org/abs/1905.13298; ``brevitas.core.restrict_val.PowerOfTwoRestrictValue``.
     """
     x = _arguments.floating_input("power_of_two", "x", x)
-    _checks.choice("power_of_two", "rounding", rounding, ROUNDINGS)
-    _checks.choice("power_of_two", "gradient", gradient, GRADIENTS)
+    checks.choice("power_of_two", "rounding", rounding, ROUNDINGS)
+    checks.choice("power_of_two", "gradient", gradient, GRADIENTS)
     if min_exponent is not None:
         min_exponent = _arguments.integer("power_of_two", "min_exponent", min_exponent)
     if max_exponent is not None:
@@ -74,17 +74,18 @@ def power_of_two(
             raise ValueError(
                 f"power_of_two: `min_exponent` must not be above `max_exponent`, got {min_exponent} and {max_exponent}."
             )
-    operator = PowerOfTwo if gradient == "log" else PowerOfTwoEverywhere
-    return operator.apply(x, min_exponent, max_exponent, rounding)
+    return PowerOfTwo.apply(x, min_exponent, max_exponent, rounding, gradient)
 
 
 class PowerOfTwo(Elementwise):
     """The operator of :func:`power_of_two`."""
 
-    reads = {0: (0,)}
+    @staticmethod
+    def reads(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {0: (0,) if gradient == "log" else ()}
 
     @staticmethod
-    def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str) -> Tensor:
+    def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str, gradient: str) -> Tensor:
         (wide,) = to_opmath(x)
         k = _exponent(wide, rounding)
         if min_exponent is not None or max_exponent is not None:
@@ -96,30 +97,21 @@ class PowerOfTwo(Elementwise):
         return torch.where(stays, wide, y).to(x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, *options: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Any, *options: Any) -> Tensor:
+        if options[-1] == "identity":
+            return v
         (wide,) = to_opmath(x)
-        return (v * PowerOfTwoSlope.apply(wide, *options)).to(v.dtype)
-
-
-class PowerOfTwoEverywhere(Elementwise):
-    """The operator of :func:`power_of_two` with the derivative 1."""
-
-    reads = {0: ()}
-    forward = staticmethod(PowerOfTwo.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+        return (v * PowerOfTwoSlope.apply(wide, *options[:-1])).to(v.dtype)
 
 
 class PowerOfTwoSlope(Elementwise):
-    """:math:`y / x`, which has no derivative."""
+    """The slope :math:`y / x`, 0 where *k* is clamped, at 0 and at infinity, without a derivative."""
 
     reads = {0: ()}
 
     @staticmethod
     def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str) -> Tensor:
-        y = PowerOfTwo.forward(x, None, None, rounding) / x
+        y = PowerOfTwo.forward(x, None, None, rounding, "log") / x
         k = _exponent(x, rounding)
         clamped = (x == 0) | x.isinf()
         if min_exponent is not None:
@@ -134,7 +126,7 @@ class PowerOfTwoSlope(Elementwise):
 
 
 def _exponent(x: Tensor, rounding: str) -> Tensor:
-    """That of the power of two next to ``abs(x)``; beyond all others for an infinity."""
+    """The exponent of the power of two next to ``abs(x)``; beyond all others for an infinity."""
     f, e = torch.frexp(x.abs())
     if rounding == "nearest":
         up = f >= _root_of_half(x.dtype)
@@ -148,12 +140,12 @@ def _exponent(x: Tensor, rounding: str) -> Tensor:
 
 
 def _root_of_half(dtype: torch.dtype) -> float:
-    """The first number above the root of 1/2, which is none itself."""
+    """The first number of a dtype above the square root of 1/2, which is irrational."""
     root = rounded(math.sqrt(0.5), dtype)
     return root if root >= math.sqrt(0.5) else neighbor(root, dtype, True)
 
 
 def _reachable(k: Tensor, dtype: torch.dtype) -> Tensor:
-    """Exponents of which two factors make the power, down to 0 and up to infinity."""
+    """Exponents clamped to those whose powers two factors can make, down to 0 and up to infinity."""
     most = 252 if dtype == torch.float32 else 2044
     return k.clamp(-most, most)

@@ -9,7 +9,7 @@ def quant_range(bits: int, signed: bool = True, narrow_range: bool = False) -> t
     .. math::
         (-2^{b - 1},\; 2^{b - 1} - 1) \text{ if signed, else } (0,\; 2^b - 1)
 
-    A narrow range is symmetric where it is signed, and has the largest code less where it is not.
+    A narrow range is symmetric if it is signed, and lacks the largest code if it is not.
 
     Args:
         bits: An integer from 1 to 53; from 2 for a narrow or signed range.

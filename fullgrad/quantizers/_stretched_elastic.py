@@ -5,18 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import cast, divided
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import reshaped
+from fullgrad._core.windows import where_between
 from fullgrad._dispatch import at_least, square_root
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
-from fullgrad.clamping._clamp import pass_inside
 from fullgrad.gradients._scale import scale_bwd
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
-from fullgrad.quantizers._arithmetic import divided, to_compute
+from fullgrad.quantizers._arithmetic import to_compute
 
-# Where x / scale is clamped.
+# The bound at which x / scale is clamped.
 END = 0.99
 
 
@@ -35,8 +36,8 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has one number per block, as in :func:`fake_quantize`.
-        levels: How many, an integer from 2.
-        grad_scale: *f*, a positive number; None for the above.
+        levels: The number of levels, an integer from 2.
+        grad_scale: *f*, a positive number; None for the formula above.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
@@ -60,7 +61,7 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     if grad_scale is None:
         grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(levels / 2 - 1, 1))
     else:
-        _checks.positive_number("stretched_elastic", "grad_scale", grad_scale)
+        checks.positive_number("stretched_elastic", "grad_scale", grad_scale)
     scale = scale_bwd(scale, grad_scale) if isinstance(scale, Tensor) else float(scale)
     split, (scale,) = _arguments.in_blocks("stretched_elastic", x, None, {"scale": scale})
     if split is None:
@@ -76,9 +77,7 @@ class StretchedElastic(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, scale: Parameter, levels: int) -> Tensor:
-        wide = x.float() if x.dtype in HALF else x
-        wide, s = to_compute(expanded(wide, scale), scale)
-        return (_code(divided(wide, s), levels) * s).to(x.dtype)
+        return cast(_value(x, scale, levels), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, scale: Any, levels: int) -> Tensor:
@@ -87,7 +86,7 @@ class StretchedElastic(Elementwise):
         if i == 1:
             return v * StretchedElasticResidual.apply(x, scale, levels)
         quotient = divided(x.detach(), scale.detach() if isinstance(scale, Tensor) else scale)
-        return pass_inside(v, quotient, -END, END).to(dtype)
+        return where_between(v, quotient, -END, END).to(dtype)
 
 
 class StretchedElasticResidual(Elementwise):
@@ -98,11 +97,17 @@ class StretchedElasticResidual(Elementwise):
     @staticmethod
     def forward(x: Tensor, scale: Parameter, levels: int) -> Tensor:
         v = divided(expanded(x, scale), scale)
-        return _code(v, levels) - pass_inside(v, v, -END, END)
+        return _code(v, levels) - where_between(v, v, -END, END)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
         return None
+
+
+@pointwise(opmath=True)
+def _value(x: Tensor, scale: Any, levels: int) -> Tensor:
+    x, scale = to_compute(expanded(x, scale), scale)
+    return _code(divided(x, scale), levels) * scale
 
 
 def _code(v: Tensor, levels: int) -> Tensor:

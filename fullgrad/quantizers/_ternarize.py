@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._distributed import reshaped
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.shards import reshaped
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
 from fullgrad.quantizers._arithmetic import to_compute
@@ -42,9 +42,9 @@ def ternarize(
         x: Any shape; floating, or integer (which gives the default dtype).
         threshold: A number that is not negative; or a tensor that broadcasts to ``x``, or has one number per block, as in
             :func:`fake_quantize`.
-        scale: The value above the threshold: any number, or a tensor, likewise.
+        scale: The value above the threshold: any number, or a tensor as for ``threshold``.
         negative_scale: Minus the value below its negative; None for ``scale``.
-        window: Up to which absolute value the gradient passes: a number that is not negative, or a tensor; None for all.
+        window: The largest absolute value at which the gradient passes: a nonnegative number, or a tensor; None for all.
         scale_gradient: Whether the gradient of ``x`` is multiplied by the scale, as in trained ternary quantization.
 
     Returns:
@@ -68,27 +68,29 @@ def ternarize(
         ``larq.quantizers.SteTern``.
     """
     x = _arguments.floating_input("ternarize", "x", x)
-    _checks.real_number_or_tensor("ternarize", "threshold", threshold)
+    checks.real_number_or_tensor("ternarize", "threshold", threshold)
     threshold = _arguments.checked_window("ternarize", threshold, "threshold")
-    _checks.real_number_or_tensor("ternarize", "scale", scale)
+    checks.real_number_or_tensor("ternarize", "scale", scale)
     if negative_scale is not None:
-        _checks.real_number_or_tensor("ternarize", "negative_scale", negative_scale)
+        checks.real_number_or_tensor("ternarize", "negative_scale", negative_scale)
     window = _arguments.checked_window("ternarize", window)
     parameters = {"threshold": threshold, "scale": scale, "negative_scale": negative_scale, "window": window}
-    learns = isinstance(scale, Tensor) or isinstance(negative_scale, Tensor)
-    operator = Ternarize if learns or scale_gradient or window is not None else TernarizeEverywhere
     split, parameters = _arguments.in_blocks("ternarize", x, None, parameters)
     options = bool(scale_gradient), negative_scale is not None
     if split is None:
-        return operator.apply(x, *parameters, *options)
-    return reshaped(operator.apply(reshaped(x, split), *parameters, *options), x.shape)
+        return Ternarize.apply(x, *parameters, *options)
+    return reshaped(Ternarize.apply(reshaped(x, split), *parameters, *options), x.shape)
 
 
 class Ternarize(Elementwise):
     """The operator of :func:`ternarize`."""
 
     in_pieces = True
-    reads = {0: (0, 1, 2, 3, 4), 1: (), 2: (0, 1, 4), 3: (0, 1, 4), 4: ()}
+
+    @staticmethod
+    def reads(x: Tensor, threshold: Any, scale: Any, negative_scale: Any, window: Any, scale_gradient: bool, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        is_identity = window is None and not scale_gradient
+        return {0: () if is_identity else range(5), 1: (), 2: (0, 1, 4), 3: (0, 1, 4), 4: ()}
 
     @staticmethod
     def forward(
@@ -100,24 +102,14 @@ class Ternarize(Elementwise):
         scale_gradient: bool,
         has_negative_scale: bool,
     ) -> Tensor:
-        wide = x.float() if x.dtype in HALF else x
-        wide, t, p, n = to_compute(expanded(wide, threshold, scale, negative_scale, window), threshold, scale, negative_scale)
-        wide = wide.detach()
-        if isinstance(t, Tensor):
-            code = apply_steps((wide > t).to(wide.dtype), (torch.sub, (wide < -t).to(wide.dtype)))
-        else:
-            code = apply_steps(torch.nn.functional.hardshrink(wide, t), (torch.sign,))
-        if has_negative_scale:  # one of the summands is 0
-            below = apply_steps(torch.clamp(code, max=0), (torch.mul, n))
-            y = apply_steps(torch.clamp(code, min=0), (torch.mul, p), (torch.add, below))
-        else:
-            y = apply_steps(code, (torch.mul, p))
-        return with_nan(y, wide).to(x.dtype)
+        return cast(_value(x, threshold, scale, negative_scale, window, has_negative_scale), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, scale: Any, negative_scale: Any, window: Any, *rest: Any) -> Any:
         if i in (1, 4):
             return None
+        if i == 0 and window is None and not rest[0]:
+            return v
         dtype = v.dtype
         x, v, t, p, n, w = to_compute(x, v, threshold, scale, negative_scale, window)
         scale_gradient, has_negative_scale = rest
@@ -131,15 +123,17 @@ class Ternarize(Elementwise):
         return v * TernaryCode.apply(x, t, w, above, below, scale_gradient)
 
 
-class TernarizeEverywhere(Elementwise):
-    """The operator of :func:`ternarize` where nothing is read for its derivative."""
-
-    reads = dict.fromkeys(range(5), ())
-    forward = staticmethod(Ternarize.forward)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        return v if i == 0 else None
+@pointwise(opmath=True)
+def _value(x: Tensor, threshold: Any, scale: Any, negative_scale: Any, window: Any, has_negative_scale: bool) -> Tensor:
+    x, t, p, n = to_compute(expanded(x, threshold, scale, negative_scale, window), threshold, scale, negative_scale)
+    x = x.detach()
+    if isinstance(t, Tensor):
+        code = (x > t).to(x.dtype) - (x < -t).to(x.dtype)
+    else:
+        code = torch.sign(torch.nn.functional.hardshrink(x, t))
+    if has_negative_scale:  # one of the summands is 0
+        return with_nan(torch.clamp(code, min=0) * p + torch.clamp(code, max=0) * n, x)
+    return with_nan(code * p, x)
 
 
 class TernaryCode(Elementwise):

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._fake_quantize import fake_quantize
+from fullgrad.quantizers._fake_quantize import quantized
+from fullgrad.quantizers._integers import Grid
 from fullgrad.quantizers._quant_range import quant_range
 from fullgrad.rounding._ceil import Ceil
 
@@ -18,7 +19,7 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
         s = 2^{\lceil t \rceil} / 2^{b - 1} \;\text{(signed)}, \quad 2^{\lceil t \rceil} / 2^b, \qquad
         y = s \operatorname{clamp}(\operatorname{round}(x / s),\, l,\, h), \qquad D_x = m, \quad D_t = s \ln 2\,(q - m v)
 
-    It is :func:`fake_quantize` of that scale. Saved: what that and a power save.
+    The operator is :func:`fake_quantize` with that scale. Saved: what it and a power save.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -47,12 +48,13 @@ def tqt(x: Tensor, log2_threshold: Parameter, bits: int = 8, signed: bool = True
     Source: Jain et al., https://arxiv.org/abs/1903.08066.
     """
     x = _arguments.floating_input("tqt", "x", x)
-    _checks.real_number_or_tensor("tqt", "log2_threshold", log2_threshold)
+    checks.real_number_or_tensor("tqt", "log2_threshold", log2_threshold)
     _arguments.is_per_block("tqt", "log2_threshold", log2_threshold, x.shape)
-    bits = _checks.positive_integer("tqt", "bits", bits, 24)
+    bits = checks.positive_integer("tqt", "bits", bits, 24)
     if isinstance(log2_threshold, Tensor):
         t = log2_threshold.to(_arguments.compute_dtype(x.dtype))
     else:
         t = torch.full((), float(log2_threshold), dtype=_arguments.compute_dtype(x.dtype), device=x.device)
     scale = torch.exp2(Ceil.apply(t)) / 2.0 ** (bits - 1 if signed else bits)
-    return fake_quantize(x, scale, 0, *quant_range(bits, signed))
+    grid = Grid(scale, 0, *quant_range(bits, signed), "rounded", "half_even", reciprocal=True, round_zero_point=True)
+    return quantized("tqt", x, grid)

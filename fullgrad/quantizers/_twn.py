@@ -2,21 +2,21 @@
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._ternarize import TernarizeEverywhere
+from fullgrad.quantizers._ternarize import Ternarize
 
 
 def twn(w: Tensor, dim: Dim = None) -> Tensor:
-    r"""Ternary weight networks: three values, for which nothing has to be chosen.
+    r"""Ternary weight networks: three values, with nothing to choose.
 
     .. math::
         t = 0.7 \operatorname{mean} |w|, \qquad s = \operatorname{mean}_{|w| > t} |w|, \qquad
         y = s\,([\,w > t\,] - [\,w < -t\,]), \qquad D(w) = 1
 
-    The threshold and the scale are constants; means are over ``dim``, and under ``vmap`` of each sample. It is
+    The threshold and the scale are constants; means are over ``dim``, and under ``vmap`` of each sample. The value is that of
     :func:`ternarize`. Higher derivatives are 0. Half precision is computed in float32. Nothing is saved.
 
     Args:
@@ -40,12 +40,12 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     Source: Li et al., https://arxiv.org/abs/1605.04711.
     """
     w = _arguments.floating_input("twn", "w", w)
-    _checks.not_empty("twn", "w", w)
-    _checks.dim("twn", dim, w.ndim)
+    checks.not_empty("twn", "w", w)
+    checks.dim("twn", dim, w.ndim)
     (wide,) = to_opmath(w)
     size = wide.detach().abs()
     dims = dims_of(dim, w.ndim)
     threshold = 0.7 * size.mean(dims, keepdim=True)
     beyond = (size > threshold).to(size.dtype)
     scale = (size * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp(min=1)
-    return TernarizeEverywhere.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)
+    return Ternarize.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

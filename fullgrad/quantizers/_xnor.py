@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import elementwise_code
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import elementwise_code
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import Binarize
@@ -18,7 +18,7 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
         y = a \operatorname{sgn}(w), \quad a = \operatorname{mean} |w|, \qquad
         \mathrm{jvp}(t) = a\,[\,|w| \le 1\,]\, t + \operatorname{sgn}(w)\, \operatorname{mean}(\operatorname{sgn}(w)\, t)
 
-    It is the product of the mean, over ``dim`` and under ``vmap`` of each sample, and :func:`binarize`. Without
+    The value is the product of the mean, over ``dim`` and under ``vmap`` of each sample, and :func:`binarize`. Without
     ``scale_gradient`` the mean is a constant, and the second term is missing, as in larq. Half precision is computed in float32.
     Saved: what these operations save.
 
@@ -45,8 +45,8 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
     Source: Rastegari et al., https://arxiv.org/abs/1603.05279; ``larq.quantizers.MagnitudeAwareSign``.
     """
     w = _arguments.floating_input("xnor", "w", w)
-    _checks.not_empty("xnor", "w", w)
-    _checks.dim("xnor", dim, w.ndim)
+    checks.not_empty("xnor", "w", w)
+    checks.dim("xnor", dim, w.ndim)
     (wide,) = to_opmath(w)
     mean = elementwise_code("xnor", torch.abs, wide if scale_gradient else wide.detach()).mean(dims_of(dim, w.ndim), keepdim=True)
     return (mean * Binarize.apply(wide, 1.0, 1.0, 1.0)).to(w.dtype)

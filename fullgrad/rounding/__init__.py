@@ -1,6 +1,6 @@
 """Rounding and quantizing: piecewise constant values with useful derivatives."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.rounding._affine_k_bit_quantize import AffineKBitQuantize, affine_k_bit_quantize
 from fullgrad.rounding._ceil import Ceil, ceil
 from fullgrad.rounding._floor import Floor, floor

@@ -1,13 +1,14 @@
-"""`affine_k_bit_quantize`: k-bit quantization with a scale and an offset that learn."""
+"""`affine_k_bit_quantize`: k-bit quantization with a learnable scale and offset."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import rounded_once, to_opmath
-from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
+from fullgrad.rounding._k_bit_quantize import MOST_BITS, KBitQuantize, on_grid
 
 
 def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
@@ -45,10 +46,10 @@ def affine_k_bit_quantize(x: Tensor, k: int, w: Tensor | float, b: Tensor | floa
 
     Source: ``spikingjelly.activation_based.quantize.affine_k_bit_quantize``.
     """
-    _checks.real_tensor("affine_k_bit_quantize", "x", x)
-    k = _checks.positive_integer("affine_k_bit_quantize", "k", k, MOST_BITS)
-    _checks.real_number_or_tensor("affine_k_bit_quantize", "w", w)
-    _checks.real_number_or_tensor("affine_k_bit_quantize", "b", b)
+    checks.real_tensor("affine_k_bit_quantize", "x", x)
+    k = checks.positive_integer("affine_k_bit_quantize", "k", k, MOST_BITS)
+    checks.real_number_or_tensor("affine_k_bit_quantize", "w", w)
+    checks.real_number_or_tensor("affine_k_bit_quantize", "b", b)
     return AffineKBitQuantize.apply(x, k, w, b)
 
 
@@ -59,8 +60,9 @@ class AffineKBitQuantize(Elementwise):
     reads = {0: (2,), 2: (0, 1), 3: ()}
 
     @staticmethod
+    @pointwise(opmath=True)
     def forward(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-        return rounded_once(_affine, x, k, w, b)
+        return w * on_grid(x, k) + b
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, k: int, w: Any, b: Any) -> Tensor:
@@ -68,7 +70,3 @@ class AffineKBitQuantize(Elementwise):
             v, x = to_opmath(v, x)
             return v * KBitQuantize.apply(x, k)
         return v * w if i == 0 else v
-
-
-def _affine(x: Tensor, k: int, w: Tensor | float, b: Tensor | float) -> Tensor:
-    return w * KBitQuantize.forward(x, k) + b

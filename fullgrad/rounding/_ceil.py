@@ -1,9 +1,9 @@
-"""`ceil`: up to the next integer, derivative 1."""
+"""`ceil`: rounding up to the next integer, with derivative 1."""
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import pure
+from fullgrad._core import checks
+from fullgrad._core.function import pure
 from fullgrad.rounding._straight_through import StraightThrough
 
 
@@ -35,7 +35,7 @@ def ceil(x: Tensor) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.ceil``.
     """
-    _checks.real_tensor("ceil", "x", x)
+    checks.real_tensor("ceil", "x", x)
     return Ceil.apply(x)
 
 

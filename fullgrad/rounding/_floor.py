@@ -1,9 +1,9 @@
-"""`floor`: down to the previous integer, derivative 1."""
+"""`floor`: rounding down to the previous integer, with derivative 1."""
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import pure
+from fullgrad._core import checks
+from fullgrad._core.function import pure
 from fullgrad.rounding._straight_through import StraightThrough
 
 
@@ -35,7 +35,7 @@ def floor(x: Tensor) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.floor``.
     """
-    _checks.real_tensor("floor", "x", x)
+    checks.real_tensor("floor", "x", x)
     return Floor.apply(x)
 
 

@@ -1,11 +1,11 @@
-"""`k_bit_quantize`: to k bits on [0, 1], derivative 1."""
+"""`k_bit_quantize`: quantization to k bits on [0, 1], with derivative 1."""
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import any_half, rounded_once
+from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
+from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._straight_through import StraightThrough
 
 # 2^1024 is beyond the largest float64.
@@ -18,7 +18,7 @@ def k_bit_quantize(x: Tensor, k: int) -> Tensor:
     .. math::
         y = \frac{\operatorname{round}((2^k - 1)\, x)}{2^k - 1}, \qquad D(x) = 1
 
-    Values outside :math:`[0, 1]` are not clamped; the grid goes on. Higher derivatives are 0. Half precision is computed in
+    Values outside :math:`[0, 1]` are not clamped; the grid continues. Higher derivatives are 0. Half precision is computed in
     float32 and rounded once. In float32 ``2^k - 1`` overflows from ``k = 128`` on, which gives NaN. Nothing is saved.
 
     Args:
@@ -43,8 +43,8 @@ def k_bit_quantize(x: Tensor, k: int) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize``; Zhou et al., DoReFa-Net, https://arxiv.org/abs/1606.06160.
     """
-    _checks.real_tensor("k_bit_quantize", "x", x)
-    return KBitQuantize.apply(x, _checks.positive_integer("k_bit_quantize", "k", k, MOST_BITS))
+    checks.real_tensor("k_bit_quantize", "x", x)
+    return KBitQuantize.apply(x, checks.positive_integer("k_bit_quantize", "k", k, MOST_BITS))
 
 
 def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
@@ -73,9 +73,8 @@ def k_bit_quantize_forward(x: Tensor, k: int) -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.k_bit_quantize_forward``.
     """
-    _checks.real_tensor("k_bit_quantize_forward", "x", x)
-    levels = _levels(_checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
-    return rounded_once(on_grid, x, levels)
+    checks.real_tensor("k_bit_quantize_forward", "x", x)
+    return on_grid(x, checks.positive_integer("k_bit_quantize_forward", "k", k, MOST_BITS))
 
 
 class KBitQuantize(StraightThrough):
@@ -83,18 +82,11 @@ class KBitQuantize(StraightThrough):
 
     @staticmethod
     def forward(x: Tensor, k: int) -> Tensor:
-        levels = _levels(int(k))
-        if any_half(x):
-            return rounded_once(on_grid, x, levels)
-        y = x * levels
-        y = torch.round(y, out=out_buffer(y))
-        # Division, not multiplication by the reciprocal, which is another function.
-        return torch.div(y, levels, out=out_buffer(y))
+        return on_grid(x, k)
 
 
-def on_grid(x: Tensor, levels: float) -> Tensor:
+@replaceable
+@pointwise(opmath=True)
+def on_grid(x: Tensor, k: int) -> Tensor:
+    levels = 2.0 ** int(k) - 1.0
     return torch.round(x * levels) / levels
-
-
-def _levels(k: int) -> float:
-    return 2.0**k - 1.0

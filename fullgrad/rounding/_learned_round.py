@@ -1,35 +1,29 @@
-"""`learned_round`: down or up, as a variable says that learns."""
+"""`learned_round`: rounding down or up, as a learned variable says."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._kernels import between
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.windows import between
 
 
 def learned_round(
-    x: Tensor,
-    v: Tensor,
-    *,
-    hard: bool = False,
-    zeta: float = 1.1,
-    gamma: float = -0.1,
-    temperature: float = 1.0,
+    x: Tensor, v: Tensor, *, hard: bool = False, zeta: float = 1.1, gamma: float = -0.1, temperature: float = 1.0
 ) -> Tensor:
-    r"""Round down or up, as far as a variable says: a rounding that learns.
+    r"""Round down or up, as a learnable variable says.
 
     .. math::
         y = \lfloor x \rfloor + h, \qquad
         h = \operatorname{clamp}\bigl(\sigma(v / T)\,(\zeta - \gamma) + \gamma,\; 0,\; 1\bigr), \qquad D_x = 1, \quad D_v = h'
 
-    With ``hard`` the value has :math:`[\,h > 1/2\,]` for :math:`h`, with the same derivatives. Higher derivatives are those of
-    :math:`h'`. Half precision is computed in float32. Saved: ``v``.
+    With ``hard`` the value has :math:`[\,h > 1/2\,]` in place of :math:`h`, with the same derivatives. Higher derivatives are
+    those of :math:`h'`. Half precision is computed in float32. Saved: ``v``.
 
-    AdaRound has the defaults; its sigmoid alone is ``zeta=1.0, gamma=0.0``. SignRound is
+    The defaults are those of AdaRound; a plain sigmoid is ``zeta=1.0, gamma=0.0``. SignRound is
     ``round(x + replace_grad(v.clamp(-0.5, 0.5), v))``.
 
     Args:
@@ -44,7 +38,7 @@ def learned_round(
         A tensor of the broadcast shape, of the dtype of ``x``.
 
     Raises:
-        TypeError: ``x`` or ``v`` is not a real tensor, or a number is none.
+        TypeError: ``x`` or ``v`` is not a real tensor, or ``zeta``, ``gamma`` or ``temperature`` is not a number.
         ValueError: ``temperature`` is not positive and finite.
 
     Example:
@@ -58,11 +52,11 @@ def learned_round(
 
     Source: Nagel et al., Up or down?, https://arxiv.org/abs/2004.10568; ``brevitas.core.function_wrapper.learned_round``.
     """
-    _checks.real_tensor("learned_round", "x", x)
-    _checks.real_tensor("learned_round", "v", v)
-    _checks.real_number("learned_round", "zeta", zeta)
-    _checks.real_number("learned_round", "gamma", gamma)
-    _checks.positive_number("learned_round", "temperature", temperature)
+    checks.real_tensor("learned_round", "x", x)
+    checks.real_tensor("learned_round", "v", v)
+    checks.real_number("learned_round", "zeta", zeta)
+    checks.real_number("learned_round", "gamma", gamma)
+    checks.positive_number("learned_round", "temperature", temperature)
     x, v = (t if t.is_floating_point() else t.to(torch.get_default_dtype()) for t in (x, v))
     return LearnedRound.apply(x, v, bool(hard), float(zeta), float(gamma), float(temperature))
 

@@ -1,26 +1,26 @@
-"""The ways to round to an integer, of `round` and of every quantizer."""
+"""The rounding modes of `round` and of every quantizer."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_OF_TORCH: dict[str, Callable[..., Tensor]] = {
+_TORCH_MODES: dict[str, Callable[..., Tensor]] = {
     "half_even": torch.round,
     "floor": torch.floor,
     "ceil": torch.ceil,
     "trunc": torch.trunc,
 }
 
-DETERMINISTIC = (*_OF_TORCH, "away", "half_away", "half_zero", "half_up", "half_down", "dpu")
+DETERMINISTIC = (*_TORCH_MODES, "away", "half_away", "half_zero", "half_up", "half_down", "dpu")
 ROUNDINGS = (*DETERMINISTIC, "stochastic")
 
 
-def round_to_integer(x: Tensor, mode: str, noise: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """``x`` rounded, with the sign of ``x`` where that gives 0; exact, as the fraction of a number is. ``out`` may be ``x``."""
-    of_torch = _OF_TORCH.get(mode)
-    if of_torch is not None:
-        return of_torch(x, out=out)
+def round_to_integer(x: Tensor, mode: str, noise: Tensor | None = None) -> Tensor:
+    """``x`` rounded exactly to an integer; zeros have the sign of ``x``."""
+    torch_mode = _TORCH_MODES.get(mode)
+    if torch_mode is not None:
+        return torch_mode(x)
     t = torch.trunc(x)
     f = (x - t).abs()  # NaN where x is infinite, so that no comparison holds
     if mode == "dpu":
@@ -29,12 +29,12 @@ def round_to_integer(x: Tensor, mode: str, noise: Tensor | None = None, out: Ten
 
 
 def _away_where(mask: Tensor, t: Tensor, x: Tensor) -> Tensor:
-    """The next integer away from zero, with the sign of ``x`` where that is 0."""
+    """``t`` moved away from zero by one where ``mask`` is true; zeros have the sign of ``x``."""
     return t + torch.copysign(mask.to(t.dtype), x)
 
 
 def _is_away(mode: str, x: Tensor, f: Tensor, noise: Tensor | None) -> Tensor:
-    """Where a number with the fraction ``f`` moves away from zero."""
+    """The mask of the numbers, with fractions ``f``, that move away from zero."""
     if mode == "stochastic":
         assert noise is not None
         return noise < f

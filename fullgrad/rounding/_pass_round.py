@@ -1,8 +1,8 @@
-"""`pass_round`: `round` under the name that it has in shok."""
+"""`pass_round`: `round` under its name in shok."""
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.rounding._round import Round
 
 PassRound = Round
@@ -14,8 +14,10 @@ def pass_round(x: Tensor) -> Tensor:
     .. math::
         y = \operatorname{round}(x), \qquad D(x) = 1
 
+    Nothing is saved.
+
     Args:
-        x: Any shape; floating, or integer (returned unchanged, without a gradient). Nothing is saved.
+        x: Any shape; floating, or integer (returned unchanged, without a gradient).
 
     Returns:
         A tensor of the shape and dtype of ``x``.
@@ -30,5 +32,5 @@ def pass_round(x: Tensor) -> Tensor:
 
     Source: ``shok.utils.functions.PassRound``.
     """
-    _checks.real_tensor("pass_round", "x", x)
+    checks.real_tensor("pass_round", "x", x)
     return Round.apply(x)

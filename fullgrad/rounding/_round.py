@@ -1,9 +1,9 @@
-"""`round`: to the nearest integer, or in another way, derivative 1."""
+"""`round`: rounding to the nearest integer, or by another mode, with derivative 1."""
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import pure
+from fullgrad._core import checks
+from fullgrad._core.function import pure
 from fullgrad.rounding._ceil import Ceil
 from fullgrad.rounding._floor import Floor
 from fullgrad.rounding._modes import DETERMINISTIC, round_to_integer
@@ -28,7 +28,7 @@ def round(x: Tensor, mode: str = "half_even") -> Tensor:
     * ``"away"``: :math:`t + \operatorname{sgn}(x)\,[\,f > 0\,]`;
     * ``"dpu"``: as ``"half_even"``, but negative halves up.
 
-    What rounds to zero keeps its sign, and infinities and NaN stay.
+    Zeros keep the sign of ``x``, and infinities and NaN stay.
 
     Args:
         x: Any shape; floating, or integer (returned unchanged, without a gradient).
@@ -54,13 +54,13 @@ def round(x: Tensor, mode: str = "half_even") -> Tensor:
 
     Source: ``spikingjelly.activation_based.quantize.round``; the modes of brevitas, QONNX and the C standard.
     """
-    _checks.real_tensor("round", "x", x)
+    checks.real_tensor("round", "x", x)
     if mode == "half_even":
         return Round.apply(x)
-    of_torch = _OF_TORCH.get(mode) if isinstance(mode, str) else None
-    if of_torch is not None:
-        return of_torch.apply(x)
-    _checks.choice("round", "mode", mode, DETERMINISTIC)
+    torch_mode = _TORCH_MODES.get(mode) if isinstance(mode, str) else None
+    if torch_mode is not None:
+        return torch_mode.apply(x)
+    checks.choice("round", "mode", mode, DETERMINISTIC)
     return RoundByMode.apply(x, mode)
 
 
@@ -74,11 +74,11 @@ class Round(StraightThrough):
 
 
 class RoundByMode(StraightThrough):
-    """The operator of :func:`round` with a mode that torch has not."""
+    """The operator of :func:`round` with a mode that torch lacks."""
 
     @staticmethod
     def forward(x: Tensor, mode: str) -> Tensor:
         return round_to_integer(x, mode) if x.is_floating_point() else x.trunc()
 
 
-_OF_TORCH: dict[str, type[StraightThrough]] = {"floor": Floor, "ceil": Ceil, "trunc": Trunc}
+_TORCH_MODES: dict[str, type[StraightThrough]] = {"floor": Floor, "ceil": Ceil, "trunc": Trunc}

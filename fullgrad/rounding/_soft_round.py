@@ -1,14 +1,12 @@
 """`soft_round`: the value of round, the derivative x / round(x)."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers, is_compiling
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer, pure
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import replaceable
+from fullgrad._core.function import pure
 
 
 def soft_round(x: Tensor) -> Tensor:
@@ -44,13 +42,14 @@ def soft_round(x: Tensor) -> Tensor:
 
     Source: ``shok.utils.functions.SoftRound``.
     """
-    _checks.real_tensor("soft_round", "x", x)
+    checks.real_tensor("soft_round", "x", x)
     return SoftRound.apply(x)
 
 
 class SoftRound(Elementwise):
     """The operator of :func:`soft_round`."""
 
+    in_pieces = True
     reads = {0: (0,)}
 
     @staticmethod
@@ -60,53 +59,28 @@ class SoftRound(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
-        if not can_reuse_buffers():
-            return v * _Slope.apply(x)
-        size = _PIECE * torch.get_num_threads()
-        if x.numel() >= 2 * size and x.device.type == "cpu" and all(map(_is_plain, (v, x))):
-            y = torch.empty_like(x)
-            for g, a, out in zip(*[t.view(-1).split(size) for t in (v, x, y)], strict=True):
-                torch.mul(g, _slope(a, out), out=out)
-            return y
-        slope = _Slope.apply(x)
-        return torch.mul(v, slope, out=slope)
+        return v * Slope.apply(x)
 
 
-# Elements of a large tensor that a thread takes at a time: five operations on them read the cache, and not memory.
-_PIECE = 2**17
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor is a part of memory as a whole, of torch's own class."""
-    return x.is_contiguous() and x.__class__ in (Tensor, torch.nn.Parameter)
-
-
-class _Slope(Elementwise):
-    """``D`` as an operator of its own: through ``nan_to_num`` torch's derivative would be 0 * infinity where round(x) = 0."""
+class Slope(Elementwise):
+    """``D`` as an operator of its own: torch's derivative would be 0 * infinity where round(x) = 0."""
 
     reads = {0: (0,)}
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        if is_compiling():  # which fuses comparisons, and looks for NaN one element after another
-            slope = torch.round(x)
-            return torch.where(slope == 0, (x == 0).to(x.dtype), x / slope)
-        return _slope(x)
+        return slope(x)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
         return v * _reciprocal(x)
 
 
-def _slope(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """``D``, in a given tensor or a new one."""
-    slope = torch.round(x, out=out)
-    # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
-    slope = torch.div(x, slope, out=out_buffer(slope))
-    slope = torch.nan_to_num(slope, nan=1.0, posinf=0.0, neginf=0.0, out=out_buffer(slope))
-    if out is not None and math.isfinite(x.sum()):
-        return slope
-    return torch.add(slope, x, alpha=0, out=out_buffer(slope))
+@replaceable
+def slope(x: Tensor) -> Tensor:
+    """``D``."""
+    rounded = torch.round(x)
+    return torch.where(rounded == 0, (x == 0).to(x.dtype), x / rounded)
 
 
 def _reciprocal(x: Tensor) -> Tensor:

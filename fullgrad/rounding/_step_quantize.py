@@ -1,14 +1,15 @@
-"""`step_quantize`: to multiples of a step, derivative 1."""
+"""`step_quantize`: rounding to multiples of a step, with derivative 1."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._function import out_buffer
-from fullgrad._half_precision import any_half, rounded_once, to_opmath
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
 from fullgrad.rounding._round import Round
 
 
@@ -19,13 +20,13 @@ def step_quantize(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
         y = \operatorname{round}(x / s)\, s, \qquad D_x = 1, \quad D_s = \operatorname{round}(x / s) - x / s
 
     :math:`D_s`, the gradient of a tensor ``step`` that requires one, is the derivative of this formula with that of ``round``
-    being 1, known from learned step sizes; spikingjelly gives such a step none. Higher derivatives are 0. Half precision is
-    computed in float32 and rounded once. Nothing is saved, but ``x`` and ``step`` themselves when ``step`` is a tensor.
+    being 1, as in learned step size quantization; in spikingjelly such a step gets no gradient. Higher derivatives are 0. Half
+    precision is computed in float32 and rounded once. Saved: ``x`` and ``step`` if ``step`` is a tensor, else nothing.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         step: A positive number, or a tensor that broadcasts with ``x``. The elements of a tensor are not checked, since that
-            would wait for the device: 0 gives NaN, a negative step is as good as its absolute value.
+            would wait for the device: 0 gives NaN, and a negative step acts as its absolute value.
 
     Returns:
         A tensor of the broadcast shape.
@@ -77,7 +78,7 @@ def step_quantize_forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
     Source: ``spikingjelly.activation_based.quantize.step_quantize_forward``.
     """
     _check("step_quantize_forward", x, step)
-    return rounded_once(_multiple, x, step)
+    return multiple(x, step)
 
 
 class StepQuantize(Elementwise):
@@ -88,12 +89,7 @@ class StepQuantize(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, step: Tensor | float = 1.0) -> Tensor:
-        if any_half(x, step):
-            return rounded_once(_multiple, x, step)
-        # Division, not multiplication by the reciprocal, which is another function.
-        y = x / step
-        y = torch.round(y, out=out_buffer(y))
-        return torch.mul(y, step, out=out_buffer(y))
+        return multiple(x, step)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, step: Any) -> Tensor:
@@ -101,16 +97,18 @@ class StepQuantize(Elementwise):
             return v
         v, x, step = to_opmath(v, x, step)
         u = x / step
-        return v * (Round.apply(u) - u)  # of which the derivatives cancel
+        return v * (Round.apply(u) - u)  # their derivatives cancel
 
 
-def _multiple(x: Tensor, step: Any) -> Tensor:
+@replaceable
+@pointwise(opmath=True)
+def multiple(x: Tensor, step: Any) -> Tensor:
     return torch.round(x / step) * step
 
 
 def _check(name: str, x: Any, step: Any) -> None:
-    _checks.real_tensor(name, "x", x)
+    checks.real_tensor(name, "x", x)
     if isinstance(step, Tensor):
-        _checks.real_tensor(name, "step", step)
+        checks.real_tensor(name, "step", step)
     else:
-        _checks.positive_number(name, "step", step)
+        checks.positive_number(name, "step", step)

@@ -1,15 +1,13 @@
-"""`stochastic_round`: up or down at random, right on average, derivative 1."""
-
-from typing import Any
+"""`stochastic_round`: rounding up or down at random, unbiased, with derivative 1."""
 
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
 from fullgrad._dispatch import same_shape
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
 from fullgrad.rounding._modes import round_to_integer
+from fullgrad.rounding._straight_through import StraightThrough
 
 
 def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
@@ -18,14 +16,14 @@ def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Gener
     .. math::
         y = t + \operatorname{sgn}(x)\,[\,u < f\,], \qquad t = \operatorname{trunc}(x), \quad f = |x - t|, \qquad D(x) = 1
 
-    for noise :math:`u` in [0, 1): away from zero with the probability of the fraction, which is exact. The rule is symmetric, and
-    -0.0 and infinities stay. The noise is drawn once, with the value, in float32 at least: the 256 steps of bfloat16 noise are a
-    bias. Under ``vmap`` it obeys ``randomness``. Higher derivatives are 0. Nothing is saved.
+    for noise :math:`u` in [0, 1): away from zero with a probability equal to the fraction, which is exact. The rule is symmetric,
+    and -0.0 and infinities stay. The noise is drawn once, with the value, in float32 at least: bfloat16 noise has 256 steps and
+    would be biased. Under ``vmap`` it obeys ``randomness``. Higher derivatives are 0. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (returned unchanged, without a gradient).
         noise: A floating tensor of the shape of ``x``, in [0, 1); None to draw it.
-        generator: Draws the noise, where that is not given. Compiled code takes noise only.
+        generator: Draws the noise if it is not given. Compiled code takes noise only.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
@@ -45,12 +43,12 @@ def stochastic_round(x: Tensor, *, noise: Tensor | None = None, generator: Gener
 
     Source: ``brevitas.core.function_wrapper.stochastic_round.StochasticRoundSte``; ``StochasticFastest`` of gfloat.
     """
-    _checks.real_tensor("stochastic_round", "x", x)
+    checks.real_tensor("stochastic_round", "x", x)
     noise = noise_for("stochastic_round", x, noise, generator).detach()
     return StochasticRound.apply(x, noise)
 
 
-class StochasticRound(Elementwise):
+class StochasticRound(StraightThrough):
     """The operator of :func:`stochastic_round`."""
 
     reads = {0: (), 1: ()}
@@ -60,7 +58,3 @@ class StochasticRound(Elementwise):
         if x.is_floating_point():
             return round_to_integer(x, "stochastic", noise)
         return torch.trunc(x) if same_shape(x.shape, noise.shape) else x.expand(noise.shape).clone()
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, noise: Any) -> Tensor | None:
-        return v if i == 0 else None

@@ -1,10 +1,10 @@
-"""`StraightThrough`: every operator whose declared derivative with respect to its first input is 1."""
+"""`StraightThrough`: the base of operators whose declared derivative with respect to the first input is 1."""
 
 from typing import Any
 
 from torch import Tensor
 
-from fullgrad._elementwise import Elementwise
+from fullgrad._core.elementwise import Elementwise
 
 
 class StraightThrough(Elementwise):
@@ -19,5 +19,5 @@ class StraightThrough(Elementwise):
     reads = {0: ()}
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
-        return v
+    def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor | None:
+        return v if i == 0 else None

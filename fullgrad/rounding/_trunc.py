@@ -1,9 +1,9 @@
-"""`trunc`: toward zero, derivative 1."""
+"""`trunc`: rounding toward zero, with derivative 1."""
 
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._function import pure
+from fullgrad._core import checks
+from fullgrad._core.function import pure
 from fullgrad.rounding._straight_through import StraightThrough
 
 
@@ -36,7 +36,7 @@ def trunc(x: Tensor) -> Tensor:
 
     Source: ``brevitas.function.round_to_zero_ste``, which loses the sign of zero.
     """
-    _checks.real_tensor("trunc", "x", x)
+    checks.real_tensor("trunc", "x", x)
     return Trunc.apply(x)
 
 

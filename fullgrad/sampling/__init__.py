@@ -1,10 +1,10 @@
-"""Random operators: the value is a sample, the derivative that of an estimator.
+"""Random operators: the value is a sample, the derivative is that of an estimator.
 
-The noise is drawn once, before the operator, of which it is an input: pass ``noise``, or let the operator draw it.
+The noise is an input of the operator, drawn once before it: pass ``noise``, or let the function draw it.
 """
 
-from fullgrad._noise import exponential_like, gumbel_like, uniform_like
-from fullgrad._public import make_public
+from fullgrad._core.noise import exponential_like, gumbel_like, uniform_like
+from fullgrad._core.public import make_public
 from fullgrad.sampling._bernoulli_logits_st import bernoulli_logits_st
 from fullgrad.sampling._bernoulli_st import bernoulli_st
 from fullgrad.sampling._binary_st import binary_st

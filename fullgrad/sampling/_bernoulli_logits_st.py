@@ -5,11 +5,12 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
-from fullgrad.estimators import replace_grad
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._relaxed_bernoulli import relaxed_bernoulli
@@ -25,7 +26,7 @@ def bernoulli_logits_st(
     noise: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
-    r"""A random 0 or 1 with the probability of a logit, with the derivative of a sigmoid.
+    r"""A random 0 or 1 with the probability of a logit and the derivative of a sigmoid.
 
     .. math::
         y = [\,u < \sigma(\theta)\,], \qquad D = \text{that of } \sigma(\theta / \tau)
@@ -37,16 +38,16 @@ def bernoulli_logits_st(
         logits: The logits θ, any shape; floating.
         tau: The temperature of the derivative, positive: a number, or a tensor that broadcasts and gets its own gradient.
         gradient: ``"sigmoid"``, ``"relaxed"`` or ``"identity"``.
-        noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them. Has a derivative with ``"relaxed"``.
-        generator: What draws them; None for torch's own.
+        noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them. It has a derivative with ``"relaxed"``.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``; NaN where they are.
+        A tensor of the shape and dtype of ``logits``; NaN where ``logits`` is NaN.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gradient`` is unknown, ``noise`` has another
-            shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gradient`` is unknown, or ``noise`` has
+            another shape or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -60,36 +61,41 @@ def bernoulli_logits_st(
     probability).
     """
     name = "bernoulli_logits_st"
-    _checks.floating_tensor(name, "logits", logits)
-    _checks.choice(name, "gradient", gradient, _GRADIENTS)
+    checks.floating_tensor(name, "logits", logits)
+    checks.choice(name, "gradient", gradient, _GRADIENTS)
     check_temperature(name, "tau", tau, logits)
     noise = noise_for(name, logits, noise, generator)
     if gradient == "sigmoid":
         return BernoulliLogitsST.apply(logits, tau, noise)
-    sample = BernoulliLogitsST.apply(logits.detach(), 1.0, noise.detach())
+    hard = BernoulliLogitsST.apply(logits.detach(), 1.0, noise.detach())
     surrogate = logits if gradient == "identity" else relaxed_bernoulli(logits, tau, noise=noise)
-    return replace_grad(sample, surrogate)
+    return replace_grad(hard, surrogate)
 
 
 class BernoulliLogitsST(Elementwise):
     """The operator of :func:`bernoulli_logits_st`."""
 
-    in_pieces = True
+    in_pieces = opmath = True
     reads = {0: (0, 1), 1: (0, 1), 2: ()}
 
     @staticmethod
     def forward(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
-        (wide,) = to_opmath(logits)
-        return indicator(noise, torch.sigmoid(wide), logits.dtype)
+        return sample(logits, noise)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor | None:
         if i == 2:
             return None
-        v, logits, tau = to_opmath(v, logits, tau)
         z = logits / tau
-        if i == 1:  # of an infinite logit the slope is 0
+        if i == 1:  # the slope at an infinite logit is 0
             z = torch.where(z.isinf(), 0, z)
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau
         return v * slope if i == 0 else v * slope * -z
+
+
+@pointwise
+def sample(logits: Tensor, noise: Tensor) -> Tensor:
+    """The value of `BernoulliLogitsST`."""
+    (wide,) = to_opmath(logits)
+    return indicator(torch.sigmoid(wide), noise, logits.dtype)

@@ -3,34 +3,34 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._elementwise import Elementwise
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
+from fullgrad._core.noise import noise_for
+from fullgrad._core.pieces import pointwise
+from fullgrad.rounding._straight_through import StraightThrough
 
 
 def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-    r"""A random 0 or 1 with a probability, with the straight-through derivative.
+    r"""A random 0 or 1 with a given probability and the straight-through derivative.
 
     .. math::
         y = [\,u < p\,], \qquad D_p = 1
 
-    Never 1 at p = 0, always at p = 1; NaN where p is. Probabilities outside [0, 1] are not looked at. Higher derivatives are 0.
-    Nothing is saved.
+    The value is never 1 at p = 0, always 1 at p = 1, and NaN where p is NaN. Probabilities are not checked. Higher derivatives
+    are 0. Nothing is saved.
 
     Args:
         probs: The probabilities p, any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``probs``, a constant; None to draw them by
             :func:`fullgrad.sampling.uniform_like`.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``probs``.
 
     Raises:
-        TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -40,28 +40,23 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
-    _checks.floating_tensor("bernoulli_st", "probs", probs)
+    checks.floating_tensor("bernoulli_st", "probs", probs)
     return BernoulliST.apply(probs, noise_for("bernoulli_st", probs, noise, generator))
 
 
-class BernoulliST(Elementwise):
+class BernoulliST(StraightThrough):
     """The operator of :func:`bernoulli_st`."""
 
     reads = {0: (), 1: ()}
 
     @staticmethod
     def forward(probs: Tensor, noise: Tensor) -> Tensor:
-        return indicator(noise, probs, probs.dtype)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, probs: None, noise: None) -> Tensor | None:
-        return v if i == 0 else None
+        return indicator(probs, noise, probs.dtype)
 
 
-def indicator(noise: Tensor, probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 where ``noise < probs``, else 0, and NaN where that is; without a tensor of bools, which torch converts slowly."""
-    if noise.dtype == probs.dtype and can_reuse_buffers() and noise.shape == probs.shape:
-        less = torch.lt(noise, probs, out=torch.empty_like(probs))
-        return torch.clamp(probs, less, less, out=less).to(dtype)  # between equal bounds only NaN stays
-    # Only what is above 0 rounds up to 1.
-    return apply_steps(torch.sub(probs, noise), (torch.ceil,), (torch.clamp, 0, 1), (torch.abs,)).to(dtype)
+@replaceable
+@pointwise
+def indicator(probs: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 where ``noise < probs``, else 0; NaN where ``probs`` is NaN."""
+    # Only positive differences round up to 1.
+    return torch.ceil(probs - noise).clamp(0, 1).abs().to(dtype)

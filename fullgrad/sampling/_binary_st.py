@@ -1,14 +1,13 @@
 """`binary_st`."""
 
-import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import to_opmath
-from fullgrad._kernels import where_between
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.windows import where_between
 from fullgrad.sampling._bernoulli_st import indicator
 
 
@@ -23,14 +22,14 @@ def binary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | 
     Args:
         x: Any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``x``, a constant; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``x``; NaN where it is.
+        A tensor of the shape and dtype of ``x``; NaN where ``x`` is NaN.
 
     Raises:
-        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -39,7 +38,7 @@ def binary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | 
 
     Source: Courbariaux, Bengio, David, https://arxiv.org/abs/1511.00363.
     """
-    _checks.floating_tensor("binary_st", "x", x)
+    checks.floating_tensor("binary_st", "x", x)
     return BinaryST.apply(x, noise_for("binary_st", x, noise, generator))
 
 
@@ -57,6 +56,7 @@ class BinaryST(RandomSign):
     """The operator of :func:`binary_st`."""
 
     @staticmethod
+    @pointwise
     def forward(x: Tensor, noise: Tensor) -> Tensor:
         (wide,) = to_opmath(x)
-        return apply_steps(indicator(noise, (wide + 1) / 2, x.dtype), (torch.mul, 2), (torch.sub, 1))
+        return indicator((wide + 1) / 2, noise, x.dtype) * 2 - 1

@@ -5,13 +5,12 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import surely
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
-from fullgrad.estimators import replace_grad
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
-from fullgrad.sampling._rows import largest
+from fullgrad.sampling._rows import divided, largest
 from fullgrad.sampling._softmax_sample import SoftmaxSample
 
 
@@ -31,25 +30,26 @@ def categorical_st(
         y = e_i, \quad i = \arg\max_j (\theta_j / \tau_s + G_j), \qquad D = \text{that of } \operatorname{softmax}(\theta / \tau)
 
     at every order; with ``gradient="identity"`` :math:`D_\theta = 1`. The class is drawn with the probabilities
-    :math:`\operatorname{softmax}(\theta / \tau_s)`; another temperature than that of the derivative is decoupled ST. There is no
-    derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs.
+    :math:`\operatorname{softmax}(\theta / \tau_s)`; a temperature other than that of the derivative gives decoupled ST. There is
+    no derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved:
+    inputs.
 
     Args:
         logits: The logits θ, any shape; floating.
         tau: The temperature of the derivative, positive: a number, or a tensor that broadcasts and gets its own gradient.
         dim: The dimension of the classes.
-        sample_tau: The temperature of the sample, likewise, a constant.
+        sample_tau: The temperature of the sample, positive: a number or a tensor, a constant.
         gradient: ``"softmax"`` or ``"identity"``.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it by :func:`fullgrad.sampling.gumbel_like`.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: A temperature is a number that is not positive or does not broadcast, ``gradient`` is unknown, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: A temperature is a number that is not positive or does not broadcast, ``gradient`` is unknown, or ``noise``
+            has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -65,14 +65,12 @@ def categorical_st(
     """
     name = "categorical_st"
     dim = check_rows(name, "logits", logits, dim)
-    _checks.choice(name, "gradient", gradient, ("softmax", "identity"))
+    checks.choice(name, "gradient", gradient, ("softmax", "identity"))
     check_temperature(name, "tau", tau, logits)
     check_temperature(name, "sample_tau", sample_tau, logits)
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
-    sample, _ = largest(
-        (wide / sample_tau if isinstance(sample_tau, Tensor) or not surely(sample_tau == 1) else wide) + noise, dim, logits.dtype
-    )
+    sample, _ = largest(divided(wide, sample_tau) + noise, dim, logits.dtype)
     if gradient == "identity":
         return replace_grad(sample, logits)
     return SoftmaxSample.apply(sample, logits, None, tau, None, dim) if logits.ndim else torch.softmax(logits, -1)

@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest
 from fullgrad.sampling._softmax_sample import SoftmaxSample
@@ -38,15 +38,15 @@ def gapped_st(
         gap: How far the class is ahead, not negative, or ``"probs"``.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gap`` is negative or another word, ``noise``
-            has another shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gap`` is negative or another word, or
+            ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -61,9 +61,9 @@ def gapped_st(
     dim = check_rows(name, "logits", logits, dim)
     check_temperature(name, "tau", tau, logits)
     if isinstance(gap, str):
-        _checks.choice(name, "gap", gap, ("probs",))
+        checks.choice(name, "gap", gap, ("probs",))
     else:
-        _checks.non_negative_number(name, "gap", gap)
+        checks.non_negative_number(name, "gap", gap)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return SoftmaxSample.apply(sample, logits, index, tau, gap, dim) if logits.ndim else torch.softmax(logits, -1)

@@ -3,10 +3,10 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
-from fullgrad.estimators import replace_grad
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
 
@@ -40,15 +40,15 @@ def gumbel_rao(
         samples: K, the number of samples of the noise.
         dim: The dimension of the classes.
         noise: Gumbel noise of the shape (K + 1, \*logits.shape), a constant, whose first row draws the class; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``samples`` is not positive, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``samples`` is not positive, or ``noise`` has
+            another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -62,7 +62,7 @@ def gumbel_rao(
     name = "gumbel_rao"
     dim = check_rows(name, "logits", logits, dim)
     check_temperature(name, "tau", tau, logits)
-    samples = _checks.positive_integer(name, "samples", samples, 2**31)
+    samples = checks.positive_integer(name, "samples", samples, 2**31)
     noise = noise_for(name, logits, noise, generator, gumbel_like, (samples + 1,))
     wide, tau = to_opmath(logits, tau)
     x, n = wide.detach(), noise.detach()
@@ -70,14 +70,14 @@ def gumbel_rao(
     if not logits.ndim:
         return torch.softmax(logits, -1)
     scores = given_largest(x, index, n[1:], dim)
-    # Minus infinity is a masked class, whose score stays there.
+    # A class of minus infinity is masked, and its score stays minus infinity.
     shift = torch.where(x == -torch.inf, 0, scores - x)
     soft = torch.softmax(over_temperature(wide + shift, tau), dim).mean(0)
     return replace_grad(sample, soft.to(logits.dtype))
 
 
 def given_largest(x: Tensor, index: Tensor, noise: Tensor, dim: int) -> Tensor:
-    """Gumbel scores of logits, given which one is the largest: new noise has more dimensions in front."""
+    """Gumbel scores of logits, given which one is the largest; ``noise`` may have more dimensions in front."""
     index = index.expand(*noise.shape[: noise.ndim - x.ndim], *index.shape)
     top = noise.gather(dim, index) + x.logsumexp(dim, keepdim=True)
     return (-torch.logaddexp(-noise - x, -top)).scatter(dim, index, top)

@@ -1,11 +1,11 @@
 """`gumbel_sinkhorn`."""
 
-import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import wide_dtype
 from fullgrad._dispatch import at_least, holds, uses_last_dims
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import Temperature
 from fullgrad.soft import proj_transport_polytope
 
@@ -19,23 +19,24 @@ def gumbel_sinkhorn(
     .. math::
         y = \lim_{m \to \infty} \operatorname{Sinkhorn}^m \Bigl(\exp \frac{S + G}{\tau}\Bigr)
 
-    whose rows and columns sum to 1. It is :func:`fullgrad.soft.proj_transport_polytope` of the cost :math:`-(S + G)`, with
-    its derivative, the true one of every order, of the noise too. Saved: as there.
+    whose rows and columns sum to 1. The operator is :func:`fullgrad.soft.proj_transport_polytope` of the cost :math:`-(S + G)`,
+    with its derivative, the true one of every order, of the noise too. Saved: what it saves.
+    On a device the host waits for the solver, each round of which looks at numbers.
 
     Args:
         scores: The scores S, shape (…, n, n); floating.
         tau: The temperature, positive: a number, or a tensor that broadcasts with ``scores``, of size 1 in the last two
             dimensions.
         noise: Gumbel noise G of the shape of ``scores``; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``scores``. NaN or infinity make their matrix NaN.
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, ``noise`` has another shape, or there is
-            a generator as well.
+        ValueError: ``scores`` are not square, ``tau`` is a number that is not positive, or ``noise`` has another shape or is
+            given with a generator.
         RuntimeError: The solver did not converge.
 
     Example:
@@ -48,12 +49,10 @@ def gumbel_sinkhorn(
     Source: Mena et al., https://arxiv.org/abs/1802.08665.
     """
     name = "gumbel_sinkhorn"
-    _checks.floating_tensor(name, "scores", scores)
-    _checks.positive_number_or_tensor(name, "tau", tau)
+    checks.floating_tensor(name, "scores", scores)
+    checks.positive_number_or_tensor(name, "tau", tau)
     if scores.ndim < 2 or not holds(scores.shape[-1] == scores.shape[-2]):
         raise ValueError(f"{name}: `scores` must be square matrices (…, n, n), got shape {tuple(scores.shape)}.")
     noise = noise_for(name, scores, noise, generator, gumbel_like)
-    shares = scores.detach().new_full(scores.shape[-1:], 1 / at_least(scores.shape[-1], 1), dtype=torch.float64)
-    if scores.device.type == "mps":
-        shares = shares.float()
+    shares = scores.detach().new_full(scores.shape[-1:], 1 / at_least(scores.shape[-1], 1), dtype=wide_dtype(scores))
     return proj_transport_polytope(-(scores + noise), shares, shares, tau).to(scores.dtype)

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._dispatch import surely
-from fullgrad._function import Function, out_buffer
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
-from fullgrad.estimators import replace_grad
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
-from fullgrad.sampling._rows import largest, softmax_pull
+from fullgrad.sampling._rows import divided, largest, softmax_pull
+from fullgrad.soft.order._numbers import RowFunction
 
 
 def gumbel_softmax(
@@ -41,15 +41,15 @@ def gumbel_softmax(
         hard: Whether the value is a one-hot vector.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``; None to draw it by :func:`fullgrad.sampling.gumbel_like`.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``noise`` has another shape, or there is a
-            generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, or ``noise`` has another shape or is given
+            with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -72,30 +72,21 @@ def gumbel_softmax(
     return replace_grad(largest(wide.detach() + noise.detach(), dim, logits.dtype)[0], y) if hard else y
 
 
-class GumbelSoftmax(Function):
+class GumbelSoftmax(RowFunction):
     """The operator of :func:`gumbel_softmax`, soft. The rules read the value alone."""
 
     whole_dims = "dim"
+    saves = (2, 3, 4)
 
     @staticmethod
     def forward(logits: Tensor, noise: Tensor, tau: Temperature, dim: int) -> Tensor:
-        scores = torch.add(logits, noise)
-        scores = scores if not isinstance(tau, Tensor) and surely(tau == 1) else torch.div(scores, tau)
-        return torch.softmax(scores, dim, out=out_buffer(scores))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, tau, ctx.dim = inputs
-        ctx.tau = None if isinstance(tau, Tensor) else tau
-        saved = (output, tau) if isinstance(tau, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        return torch.softmax(_scores(logits, noise, tau), dim)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        y, tau = _saved(ctx)
+        tau, dim, y = saved_inputs(ctx)
         by_logits, by_noise, by_tau, _ = ctx.needs_input_grad
-        pulled = _divided(softmax_pull(g, y, ctx.dim), tau)
+        pulled = divided(softmax_pull(g, y, dim), tau)
         return (
             pulled if by_logits else None,
             pulled.clone() if by_logits and by_noise else pulled if by_noise else None,
@@ -105,24 +96,16 @@ class GumbelSoftmax(Function):
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, t_noise: Tensor | None, t_tau: Tensor | None, _: None) -> Tensor:
-        y, tau = _saved(ctx)
+        tau, dim, y = saved_inputs(ctx)
         parts = [v for v in (t, t_noise, None if t_tau is None else -_log(y) * t_tau) if v is not None]
-        return _divided(softmax_pull(functools.reduce(torch.add, parts), y, ctx.dim), tau)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return GumbelSoftmax.apply(*aligned(in_dims, args)), 0
+        return divided(softmax_pull(functools.reduce(torch.add, parts), y, dim), tau)
 
 
-def _saved(ctx: Any) -> tuple[Tensor, Any]:
-    y, *tau = ctx.saved_tensors
-    return y, tau[0] if tau else ctx.tau
+@pointwise
+def _scores(logits: Tensor, noise: Tensor, tau: Temperature) -> Tensor:
+    return divided(logits + noise, tau)
 
 
 def _log(y: Tensor) -> Tensor:
-    """log y where it is multiplied by more than 0."""
+    """log y where y is positive, else 0."""
     return torch.log(torch.where(y > 0, y, 1))
-
-
-def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

@@ -3,9 +3,9 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
-from fullgrad._recomputed import Recomputed
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import Recomputed
 from fullgrad.sampling._arguments import Temperature, check_count, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
 
@@ -37,15 +37,15 @@ def gumbel_topk(
         hard: Whether the value is of zeros and ones.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
         ValueError: ``k`` is not from 0 to the number of classes, ``tau`` is a number that is not positive or does not broadcast,
-            ``noise`` has another shape, or there is a generator as well.
+            or ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -94,7 +94,7 @@ class GumbelTopK(Recomputed):
 
 
 def log_of_rest(a: Tensor, scores: Tensor, tau: Temperature) -> Tensor:
-    """log(1 - a), where more than a half is one element's: the logarithm of the sum of the others."""
+    """log(1 - a): for an element above 1/2, the logarithm of the sum of the others."""
     most = a.detach() > 0.5
     z = over_temperature(scores, tau)
     others = torch.where(most, -torch.inf, z).logsumexp(-1, keepdim=True) - z.logsumexp(-1, keepdim=True)

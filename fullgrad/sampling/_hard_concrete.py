@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import holds
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
 from fullgrad.clamping import clamp
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._relaxed_bernoulli import binary_concrete
@@ -41,7 +41,7 @@ def hard_concrete(
         zeta: The upper end, above 1.
         training: Whether the gate is random.
         noise: Uniform numbers u in [0, 1) of the shape of ``log_alpha``; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``log_alpha``.
@@ -49,7 +49,7 @@ def hard_concrete(
     Raises:
         TypeError: ``log_alpha`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
         ValueError: ``tau`` is a number that is not positive or does not broadcast, ``gamma`` is not below 0 or ``zeta`` not above
-            1, ``noise`` has another shape, or there is a generator as well.
+            1, or ``noise`` has another shape or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -60,7 +60,7 @@ def hard_concrete(
     Source: Louizos, Welling, Kingma, https://arxiv.org/abs/1712.01312.
     """
     name = "hard_concrete"
-    _checks.floating_tensor(name, "log_alpha", log_alpha)
+    checks.floating_tensor(name, "log_alpha", log_alpha)
     check_temperature(name, "tau", tau, log_alpha)
     check_stretch(name, gamma, zeta)
     if training:
@@ -71,9 +71,9 @@ def hard_concrete(
 
 
 def check_stretch(name: str, gamma: float, zeta: float) -> None:
-    """The ends of the stretched interval."""
-    _checks.real_number(name, "gamma", gamma)
-    _checks.real_number(name, "zeta", zeta)
+    """Require the ends of a stretched interval."""
+    checks.real_number(name, "gamma", gamma)
+    checks.real_number(name, "zeta", zeta)
     if not holds(-math.inf < gamma) or not holds(gamma < 0):
         raise ValueError(f"{name}: `gamma` must be finite and below 0, got {gamma}.")
     if not holds(zeta > 1) or not holds(zeta < math.inf):

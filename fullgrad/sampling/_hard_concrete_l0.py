@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._hard_concrete import check_stretch
 
@@ -40,7 +40,7 @@ def hard_concrete_l0(log_alpha: Tensor, tau: Temperature = 2 / 3, gamma: float =
 
     Source: Louizos, Welling, Kingma, https://arxiv.org/abs/1712.01312.
     """
-    _checks.floating_tensor("hard_concrete_l0", "log_alpha", log_alpha)
+    checks.floating_tensor("hard_concrete_l0", "log_alpha", log_alpha)
     check_temperature("hard_concrete_l0", "tau", tau, log_alpha)
     check_stretch("hard_concrete_l0", gamma, zeta)
     wide, tau = to_opmath(log_alpha, tau)

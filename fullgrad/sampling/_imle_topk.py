@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._batching import aligned
-from fullgrad._function import Function
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.batching import in_front
+from fullgrad._core.function import Function
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import check_count, check_rows
 from fullgrad.sampling._rows import largest
 
@@ -30,8 +30,8 @@ def imle_topk(
         y = z(\theta), \qquad z(\theta) = \text{ones at the k largest of } \theta + c\, G, \qquad
         \mathrm{vjp}(g) = \frac{z(\theta) - z(\theta - \lambda g)}{\lambda}
 
-    It acts on the cotangent, and not linearly: there is no tangent, and forward mode raises. Piecewise constant, so higher
-    derivatives are 0. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs and
+    The gradient is not linear in the cotangent, so there is no tangent and forward mode raises. It is piecewise constant, so
+    higher derivatives are 0. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved: inputs and
     the noise.
 
     Args:
@@ -41,15 +41,15 @@ def imle_topk(
         noise_scale: The factor c of the noise, not negative; 0 for the k largest logits.
         dim: The dimension of the classes.
         noise: Noise G of the shape of ``logits``, a constant; None to draw Gumbel noise. The paper's is a sum of Gamma variables.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``k`` is not from 0 to the number of classes, ``lam`` is not positive, ``noise_scale`` is negative, ``noise``
-            has another shape, or there is a generator as well.
+        ValueError: ``k`` is not from 0 to the number of classes, ``lam`` is not positive, ``noise_scale`` is negative, or
+            ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
         NotImplementedError: A forward-mode derivative is taken.
 
@@ -66,8 +66,8 @@ def imle_topk(
     name = "imle_topk"
     dim = check_rows(name, "logits", logits, dim)
     k = check_count(name, k, logits, dim)
-    _checks.positive_number(name, "lam", lam)
-    _checks.non_negative_number(name, "noise_scale", noise_scale)
+    checks.positive_number(name, "lam", lam)
+    checks.non_negative_number(name, "noise_scale", noise_scale)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     if not logits.ndim:
         return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise.reshape(1)).reshape(())
@@ -105,13 +105,10 @@ class ImleTopK(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        logits, noise, *rest = aligned(in_dims, args)
-        if in_dims[0] is None:
-            logits = logits.expand(info.batch_size, *logits.shape)
-        return ImleTopK.apply(logits, noise, *rest), 0
+        return ImleTopK.apply(*in_front(info, in_dims, args)), 0
 
 
 def _subset(logits: Tensor, noise: Tensor, k: int, noise_scale: float, dim: int) -> Tensor:
-    """z."""
+    """The subset z."""
     (wide,) = to_opmath(logits)
     return largest(wide + noise_scale * noise, dim, logits.dtype, k)[0]

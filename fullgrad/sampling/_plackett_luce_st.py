@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import gumbel_like, noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_rows
 from fullgrad.soft.order import argsort_st
 from fullgrad.soft.order.methods import PERMUTATION_METHODS, PermutationMethod
@@ -36,7 +36,7 @@ def plackett_luce_st(
         dim: The dimension of the elements.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         noise: Gumbel noise G of the shape of ``scores``; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension. A row with NaN, or infinity, is
@@ -44,8 +44,8 @@ def plackett_luce_st(
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or a tensor with dimensions, ``method`` is unknown, ``noise`` has
-            another shape, or there is a generator as well.
+        ValueError: ``tau`` is a number that is not positive or a tensor with dimensions, ``method`` is unknown, or ``noise`` has
+            another shape or is given with a generator.
         IndexError: ``scores`` has no such dimension.
 
     Example:
@@ -61,10 +61,10 @@ def plackett_luce_st(
     """
     name = "plackett_luce_st"
     dim = check_rows(name, "scores", scores, dim)
-    _checks.positive_number_or_tensor(name, "tau", tau)
+    checks.positive_number_or_tensor(name, "tau", tau)
     if isinstance(tau, Tensor) and tau.ndim:
         raise ValueError(f"{name}: `tau` must be a number or a tensor without dimensions, got shape {tuple(tau.shape)}.")
-    _checks.choice(name, "method", method, PERMUTATION_METHODS)
+    checks.choice(name, "method", method, PERMUTATION_METHODS)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise
     return argsort_st(noisy, dim, True, tau, method=method, standardize=False).to(scores.dtype)

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
-from fullgrad._noise import gumbel_like, noise_for
 from fullgrad.sampling._arguments import check_rows
-from fullgrad.sampling._rows import SampleOfRows, largest, softmax_pull
+from fullgrad.sampling._rows import SampleOfRows, divided, largest, softmax_pull
 
 
 def reinmax(
@@ -34,14 +34,14 @@ def reinmax(
         tau: The temperature, a positive number.
         dim: The dimension of the classes.
         noise: Gumbel noise G of the shape of ``logits``, a constant; None to draw it.
-        generator: What draws it; None for torch's own.
+        generator: Draws it; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or all are minus infinity.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is not positive, ``noise`` has another shape, or there is a generator as well.
+        ValueError: ``tau`` is not positive, or ``noise`` has another shape or is given with a generator.
         IndexError: ``logits`` has no such dimension.
 
     Example:
@@ -53,7 +53,7 @@ def reinmax(
     Source: Liu et al., https://arxiv.org/abs/2304.08612; ``reinmax.reinmax``.
     """
     dim = check_rows("reinmax", "logits", logits, dim)
-    _checks.positive_number("reinmax", "tau", tau)
+    checks.positive_number("reinmax", "tau", tau)
     noise = noise_for("reinmax", logits, noise, generator, gumbel_like)
     sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return ReinMax.apply(sample, logits, index, float(tau), dim) if logits.ndim else torch.softmax(logits, -1)
@@ -77,15 +77,15 @@ class ReinMax(SampleOfRows):
 
 
 def _derivative_times(v: Tensor, logits: Tensor, index: Tensor, tau: float, dim: int) -> Tensor:
-    r"""D v without the mean of both: with :math:`a = q \circ (v - v_i)`, of :math:`q = \operatorname{softmax}(\theta / \tau)`,
+    r"""D v without forming the mean: with :math:`a = q \circ (v - v_i)` and :math:`q = \operatorname{softmax}(\theta / \tau)`,
 
     .. math::
         2 J\Bigl(\frac{q + e_i}{2}\Bigr) v = a - \frac{q + e_i}{2} \sum a
 
-    and for :math:`\tau = 1` the rest takes half of a and all of q.
+    and for :math:`\tau = 1` the other term takes away half of a and all of q.
     """
     v, wide = to_opmath(v, logits)
-    q = torch.softmax(wide if surely(tau == 1) else wide / tau, dim)
+    q = torch.softmax(divided(wide, tau), dim)
     a = q * (v - v.gather(dim, index))
     half = a.sum(dim, keepdim=True) / 2
     if surely(tau == 1):

@@ -3,13 +3,13 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import surely
-from fullgrad._half_precision import to_opmath
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_temperature
+from fullgrad.sampling._rows import divided
 
-# A score beyond this is 0 or 1 at every temperature, and finite where it multiplies a slope of 0.
+# Scores beyond this give 0 or 1 at every temperature; they are made finite, as they multiply a slope of 0.
 _FAR = 1e18
 
 
@@ -29,15 +29,15 @@ def relaxed_bernoulli(
         logits: The logits θ, any shape; floating.
         tau: The temperature, positive: a number, or a tensor that broadcasts and gets its own gradient.
         noise: Uniform numbers u in [0, 1) of the shape of ``logits``; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
         A tensor of the shape and dtype of ``logits``.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
-        ValueError: ``tau`` is a number that is not positive or does not broadcast, ``noise`` has another shape, or there is a
-            generator as well.
+        ValueError: ``tau`` is a number that is not positive or does not broadcast, or ``noise`` has another shape or is given
+            with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -48,17 +48,17 @@ def relaxed_bernoulli(
     Source: Maddison, Mnih, Teh, https://arxiv.org/abs/1611.00712; Jang, Gu, Poole, https://arxiv.org/abs/1611.01144;
     ``torch.distributions.RelaxedBernoulli`` with 1 - u.
     """
-    _checks.floating_tensor("relaxed_bernoulli", "logits", logits)
+    checks.floating_tensor("relaxed_bernoulli", "logits", logits)
     check_temperature("relaxed_bernoulli", "tau", tau, logits)
     noise = noise_for("relaxed_bernoulli", logits, noise, generator)
     return binary_concrete(logits, tau, noise).to(logits.dtype)
 
 
 def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
-    """The value in float32 at least."""
+    """The value of `relaxed_bernoulli`, in float32 at least."""
     wide, tau, noise = to_opmath(logits, tau, noise)
     u = noise.clamp(min=torch.finfo(noise.dtype).tiny)
     score = wide - (u.log() - torch.log1p(-u))
     if isinstance(tau, Tensor):
         score = score.clamp(-_FAR, _FAR)
-    return torch.sigmoid(score if not isinstance(tau, Tensor) and surely(tau == 1) else score / tau)
+    return torch.sigmoid(divided(score, tau))

@@ -1,22 +1,27 @@
-"""Samples and softmaxes of rows: what operators that choose among classes have in common."""
+"""Samples and softmaxes of rows, shared by the operators that choose among classes."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers, surely
-from fullgrad._function import Function
-from fullgrad._half_precision import cast
-from fullgrad._inputs import save_inputs
-from fullgrad._kernels import softmax_backward
+from fullgrad._core.batching import in_front
+from fullgrad._core.fast import replaceable
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import cast
+from fullgrad._core.recomputed import save_inputs
+from fullgrad._dispatch import surely
+
+
+def divided(v: Tensor, tau: Any) -> Tensor:
+    """``v / tau``."""
+    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v
 
 
 def over_temperature(scores: Tensor, tau: Any) -> Tensor:
-    """``scores / tau``. A class of minus infinity has no part in the derivative by a tensor ``tau``, where 0 times it is NaN."""
+    """``scores / tau``, without classes of minus infinity in the derivative by a tensor ``tau``, as 0 times infinity is NaN."""
     if not isinstance(tau, Tensor):
-        return scores if surely(tau == 1) else scores / tau
+        return divided(scores, tau)
     masked = scores.detach() == -torch.inf
     return torch.where(masked, -torch.inf, torch.where(masked, 0, scores) / tau)
 
@@ -39,19 +44,18 @@ def largest(scores: Tensor, dim: int, dtype: torch.dtype, k: int | None = None) 
     return zero.expand(scores.shape).scatter(dim, index, (zero + 1).expand(index.shape)), index
 
 
+@replaceable
 def softmax_pull(v: Tensor, p: Tensor, dim: int) -> Tensor:
     """J(p) v = p (v - <p, v>), the derivative of a softmax, which is symmetric."""
-    if can_reuse_buffers() and v.dtype == p.dtype and v.shape == p.shape:  # in one pass
-        return softmax_backward(v, p, dim)
     pv = p * v
     return pv - p * pv.sum(dim, keepdim=True)
 
 
 class SampleOfRows(Function):
-    """A sample with the derivative of a function of logits: a family of operators.
+    """A sample with the derivative of a function of logits: the base of several operators.
 
     The first input is the sample, the second the logits, the third the index of the sample or None; tensors among the others
-    broadcast. The sample enters as an integer or a constant: of a saved output autograd would take the derivative.
+    broadcast. The sample enters as an integer or a constant: autograd would differentiate a saved output.
     """
 
     whole_dims = "dim"
@@ -63,8 +67,4 @@ class SampleOfRows(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        front = aligned(in_dims, args)
-        for i in range(3):
-            if in_dims[i] is None and isinstance(front[i], Tensor):
-                front[i] = front[i].expand(info.batch_size, *front[i].shape)
-        return cls.apply(*front), 0
+        return cls.apply(*in_front(info, in_dims, args, 3)), 0

@@ -1,18 +1,18 @@
-"""`SoftmaxSample`: a sample with the derivative of a softmax, of which two estimators are made."""
+"""`SoftmaxSample`: a sample with the derivative of a softmax, for two estimators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._core.function import alias, is_identity
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import alias, is_identity
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
 from fullgrad.sampling._arguments import Temperature
-from fullgrad.sampling._rows import SampleOfRows, over_temperature, softmax_pull
+from fullgrad.sampling._rows import SampleOfRows, divided, over_temperature, softmax_pull
 
-# Of a sure sample the exponential of its gap would not be finite.
+# The gap of a sample with probability 1 would be infinite.
 _SURE = 1 - 1e-5
 
 
@@ -35,7 +35,7 @@ class SoftmaxSample(SampleOfRows):
         _, logits, index, tau, gap, dim = saved_inputs(ctx)
         g, tau = to_opmath(g, tau)
         z, p = _scores(logits, index, tau, gap, dim)
-        pulled = _divided(softmax_pull(g, p, dim), tau)
+        pulled = divided(softmax_pull(g, p, dim), tau)
         by_tau = -(pulled * torch.where(p > 0, z, 0)) if ctx.needs_input_grad[3] else None
         return None, pulled if ctx.needs_input_grad[1] else None, None, by_tau, None, None
 
@@ -48,11 +48,11 @@ class SoftmaxSample(SampleOfRows):
         if t_tau is not None:
             by_tau = -torch.where(p > 0, z, 0) * t_tau
             total = by_tau if total is None else total + by_tau
-        return None if total is None else _divided(softmax_pull(total, p, dim), tau).to(ctx.dtype)
+        return None if total is None else divided(softmax_pull(total, p, dim), tau).to(ctx.dtype)
 
 
 def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | None, dim: int) -> tuple[Tensor, Tensor]:
-    """z and p."""
+    """The scores z and the probabilities p."""
     (wide,) = to_opmath(logits)
     if gap is not None and index is not None:
         wide = wide + _shift(wide.detach(), index, gap, dim)
@@ -61,7 +61,7 @@ def _scores(logits: Tensor, index: Tensor | None, tau: Any, gap: float | str | N
 
 
 def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
-    """c: what makes the sample the largest, by a gap."""
+    """The constant c, which makes the sample the largest by a gap."""
     if surely(x.shape[dim] == 0):
         return x
     top = x.amax(dim, keepdim=True)
@@ -73,7 +73,3 @@ def _shift(x: Tensor, index: Tensor, gap: float | str, dim: int) -> Tensor:
     # A masked class stays at minus infinity.
     below = torch.where(x == -torch.inf, 0, -torch.relu(x - top + gap_of_row))
     return below.scatter(dim, index, top - x.gather(dim, index))
-
-
-def _divided(v: Tensor, tau: Any) -> Tensor:
-    return v / tau if isinstance(tau, Tensor) or not surely(tau == 1) else v

@@ -3,14 +3,15 @@
 import torch
 from torch import Generator, Tensor
 
-from fullgrad import _checks
-from fullgrad._noise import noise_for
+from fullgrad._core import checks
+from fullgrad._core.noise import noise_for
+from fullgrad._core.pieces import pointwise
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._binary_st import RandomSign
 
 
 def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-    r"""The sign of a number, or 0, at random, so that the mean is the number, with the derivative of a clamp.
+    r"""The sign of a number or 0, drawn so that the mean is the number, with the derivative of a clamp.
 
     .. math::
         y = \operatorname{sign}(x)\, [\,u < |x|\,], \qquad D = [\,-1 \le x \le 1\,]
@@ -20,14 +21,14 @@ def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator |
     Args:
         x: Any shape; floating.
         noise: Uniform numbers u in [0, 1) of the shape of ``x``, a constant; None to draw them.
-        generator: What draws them; None for torch's own.
+        generator: Draws them; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``x``; NaN where it is.
+        A tensor of the shape and dtype of ``x``; NaN where ``x`` is NaN.
 
     Raises:
-        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` not a generator.
-        ValueError: ``noise`` has another shape, or there is a generator as well.
+        TypeError: ``x`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
+        ValueError: ``noise`` has another shape, or is given with a generator.
 
     Example:
         >>> import torch, fullgrad
@@ -36,7 +37,7 @@ def ternary_st(x: Tensor, *, noise: Tensor | None = None, generator: Generator |
 
     Source: Courbariaux, Bengio, David, https://arxiv.org/abs/1511.00363; Lin et al., https://arxiv.org/abs/1510.03009.
     """
-    _checks.floating_tensor("ternary_st", "x", x)
+    checks.floating_tensor("ternary_st", "x", x)
     return TernaryST.apply(x, noise_for("ternary_st", x, noise, generator))
 
 
@@ -44,5 +45,6 @@ class TernaryST(RandomSign):
     """The operator of :func:`ternary_st`."""
 
     @staticmethod
+    @pointwise
     def forward(x: Tensor, noise: Tensor) -> Tensor:
-        return torch.sign(x) * indicator(noise, x.abs(), x.dtype)
+        return torch.sign(x) * indicator(x.abs(), noise, x.dtype)

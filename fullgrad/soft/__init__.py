@@ -1,8 +1,8 @@
-"""Relaxations: smooth or piecewise polynomial functions instead of steps, kinks and choices. Their straight-through versions,
+"""Relaxations: smooth or piecewise polynomial functions instead of steps, kinks and choices. The straight-through versions,
 whose names end in ``_st``, are at the top of the package.
 """
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.soft._abs import abs
 from fullgrad.soft._clamp import clamp
 from fullgrad.soft._closeness import eq, isclose, not_equal

@@ -3,18 +3,11 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import (
-    Relaxation,
-    Softness,
-    check,
-    expand_to_softness_shape,
-    is_native,
-    is_small,
-    only_value_needed,
-    soft_value,
-)
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 
 def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -23,7 +16,7 @@ def abs(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     .. math::
         y = x\,(2 S(x) - 1), \qquad D_x = 2 S(x) - 1 + 2x S'(x), \qquad D_s = -\frac{2x^2}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.abs`. It is even, at most the absolute value, and 0 at 0.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.abs`. The value is even, at most ``|x|``, and 0 at 0.
     Saved: ``x``.
 
     Args:
@@ -80,28 +73,24 @@ def abs_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor
 
     Source: ``softtorch.abs_st``.
     """
-    if only_value_needed(x, softness, mode):
-        return torch.abs(x)
     x, softness = check("abs_st", x, softness, mode)
-    if mode == "hard":
-        return torch.abs(x)
-    return Abs.apply(x, softness, mode, True)
+    return torch.abs(x) if mode == "hard" else Abs.apply(x, softness, mode, True)
 
 
 class Abs(Relaxation):
-    """The operator of :func:`abs`; hard, of :func:`abs_st`."""
+    """The operator of :func:`abs`, and with ``hard`` of :func:`abs_st`."""
+
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.abs(x), softness)
-        if is_native(x, softness, mode) and is_small(x):
-            width = curves.operand(x, 2 * softness)
-            return torch.tanh(x / width) * x
-        return soft_value(x.dtype, curves.absolute, x, softness, mode)
+        return cast(_value(x, softness, mode), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, _: None) -> Tensor:
-        if i == 1:
-            return curves.mul_into(v, curves.absolute_by_softness(x, s, mode))
-        return curves.absolute_slope_times(v, x, s, mode)
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool) -> Tensor:
+        return v * (curves.absolute_slope if i == 0 else curves.absolute_by_softness)(x, s, mode)
+
+
+_value = pointwise(curves.absolute, opmath=True)

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._kernels import sigmoid_gate
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.clamping import Clamp as HardClamp
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape, only_value_needed, soft_value
-from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
+from fullgrad.soft._sigmoidal import sigmoid_times
 
 Bound = Tensor | float
 
@@ -32,7 +32,7 @@ def clamp(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
-        max_value: Upper bound, likewise, not below ``min_value``.
+        max_value: Upper bound, not below ``min_value``; a number or a tensor, too.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``.
         gated: Whether :math:`R` is gated, as in :func:`softrelu`.
@@ -51,12 +51,7 @@ def clamp(
 
     Source: ``softtorch.clamp``, whose bounds are called a and b.
     """
-    x, softness = _checked("clamp", x, min_value, max_value, softness, mode)
-    return (
-        HardClamp.forward(x, min_value, max_value)
-        if mode == "hard"
-        else Clamp.apply(x, min_value, max_value, softness, gated, mode, False)
-    )
+    return _clamp("clamp", x, min_value, max_value, softness, mode, gated)
 
 
 def clamp_st(
@@ -74,7 +69,7 @@ def clamp_st(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         min_value: Lower bound, a number or a tensor that broadcasts with ``x`` and gets its own gradient.
-        max_value: Upper bound, likewise, not below ``min_value``.
+        max_value: Upper bound, not below ``min_value``; a number or a tensor, too.
         softness: The width of the transition, positive: a number, or a tensor that broadcasts and gets its own gradient.
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, or ``"hard"`` for the derivative of the hard operator.
         gated: Whether :math:`R` is gated, as in :func:`fullgrad.soft.softrelu`.
@@ -96,67 +91,51 @@ def clamp_st(
 
     Source: ``softtorch.clamp_st``.
     """
-    if min_value.__class__ is float and max_value.__class__ is float and only_value_needed(x, softness, mode):
-        return torch.clamp(x, min_value, max_value)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    x, softness = _checked("clamp_st", x, min_value, max_value, softness, mode)
-    if mode == "hard":
-        return HardClamp.forward(x, min_value, max_value)
-    return Clamp.apply(x, min_value, max_value, softness, gated, mode, True)
+    return _clamp("clamp_st", x, min_value, max_value, softness, mode, gated)
 
 
 class Clamp(Relaxation):
-    """The operator of :func:`clamp`; hard, of :func:`clamp_st`."""
+    """The operator of :func:`clamp`, and with ``hard`` of :func:`clamp_st`."""
 
-    operands = 4
+    reads = dict.fromkeys(range(4), (0, 1, 2, 3))
 
     @staticmethod
     def forward(x: Tensor, low: Bound, high: Bound, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(HardClamp.forward(x, low, high), softness)
         dtype = torch.promote_types(torch.result_type(x, low), torch.result_type(x, high))
-        beyond = curves.relu_minus_gated if gated else curves.relu_minus_softplus
-
-        def formula(x: Tensor, low: Bound, high: Bound, s: Softness) -> Tensor:
-            if isinstance(low, Tensor) and isinstance(high, Tensor):
-                y = torch.minimum(torch.maximum(x, low), high)  # in a third of the time of torch.clamp
-            else:
-                y = HardClamp.forward(x, low, high)
-            below, above = beyond(x - low, s, mode), beyond(x - high, s, mode)
-            if isinstance(s, Tensor):  # which may have more dimensions
-                return y - below + above
-            return curves.apply_steps(y, (torch.sub, below), (torch.add, above))
-
-        return soft_value(dtype, formula, x, low, high, softness)
+        return cast(_value(x, low, high, softness, gated, mode), dtype)
 
     @staticmethod
     def vjp_term(
-        i: int, v: Tensor, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool, _: None
+        i: int, v: Tensor, x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str, hard: bool
     ) -> Tensor:
-        if not gated and curves.has_gate(s, mode):
-            if i == 0:
-                p = sigmoid_gate(v, x - low, s)
-                return torch.sub(p, sigmoid_gate(v, x - high, s), out=p if can_reuse_buffers() else None)
-            if i == 1:
-                return sigmoid_gate(v, x - low, -s)
-            if i == 2:
-                return sigmoid_gate(v, x - high, s)
-        if i == 0:
-            return curves.mul_into(v, _slope(x - low, s, gated, mode) - _slope(x - high, s, gated, mode))
-        if i == 1:
-            return curves.mul_into(v, 1 - _slope(x - low, s, gated, mode))
-        if i == 2:
-            return curves.mul_into(v, _slope(x - high, s, gated, mode))
-        by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
-        return curves.mul_into(v, by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+        if i == 3:
+            by_softness = curves.gated_by_softness if gated else curves.softplus_by_softness
+            return v * (by_softness(x - low, s, mode) - by_softness(x - high, s, mode))
+        if i:
+            return _slope_times(v, low - x if i == 1 else x - high, s, gated, mode)
+        # Since 1 - R'(q) = R'(-q), both are taken on the side where they are small.
+        above, below = x - low, high - x
+        near, far = torch.minimum(above, below), -torch.maximum(above, below)
+        return _slope_times(v, near, s, gated, mode) - _slope_times(v, far, s, gated, mode)
 
 
-def _slope(q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
-    """R'."""
-    return curves.gated_slope(q, s, mode) if gated else Sigmoidal.apply(q, s, mode, False)
+@pointwise(opmath=True)
+def _value(x: Tensor, low: Bound, high: Bound, s: Softness, gated: bool, mode: str) -> Tensor:
+    beyond = curves.relu_minus_gated if gated else curves.relu_minus_softplus
+    return HardClamp.forward(x, low, high) - beyond(x - low, s, mode) + beyond(x - high, s, mode)
 
 
-def _checked(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any) -> tuple[Tensor, Softness]:
+def _slope_times(v: Tensor, q: Tensor, s: Softness, gated: bool, mode: str) -> Tensor:
+    """v times the derivative R' of the rectifier."""
+    return (curves.gated_slope_times if gated else sigmoid_times)(v, q, s, mode)
+
+
+def _clamp(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any, gated: bool) -> Tensor:
     x, softness = check(name, x, softness, mode)
-    _checks.real_number_or_tensor(name, "min_value", low)
-    _checks.real_number_or_tensor(name, "max_value", high)
-    return x, softness
+    checks.real_number_or_tensor(name, "min_value", low)
+    checks.real_number_or_tensor(name, "max_value", high)
+    if mode == "hard":
+        return HardClamp.forward(x, low, high)
+    return Clamp.apply(x, low, high, softness, gated, mode, name == "clamp_st")

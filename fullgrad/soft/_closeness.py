@@ -1,6 +1,5 @@
 """`eq`, `not_equal`, `isclose`: soft truth values of equality."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,24 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_reuse_buffers, is_compiling, surely
-from fullgrad._function import recomputed
-from fullgrad._kernels import where_positive
+from fullgrad._core import checks
+from fullgrad._core.function import recomputed
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.windows import as_number, compared, where_positive
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
     Operand,
     Relaxation,
     Softness,
-    as_number,
     check,
     check_other,
-    compared,
     expand_to_softness_shape,
-    is_constant,
-    only_value_needed,
-    soft_value,
     with_zero_derivative,
 )
 
@@ -37,7 +32,7 @@ def eq(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smooth", e
         c = 2 S(-\max(q, 0)), \quad q = A(x - y) - \epsilon, \qquad D_x = -2 S'(q) A'(x - y), \qquad D_y = -D_x
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The maximum,
-    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``, in smooth mode also the value.
+    which the source lacks, keeps the value in [0, 1]. Saved: ``x`` and ``y``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -69,8 +64,8 @@ def not_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: Mode = "smo
     .. math::
         c = 2 S(\max(q, 0)) - 1, \quad q = A(x - y) - \epsilon, \qquad D_x = 2 S'(q) A'(x - y), \qquad D_y = -D_x
 
-    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. It is
-    1 - :func:`eq`. Saved: ``x`` and ``y``, in smooth mode also the value.
+    with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. The value
+    is 1 - :func:`eq`. Saved: ``x`` and ``y``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -112,8 +107,8 @@ def isclose(
         D_x = -2 S'(q) A'(x - y), \qquad D_y = 2 S'(q)\,(A'(x - y) + \mathrm{rtol}\, A'(y))
 
     with :math:`S` of :func:`sigmoidal` and :math:`A` of :func:`abs`; ``"hard"``: 0 or 1, with the derivative 0. Within the
-    tolerance it is 1, with the derivative 0, which jumps there: the maximum, which the source lacks, keeps the value in [0, 1].
-    Saved: ``x`` and ``y``, in smooth mode also the value.
+    tolerance the value is 1, with the derivative 0, which jumps there: the maximum, which the source lacks, keeps it in [0, 1].
+    Saved: ``x`` and ``y``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -259,12 +254,9 @@ def isclose_st(
 
 
 class Closeness(Relaxation):
-    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`; hard, of their straight-through versions.
+    """The operator of :func:`eq`, :func:`not_equal` and :func:`isclose`, and with ``hard`` of their straight-through versions."""
 
-    In smooth mode the value gives the slope of the transition, so that the backward computes no distance again.
-    """
-
-    operands, reads_output = 3, True
+    reads = dict.fromkeys(range(3), (0, 1, 2))
 
     @staticmethod
     def forward(
@@ -272,98 +264,41 @@ class Closeness(Relaxation):
     ) -> Tensor:
         if hard:
             return expand_to_softness_shape(_hard(name, x, y, rtol, atol), softness)
-
-        def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            if mode == "smooth" and can_reuse_buffers():
-                h = _half_argument(x - y, y, s, name, rtol, atol, epsilon)
-                if name == "not_equal":
-                    return curves.soft_sign(h, s / 2, mode)
-                return curves.apply_steps(curves.sigmoid(h, s / -2, mode), (torch.mul, 2.0))
-            tolerance = curves.absolute(_finite(y, x), s, mode) if name == "isclose" else None
-            q = _argument(curves.absolute(x - y, s, mode), tolerance, rtol, atol, epsilon)
-            if name == "not_equal":
-                return curves.soft_sign(q, s, mode)
-            return curves.apply_steps(curves.sigmoid(-q, s, mode), (torch.mul, 2))
-
-        return soft_value(torch.result_type(x, y), formula, x, y, softness)
-
-    @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *args: Any) -> Tensor | None:
-        return cls.vjp_terms([i == k for k in range(3)], v, *args)[i]
+        return cast(_value(x, y, softness, name, rtol, atol + epsilon, mode), torch.result_type(x, y))
 
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], g: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
-        name, rtol, atol, epsilon, mode, _, output = constants
-        close = name == "isclose"
-        if output is not None and not needed[2] and (close or (s.__class__ is float and not is_compiling())):
-            if name == "not_equal":  # 2S' is (1 - c^2) / 2s
-                g = curves.divided(torch.ops.aten.tanh_backward.default(g, output), 2 * s)
-            else:
-                g = curves.slope_of(g, output / 2, s / -2)
-            d = x - y
-            if close:  # 0 within the tolerance, where the value is 1
-                g = where_positive(g, 1 - output)
-            else:  # 0 within epsilon, where A' is
-                d = torch.nn.functional.hardshrink(d, _distance_of_epsilon(s, epsilon))
-            return [*_through_distances(needed, g, d, y, s, rtol), None]
-        factor = 2 if name == "not_equal" else -2
-        if mode == "smooth" and not needed[2] and can_reuse_buffers():
-            d = x - y
-            h = _half_argument(d, y, s, name, rtol, atol, epsilon)
-            # S' is even, and q is not negative; 0 within epsilon, or the tolerance.
-            g = where_positive(curves.slope_of(g, curves.sigmoid(h, s / -2, mode), s / factor), h)
-            return [*_through_distances(needed, g, d, y, s, rtol), None]
+        name, rtol, atol, epsilon, mode, _ = constants
         d = curves.clamp_to_finite(x - y)
         distance, slope = curves.absolute_and_slope(d, s, mode)
-        tolerance, slope_y = curves.absolute_and_slope(_finite(y, x), s, mode) if close else (None, None)
-        q = _argument(distance, tolerance, rtol, atol, epsilon)
-        g = where_positive(curves.slope_times(g, q, s, mode, factor), q)  # 0 within epsilon, or the tolerance
-        to_x = curves.mul_into(g, slope) if needed[0] or needed[1] else None
-        to_y = -to_x if needed[1] and to_x is not None else None
-        if to_y is not None and slope_y is not None:
-            by_tolerance = curves.apply_steps(curves.mul_into(g, slope_y), (torch.mul, rtol))
-            to_y = torch.sub(to_y, by_tolerance, out=to_y if can_reuse_buffers() else None)
-        to_s = None
+        q, slope_of_y = distance - (atol + epsilon), None
+        if name == "isclose":
+            of_y, slope_of_y = curves.absolute_and_slope(_finite(y, x), s, mode)
+            q = q - of_y * rtol
+        # 0 within epsilon, or the tolerance.
+        by_q = where_positive(curves.right_slope_times(g, q, s, mode, 2 if name == "not_equal" else -2), q)
+        to_x = by_q * slope if needed[0] or needed[1] else None
+        to_y = to_s = None
+        if needed[1] and to_x is not None:
+            to_y = -to_x if name != "isclose" else -to_x - by_q * slope_of_y * rtol  # pyright: ignore[reportOptionalOperand]
         if needed[2]:  # through the distance, and as 2S(-q) directly
             by_softness = curves.absolute_by_softness(d, s, mode) - curves.clamp_to_transition(q, s, mode) / s
-            if close:
+            if name == "isclose":
                 by_softness = by_softness - rtol * curves.absolute_by_softness(_tensor(y, x), s, mode)
-            to_s = g * by_softness
-        return [to_x if needed[0] else None, to_y, to_s]
+            to_s = by_q * by_softness
+        return [to_x if needed[0] else None, to_y, to_s, *_NO_GRADIENTS]
 
 
-def _through_distances(needed: Sequence[bool], g: Tensor, d: Tensor, y: Any, s: Softness, rtol: float) -> list[Tensor | None]:
-    """The gradients of x and y from that of q, in smooth mode."""
-    to_x = curves.absolute_slope_times(g, d, s, "smooth")
-    to_y = None
-    if needed[1] and not surely(rtol == 0):
-        to_y = -to_x - curves.apply_steps(curves.absolute_slope_times(g, y, s, "smooth"), (torch.mul, rtol))
-    elif needed[1]:
-        to_y = -to_x
-    return [to_x if needed[0] else None, to_y]
+_NO_GRADIENTS = (None,) * 6
 
 
-@functools.lru_cache(maxsize=256)
-def _distance_of_epsilon(s: float, epsilon: float) -> float:
-    """The distance d >= 0 at which A(d), which is d tanh(d / 2s), comes to epsilon: within it q is not positive."""
-    low, high = 0.0, epsilon + math.sqrt(2 * s * epsilon)
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if middle * math.tanh(middle / (2 * s)) <= epsilon else (low, middle)
-    return low
-
-
-def _half_argument(d: Tensor, y: Any, s: Softness, name: str, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """max(q, 0) / 2 in smooth mode from d = x - y, where no step is recorded."""
-    h = curves.half_absolute(d, s).sub_(curves.number_for(d, (epsilon + atol) / 2))
+@pointwise(opmath=True)
+def _value(x: Tensor, y: Any, s: Softness, name: str, rtol: float, tolerance: float, mode: str) -> Tensor:
+    q = curves.absolute(x - y, s, mode) - tolerance
     if name == "isclose":
-        h.sub_(curves.half_absolute(_finite(y, d), s), alpha=rtol)
-    return h.clamp_(0)
-
-
-def _argument(distance: Tensor, tolerance: Tensor | None, rtol: float, atol: float, epsilon: float) -> Tensor:
-    """max(q, 0), the argument of the transition, from soft distances: of x and y, and of y and 0, the tolerance per rtol."""
-    q = curves.apply_steps(distance, (torch.sub, epsilon + atol))
-    return curves.apply_steps(q if tolerance is None else q - rtol * tolerance, (torch.clamp, 0))
+        q = q - curves.absolute(_finite(y, x), s, mode) * rtol
+    q = torch.clamp(q, 0)
+    return curves.soft_sign(q, s, mode) if name == "not_equal" else curves.sigmoid(-q, s, mode) * 2
 
 
 def _tensor(y: Any, x: Tensor) -> Tensor:
@@ -371,30 +306,29 @@ def _tensor(y: Any, x: Tensor) -> Tensor:
 
 
 def _finite(y: Any, x: Tensor) -> Tensor:
-    """y of which there is a tolerance: that of infinity would be as large as the distance from it."""
+    """y without infinities, whose tolerance would be as large as the distance from them."""
     largest = torch.finfo((y if isinstance(y, Tensor) else x).dtype).max
     if y.__class__ is float and math.isfinite(y):
         return _tensor(max(-largest, min(largest, y)), x)
     return torch.clamp(_tensor(y, x), -largest, largest)
 
 
-def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float, value_only: bool = False) -> Tensor:
+def _hard(name: str, x: Tensor, y: Any, rtol: float, atol: float) -> Tensor:
     if name == "isclose":
         dtype = torch.result_type(x, y)
         return as_number(recomputed(torch.isclose, x.to(dtype), _tensor(y, x).to(dtype), rtol, atol), dtype)
-    return compared(getattr(torch, name), x, y, value_only)
+    return compared(getattr(torch, name), x, y)
 
 
 def _closeness(name: str, x: Any, y: Any, softness: Any, rtol: float, atol: float, mode: str, epsilon: float) -> Tensor:
     x, softness = check(name, x, softness, mode)
     y = check_other(name, "y", y)
-    _checks.non_negative_number(name, "epsilon", epsilon)
-    _checks.non_negative_number(name, "rtol", rtol)
-    _checks.non_negative_number(name, "atol", atol)
+    checks.non_negative_number(name, "epsilon", epsilon)
+    if name.startswith("isclose"):
+        checks.non_negative_number(name, "rtol", rtol)
+        checks.non_negative_number(name, "atol", atol)
     hard = name.endswith("_st")
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(_hard(name, x, y, rtol, atol), x, y)
-    if hard and is_constant(y) and only_value_needed(x, softness, mode):
-        return _hard(name, x, y, rtol, atol, value_only=True)
     return Closeness.apply(x, y, softness, name, rtol, atol, epsilon, mode, hard)

@@ -1,4 +1,4 @@
-"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of an order."""
+"""`greater`, `greater_equal`, `less`, `less_equal`: soft truth values of inequalities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.windows import compared
 from fullgrad._dispatch import surely
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
@@ -16,12 +19,7 @@ from fullgrad.soft._relaxation import (
     Softness,
     check,
     check_other,
-    compared,
     expand_to_softness_shape,
-    is_constant,
-    is_native,
-    only_value_needed,
-    soft_value,
     with_zero_derivative,
 )
 
@@ -33,7 +31,7 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode =
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
     with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
+    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -68,7 +66,7 @@ def greater_equal(
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
     with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
+    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -101,7 +99,7 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "s
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
     with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
+    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -134,7 +132,7 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMod
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
     with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; all where the softness is a tensor, and in half precision.
+    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -309,66 +307,57 @@ def less_equal_st(
 
 
 class Comparison(Relaxation):
-    """The operator of the four comparisons; hard, of their straight-through versions. The soft value is
+    """The operator of the four comparisons, and with ``hard`` of their straight-through versions. The soft value is
     ``S(sign * (x - y) + shift)``.
     """
 
-    operands, reads_output = 3, True
+    reads = dict.fromkeys(range(3), (0, 1, 2))
 
     @staticmethod
     def forward(x: Tensor, y: Operand, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
-
-        def formula(x: Tensor, y: Any, s: Softness) -> Tensor:
-            return curves.sigmoid(_argument(x, y, s, sign, shift), s, mode)
-
-        return soft_value(torch.result_type(x, y), formula, x, y, softness)
-
-    @staticmethod
-    def vjp_term(
-        i: int, v: Tensor, x: Tensor, y: Any, s: Softness, name: str, sign: int, shift: float, mode: str, hard: bool, output: Any
-    ) -> Tensor:
-        if i == 2:
-            return curves.mul_into(v, curves.sigmoid_by_softness(_argument(x, y, s, sign, shift), s, mode))
-        factor = sign if i == 0 else -sign
-        if output is None:
-            return curves.slope_times(v, _argument(x, y, s, sign, shift), s, mode, factor)
-        return curves.slope_of(v, output, s / factor)
+        return cast(_value(x, y, softness, sign, shift, mode), torch.result_type(x, y))
 
     @classmethod
-    def vjp_terms(cls, needed: Sequence[bool], g: Tensor, *args: Any) -> list[Tensor | None]:
-        to_x = cls.vjp_term(0, g, *args) if needed[0] or needed[1] else None
-        to_y = None if to_x is None or not needed[1] else -to_x
-        return [to_x if needed[0] else None, to_y, cls.vjp_term(2, g, *args) if needed[2] else None]
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
+        _, sign, shift, mode, _ = constants
+        z = argument(x, y, s, sign, shift)
+        along = curves.slope_times(v, z, s, mode) if needed[0] or needed[1] else None
+        against = None if along is None else -along
+        to_x, to_y = (along, against) if sign == 1 else (against, along)
+        to_s = v * curves.sigmoid_by_softness(z, s, mode) if needed[2] else None
+        return [to_x if needed[0] else None, to_y if needed[1] else None, to_s, *_NO_GRADIENTS]
 
 
+@pointwise(opmath=True)
+def _value(x: Tensor, y: Any, s: Softness, sign: int, shift: float, mode: str) -> Tensor:
+    return curves.sigmoid(argument(x, y, s, sign, shift), s, mode)
+
+
+_NO_GRADIENTS = (None,) * 5
 # The signs of x - y and of epsilon in the argument of S.
 _SIGNS = {"greater": (1, -1), "greater_equal": (1, 1), "less": (-1, -1), "less_equal": (-1, 1)}
 
 
-# Beside a softness a shift of less than that changes less than the rounding of S and of its derivatives does.
+# A shift below this share of the softness changes S and its derivatives by less than their rounding.
 _NEGLIGIBLE = {torch.float32: torch.finfo(torch.float32).eps / 16}
 
 
-def _argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor:
+def argument(x: Tensor, y: Any, s: Softness, sign: int, shift: float) -> Tensor:
     d = x - y if sign == 1 else y - x
     if s.__class__ is float and surely(abs(shift) < s * _NEGLIGIBLE.get(d.dtype, 0.0)):
         return d
-    return curves.apply_steps(d, (torch.add, shift))
+    return d + shift
 
 
 def _comparison(name: str, x: Any, y: Any, softness: Any, mode: Any, epsilon: Any) -> Tensor:
     x, softness = check(name, x, softness, mode, ANY_STEP_MODES)
     y = check_other(name, "y", y)
-    _checks.real_number(name, "epsilon", epsilon)
+    checks.real_number(name, "epsilon", epsilon)
     hard = name.endswith("_st")
     name = name.removesuffix("_st")
     if mode == "hard":
         return with_zero_derivative(compared(getattr(torch, name), x, y), x, y)
-    if hard and is_constant(y) and only_value_needed(x, softness, mode):
-        return compared(getattr(torch, name), x, y, value_only=True)
     sign, shift_sign = _SIGNS[name]
-    if not hard and is_native(x, softness, mode):
-        return curves.recorded_sigmoid(_argument(x, y, softness, sign, shift_sign * epsilon), softness, is_temporary=True)
     return Comparison.apply(x, y, softness, name, sign, shift_sign * epsilon, mode, hard)

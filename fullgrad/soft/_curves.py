@@ -1,57 +1,43 @@
-r"""The curves of which every relaxation is made, as plain torch code that autograd may differentiate.
+r"""The curves behind every relaxation, in plain torch code that autograd can differentiate.
 
 The sigmoid :math:`S(x; s)`, its derivative and its integral, for a softness :math:`s` in one of the modes
 
 * ``smooth``: :math:`S = 1 / (1 + e^{-x/s})`;
 * ``c0``, ``c1``, ``c2``: a polynomial in :math:`t = \operatorname{clamp}((x + w) / 2w, 0, 1)` with :math:`w = 5s`, constant
-  beyond :math:`\pm w`, and none, one or two times continuously differentiable there: :math:`t`, :math:`3t^2 - 2t^3`,
+  beyond :math:`\pm w`, and zero, one or two times continuously differentiable there: :math:`t`, :math:`3t^2 - 2t^3`,
   :math:`10t^3 - 15t^4 + 6t^5`;
 * ``laplace``, for steps alone: :math:`S = \frac12 e^{x/s}` below 0 and :math:`1 - \frac12 e^{-x/s}` above.
 
-All are written without the difference of large numbers, and stay finite, or right, at infinity. ``1 - S(x)`` is ``S(-x)``.
+All avoid differences of large numbers, and are right at infinity. ``1 - S(x)`` is ``S(-x)``.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into, number_for, operand
-from fullgrad._dispatch import can_record_in_place, can_reuse_buffers, is_compiling
-from fullgrad._half_precision import HALF
-from fullgrad._kernels import sigmoid_gate
+from fullgrad._core.fast import if_recorded
+from fullgrad._core.windows import compared, sigmoid_gate
 
 Softness = Tensor | float
 
-# Between these the reciprocal of a softness is a number in float32 too, and torch's kernels take it.
+# Between these bounds the reciprocal of a softness is finite and normal in float32 too, as torch's kernels need.
 SMALLEST, LARGEST = 1e-30, 1e30
 
 # Coefficients, the highest power first. With u = x / 5s: S and its integral are polynomials in t, 2S - 1 is u times one in u^2.
-# What has a scale is to be multiplied by it, the integral by s as well.
+# The last two are to be multiplied by their scales, the integral by s as well.
 _SIGMOID = {"c1": (-2, 3, 0, 0), "c2": (6, -15, 10, 0, 0, 0)}
-_INTEGRAL = {"c1": (1, -2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
-_INTEGRAL_SCALE = {"c1": -5, "c2": 5}
+_INTEGRAL = {"c0": (1, 0, 0), "c1": (1, -2, 0, 0, 0), "c2": (2, -6, 5, 0, 0, 0, 0)}
+_INTEGRAL_SCALE = {"c0": 5, "c1": -5, "c2": 5}
 _SIGN = {"c1": (1, -3), "c2": (3, -10, 15)}
 _SIGN_SCALE = {"c1": -0.5, "c2": 0.125}
-# Beyond this many softnesses a smooth curve is what it is at infinity, in float64 too.
+# Beyond this many softnesses a smooth curve has its limit at infinity, in float64 too.
 _FAR = 800.0
-_ENDLESS = ("smooth", "laplace")
-
-
-def recorded_sigmoid(x: Tensor, s: Softness, is_temporary: bool = False) -> Tensor:
-    """S in smooth mode, whose derivative torch computes from the value: nothing else is saved."""
-    if can_record_in_place(x):
-        return (x.div_(s) if is_temporary else x / s).sigmoid_()
-    return torch.sigmoid(x / s)
+_UNBOUNDED_MODES = ("smooth", "laplace")
 
 
 def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """S."""
+    """The sigmoid S."""
     if mode == "smooth":
-        if not can_reuse_buffers():
-            return torch.sigmoid(x / s)
-        z = x / number_for(x, s)
-        return torch.sigmoid(z, out=z)
+        return torch.sigmoid(x / s)
     if mode == "laplace":
         z = x / s
         tail = torch.exp(-z.abs()) / 2
@@ -61,136 +47,127 @@ def sigmoid(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 
 def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """S'."""
+    """The slope S'."""
+    if mode == "smooth":  # S (1 - S), each accurate where it is small
+        z = x / s
+        return torch.sigmoid(z) * torch.sigmoid(-z) / s
     if mode == "laplace":  # with a kink at 0, where its own slope counts as 0
         return torch.exp(-(x / s).abs()) / (2 * s)
-    if mode == "smooth":
-        z = x / s
-        if is_compiling():  # a choice costs less than an exponential, and its derivative at 0 may be either
-            return _variance(torch.sigmoid(torch.where(z < 0, z, -z))) / s
-        if not can_reuse_buffers():
-            return torch.sigmoid(z) * torch.sigmoid(-z) / s
-        return divided(_variance(_sigmoid_of_minus_abs(z)), s)
     width = 10 * s
     if mode == "c0":
-        # On a join the mean of both sides, as a difference quotient has it.
+        # The mean of both sides on a join, as in a central difference.
         a = x.abs()
-        if not isinstance(s, Tensor) and can_reuse_buffers():  # torch writes a comparison as numbers, and converts bools slowly
-            inside = torch.lt(a, 5 * s, out=torch.empty_like(a))
-            return apply_steps(torch.le(a, 5 * s, out=a), (torch.add, inside), (torch.div, 2 * width))
-        return ((a < 5 * s).to(x.dtype) + (a <= 5 * s).to(x.dtype)) / (2 * width)
-    p = _variance(_ramp(x, s))
-    return apply_steps(p, (torch.mul, 6 / width)) if mode == "c1" else apply_steps(p, (torch.mul, p), (torch.mul, 30 / width))
+        return (compared(torch.lt, a, 5 * s) + compared(torch.le, a, 5 * s)) / (2 * width)
+    t = _ramp(x, s)
+    p = t * (1 - t)
+    return p * (6 / width) if mode == "c1" else p * p * (30 / width)
 
 
-def has_fused_kernel(x: Tensor, s: Any, mode: str) -> bool:
-    """Whether `sigmoid_gate` can replace several steps in float32: in half precision, where the steps are not recorded."""
-    return mode == "smooth" and x.dtype in HALF and s.__class__ is float and 1e-6 < s < 1e6 and can_reuse_buffers()
+def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
+    """v S' times a factor."""
+    if mode == "smooth":
+        return sigmoid_gate(sigmoid_gate(v, x, s), x, -s) / (s / factor)
+    return (v if factor == 1 else v * factor) * slope(x, s, mode)
 
 
-def gate_slope(v: Tensor, x: Tensor, value: Tensor | None, s: Any) -> Tensor:
-    """v S' where `has_fused_kernel`, from S if it is given. Each factor is accurate where it is small, as 1 - S is not."""
-    v = sigmoid_gate(v, x, -s)
-    if value is None:
-        return torch.mul(sigmoid_gate(v, x, s), 1 / s)
-    return torch.addcmul(v.new_zeros(()), v, value, value=1 / s)
+def right_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float) -> Tensor:
+    """`slope_times` for x >= 0, where in smooth mode S' = p (1 - p) / s is accurate with p = S(-x)."""
+    if mode != "smooth":
+        return slope_times(v, x, s, mode, factor)
+    return torch.ops.aten.sigmoid_backward.default(v, torch.sigmoid(x / -s)) / (s / factor)
 
 
 def softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The integral of S from minus infinity."""
-    if mode == "smooth":
-        if isinstance(s, Tensor):
-            return torch.nn.functional.softplus(x / s, threshold=50.0) * s
-        return torch.nn.functional.softplus(x, 1 / s, 50.0)
-    return apply_steps(x - 5 * s, (torch.clamp, 0), (torch.add, _integral_to_join(x, s, mode)))
+    if mode != "smooth":
+        return torch.clamp(x - 5 * s, 0) + _integral_to_join(x, s, mode)
+    if isinstance(s, Tensor):
+        return torch.nn.functional.softplus(x / s, threshold=50.0) * s
+    return torch.nn.functional.softplus(x, 1 / s, 50.0)
 
 
 def relu_minus_softplus(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is not that.
-
-    x is a temporary that may be overwritten.
-    """
-    reuse = can_reuse_buffers()
-    a = torch.abs(x, out=x if reuse else None)
-    if mode == "smooth":  # of a negative softness it is the opposite of that of the opposite
-        if reuse and not isinstance(s, Tensor):
-            return torch.nn.functional.softplus(a, -1 / s, 50.0, out=a)  # pyright: ignore[reportCallIssue]
-        return softplus(a, -s, mode)
-    r = _integral_to_join(torch.neg(a, out=a if reuse else None), s, mode)
-    return torch.neg(r, out=r if reuse else None)
+    """max(x, 0) less the integral of S: even in x, 0 far away. For values only: autograd's derivative at 0 is wrong."""
+    a = x.abs()
+    # softplus(a, -s) is -softplus(-a, s)
+    return softplus(a, -s, mode) if mode == "smooth" else -_integral_to_join(-a, s, mode)
 
 
 def soft_sign(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """2S - 1, without cancellation near 0 in the polynomial modes."""
+    """2S - 1, without cancellation near 0."""
     if mode == "smooth":
-        return _twice_minus_1(sigmoid(x, s, mode))
+        return torch.tanh(x / (2 * s))
     u = clamp_to_transition(x, s, mode) / (5 * s)
-    return u if mode == "c0" else _in_range(_polynomial(u * u, _SIGN[mode], u, _SIGN_SCALE[mode]), mode)
+    return u if mode == "c0" else _in_range(_polynomial(u * u, _SIGN[mode]) * u * _SIGN_SCALE[mode], mode)
 
 
 def clamp_to_transition(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x as far as S changes: finite at infinity, where it multiplies what is 0 there."""
-    far = (_FAR if mode in _ENDLESS else 5.0) * s
+    """x clamped to where S changes: finite at infinity, for products with factors that are 0 there."""
+    far = (_FAR if mode in _UNBOUNDED_MODES else 5.0) * s
     if isinstance(far, Tensor):
         return torch.minimum(torch.maximum(x, -far), far)
     return torch.clamp(x, -far, far)
 
 
 def clamp_to_finite(x: Tensor) -> Tensor:
-    """x, or where products with it are differentiated, in which infinity times 0 occurs, the largest number for infinity."""
-    if can_reuse_buffers():
-        return x
+    """x, with infinity as the largest number where its products are differentiated: infinity times 0 occurs there."""
     largest = torch.finfo(x.dtype).max
-    return torch.clamp(x, -largest, largest)
+    return if_recorded(torch.clamp, x, -largest, largest)
 
 
 def absolute(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The soft absolute value x (2S - 1)."""
-    return mul_into(x, soft_sign(x, s, mode))
-
-
-def half_absolute(x: Tensor, s: Softness) -> Tensor:
-    """Half of it in smooth mode, x (S - 1/2), where no step is recorded: a new tensor."""
-    z = x / number_for(x, s)
-    return z.sigmoid_().sub_(number_for(z, 0.5)).mul_(x)
-
-
-def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
-    """It and its derivative, of which most is the same in smooth mode. x is finite."""
-    if mode != "smooth":
-        return absolute(x, s, mode), absolute_slope(x, s, mode)
-    t, p = _sigmoid_and_gated_slope(x, s)
-    return mul_into(x, _twice_minus_1(t)), _twice_minus_1(p)
+    return x * soft_sign(x, s, mode)
 
 
 def absolute_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """Its derivative, 2S - 1 + 2x S'."""
-    if mode == "smooth":
-        return _twice_minus_1(gated_slope(x, s, mode))
-    p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
-    return apply_steps(p, (torch.mul, 2), (torch.add, soft_sign(x, s, mode)))
+    """The derivative of the soft absolute value, 2S - 1 + 2x S'."""
+    return _sign_and_absolute_slope(x, s, mode)[1]
+
+
+def absolute_and_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
+    """The soft absolute value and its derivative, which share steps. ``x`` is finite where it is differentiated."""
+    t, derivative = _sign_and_absolute_slope(x, s, mode)
+    return x * t, derivative
+
+
+def _sign_and_absolute_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor, Tensor]:
+    near = clamp_to_transition(x, s, mode)
+    if mode != "smooth":
+        t = soft_sign(x, s, mode)
+        return t, t + near * slope(x, s, mode) * 2
+    z = near / (2 * s)
+    t = torch.tanh(z)
+    return t, t + torch.ops.aten.tanh_backward.default(z, t)  # 2S' is (1 - t^2) / 2s
 
 
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """Its derivative with respect to the softness."""
+    """The derivative of the soft absolute value with respect to the softness."""
     near = clamp_to_transition(x, s, mode)
-    # Squares of x may overflow. The slope is that of x itself: that of c0 is not 0 on the joins.
+    # Squares of x may overflow. The slope is taken at x itself: in c0 it is not 0 on the joins.
     return (near / s) * (near * slope(x, s, mode)) * -2
 
 
 def gated(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """x S. Minus infinity is a finite number here, where S is 0."""
+    """The product x S. Minus infinity counts as a finite number, since S is 0 there."""
     far = -_FAR * s
     bounded = torch.maximum(x, far) if isinstance(far, Tensor) else torch.clamp(x, min=far)
-    return mul_into(bounded, sigmoid(x, s, mode))
+    return bounded * sigmoid(x, s, mode)
 
 
 def gated_slope(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of x S, which is S + x S'."""
-    if mode == "smooth":
-        return _sigmoid_and_gated_slope(x, s)[1]
-    p = mul_into(clamp_to_transition(x, s, mode), slope(x, s, mode))
-    return apply_steps(p, (torch.add, sigmoid(x, s, mode)))
+    """The derivative of x S, S + x S'."""
+    near = clamp_to_transition(x, s, mode)
+    if mode != "smooth":
+        return sigmoid(x, s, mode) + near * slope(x, s, mode)
+    z = near / s
+    t = torch.sigmoid(z)
+    return t + torch.ops.aten.sigmoid_backward.default(z, t)  # S' is t (1 - t) / s
+
+
+def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
+    """v times the derivative of x S."""
+    return v * gated_slope(x, s, mode)
 
 
 def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -201,120 +178,39 @@ def gated_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
 def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
     """max(x, 0) less x S: even in x, 0 far away. For values only, as `relu_minus_softplus`."""
     a = clamp_to_transition(x, s, mode).abs()
-    return mul_into(a, sigmoid(a, -s, mode) if mode == "smooth" else sigmoid(-a, s, mode))
+    return a * sigmoid(-a, s, mode)
 
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of S with respect to the softness. S is a function of x / s, hence -x S' / s."""
+    """The derivative of S with respect to the softness: -x S' / s, as S is a function of x / s."""
     return clamp_to_transition(x, s, mode) * slope(x, s, mode) / -s
 
 
 def softplus_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
-    """The derivative of the integral with respect to the softness. It is s times a function of x / s."""
+    """The derivative of the integral of S with respect to the softness. The integral is s times a function of x / s."""
     x = clamp_to_transition(x, s, mode)
     return (softplus(x, s, mode) - x * sigmoid(x, s, mode)) / s
 
 
-def slope_of(v: Tensor, value: Tensor, s: Softness) -> Tensor:
-    """v S' in smooth mode, from the value of S."""
-    return divided(torch.ops.aten.sigmoid_backward.default(v, value), s)
-
-
-def gated_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v times the derivative of x S; in smooth mode that of SiLU."""
-    if mode != "smooth" or not can_reuse_buffers():
-        return mul_into(v, gated_slope(x, s, mode))
-    # One fused kernel, which torch does not differentiate.
-    z = x / number_for(x, s)
-    return torch.ops.aten.silu_backward.default(v, torch.clamp(z, -_FAR, _FAR, out=z))
-
-
-def absolute_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
-    """v times the derivative of the soft absolute value, which is that of 2 x S - x."""
-    if mode != "smooth" or not can_reuse_buffers():
-        return mul_into(v, absolute_slope(x, s, mode))
-    p = gated_slope_times(v, x, s, mode)
-    return torch.lerp(v, p, 2.0) if v.dtype == p.dtype else p * 2 - v
-
-
-def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
-    """v S' times a factor."""
-    if has_gate(s, mode):  # S (1 - S), each accurate where it is small
-        return divided(sigmoid_gate(sigmoid_gate(v, x, s), x, -s), s / factor)
-    if mode != "smooth" or not can_reuse_buffers():
-        return mul_into(v if factor == 1 else v * factor, slope(x, s, mode))
-    z = divided(x.abs(), -s)
-    return slope_of(v, torch.sigmoid(z, out=z), s / factor)
-
-
-def has_gate(s: Softness, mode: str) -> bool:
-    """Whether `sigmoid_gate` is the smooth S: in eager code, since a compiler makes one pass of several anyway."""
-    return mode == "smooth" and isinstance(s, float) and SMALLEST < s < LARGEST and not is_compiling()
-
-
-def divided(temporary: Tensor, s: Softness) -> Tensor:
-    """A temporary over a softness, in its buffer where that is of the shape for certain."""
-    if isinstance(s, Tensor) or not can_reuse_buffers():
-        return torch.div(temporary, s)
-    return torch.div(temporary, number_for(temporary, s), out=temporary)
-
-
-def _polynomial(t: Tensor, coefficients: tuple[int, ...], *factors: Softness) -> Tensor:
-    """A polynomial of a temporary by Horner's rule, times factors. ``t`` is overwritten where it is read once."""
-    reuse = can_reuse_buffers()
+def _polynomial(t: Tensor, coefficients: tuple[int, ...]) -> Tensor:
+    """A polynomial by Horner's rule."""
     lead, second, *rest = coefficients
-    p = t if lead == 1 else t * lead
-    p = torch.add(p, second, out=p if reuse and not (rest and p is t) else None)
+    p = (t if lead == 1 else t * lead) + second if second else t * lead
     for c in rest:
-        p = torch.mul(p, t, out=p if reuse else None)
-        if c != 0:
-            p = torch.add(p, c, out=p if reuse else None)
-    for factor in factors:
-        p = torch.mul(p, factor, out=p if reuse else None)
+        p = p * t + c if c else p * t
     return p
 
 
 def _in_range(p: Tensor, mode: str) -> Tensor:
-    """A temporary, at most 1 in size: the terms of c2 are so large that rounding passes it."""
-    return apply_steps(p, (torch.clamp, -1, 1)) if mode == "c2" else p
-
-
-def _variance(t: Tensor) -> Tensor:
-    """t (1 - t)."""
-    return mul_into(t, operand(t, 1.0) - t)
-
-
-def _twice_minus_1(t: Tensor) -> Tensor:
-    # One operation, the only one that has both numbers.
-    return torch.rsub(t, operand(t, -1.0), alpha=-2)
-
-
-def _sigmoid_and_gated_slope(x: Tensor, s: Softness) -> tuple[Tensor, Tensor]:
-    """S and S + x S' in smooth mode."""
-    z = divided(clamp_to_transition(x, s, "smooth"), s)
-    t = torch.sigmoid(z)
-    p = torch.ops.aten.sigmoid_backward.default(z, t)  # z t (1 - t)
-    return t, torch.add(p, t, out=p if can_reuse_buffers() else None)
-
-
-def _sigmoid_of_minus_abs(z: Tensor) -> Tensor:
-    """The smaller of S and 1 - S, of a temporary that may be overwritten: S' is their product, without cancellation."""
-    for function in (torch.abs, torch.neg, torch.sigmoid):
-        z = function(z, out=z)
-    return z
+    """A value clamped to [-1, 1]: the terms of c2 are so large that rounding exceeds 1."""
+    return torch.clamp(p, -1, 1) if mode == "c2" else p
 
 
 def _ramp(x: Tensor, s: Softness) -> Tensor:
-    """t, from 0 to 1 where S changes."""
-    reuse = can_reuse_buffers()
-    t = x + 5 * s
-    t = torch.div(t, 10 * s, out=t if reuse else None)
-    return torch.clamp(t, 0, 1, out=t if reuse else None)
+    """The ramp t, from 0 to 1 where S changes."""
+    return torch.clamp((x + 5 * s) / (10 * s), 0, 1)
 
 
 def _integral_to_join(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The integral of S in a polynomial mode up to the upper join."""
-    t = _ramp(x, s)
-    if mode == "c0":
-        return apply_steps(t * (5 * s), (torch.mul, t))
-    return _polynomial(t, _INTEGRAL[mode], _INTEGRAL_SCALE[mode] * s)
+    return _polynomial(_ramp(x, s), _INTEGRAL[mode]) * (_INTEGRAL_SCALE[mode] * s)

@@ -1,11 +1,11 @@
-"""Soft logic on truth values in [0, 1]: products and means, of which torch's own derivatives are right everywhere."""
+"""Soft logic on truth values in [0, 1]: products and means, with torch's own derivatives, which are right everywhere."""
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._distributed import along_rows
-from fullgrad._half_precision import cast
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
+from fullgrad._core.shards import along_rows
 from fullgrad.clamping import clamp
 from fullgrad.soft._relaxation import checked_floating
 
@@ -44,11 +44,11 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
         z = x y, \qquad D_x = y, \quad D_y = x \qquad\text{or}\qquad z = \sqrt{x y}
 
     For the geometric mean, truth values below 1e-10 are replaced by 1e-10, with the derivative 0. Saved: ``x`` and ``y``; for the
-    mean two numbers per element.
+    mean two more numbers per element.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
-        y: Likewise; broadcasts with ``x``.
+        y: Soft truth values that broadcast with ``x``.
         use_geometric_mean: Whether the root is taken.
 
     Returns:
@@ -78,11 +78,11 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
     .. math::
         z = x + y - x y, \qquad D_x = 1 - y, \quad D_y = 1 - x \qquad\text{or}\qquad z = 1 - \sqrt{(1 - x)(1 - y)}
 
-    Saved: ``x`` and ``y``; for the mean two numbers per element.
+    Saved: ``x`` and ``y``; for the mean four numbers per element.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
-        y: Likewise; broadcasts with ``x``.
+        y: Soft truth values that broadcast with ``x``.
         use_geometric_mean: Whether the root is taken.
 
     Returns:
@@ -110,12 +110,12 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
     .. math::
         z = a + b - a b, \quad a = x (1 - y), \quad b = (1 - x)\, y, \qquad D_x = (1 - y)(1 - b) - y\,(1 - a)
 
-    or the same of :func:`logical_and` and :func:`logical_or` with geometric means. It is not x + y - 2xy. Saved: a few numbers
-    per element.
+    or the same of :func:`logical_and` and :func:`logical_or` with geometric means. The value is not x + y - 2xy. Saved: a few
+    numbers per element.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
-        y: Likewise; broadcasts with ``x``.
+        y: Soft truth values that broadcast with ``x``.
         use_geometric_mean: Whether the roots are taken.
 
     Returns:
@@ -148,7 +148,7 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
         dim: The dimension that is reduced.
-        epsilon: The smallest factor of the mean: smaller ones are replaced by it.
+        epsilon: The smallest factor of the mean: it replaces smaller ones.
         use_geometric_mean: Whether the mean is taken.
 
     Returns:
@@ -166,11 +166,11 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     Source: ``softtorch.all``.
     """
     x = checked_floating("all", "x", x)
-    _checks.one_dim("all", dim, x.ndim)
-    _checks.non_negative_number("all", "epsilon", epsilon)
+    checks.one_dim("all", dim, x.ndim)
+    checks.non_negative_number("all", "epsilon", epsilon)
     if use_geometric_mean:
         return _geometric_mean(x, dim, epsilon)
-    # torch's derivative of a product makes plain tensors next to distributed ones.
+    # torch's derivative of a product mixes plain tensors with distributed ones.
     return along_rows("all", lambda x: torch.prod(x, dim), x, dim, keeps_dim=False) if x.ndim else torch.prod(x, dim)
 
 
@@ -180,7 +180,7 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     .. math::
         y = 1 - \prod_i (1 - x_i), \qquad D_{x_i} = \prod_{j \ne i} (1 - x_j)
 
-    or the same with the geometric mean. Saved: 1 - ``x``, a number per element, and the value; for the mean a few.
+    or the same with the geometric mean. Saved: 1 - ``x`` and its product; for the mean a few numbers per element.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
@@ -202,12 +202,12 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     Source: ``softtorch.any``.
     """
     x = checked_floating("any", "x", x)
-    _checks.one_dim("any", dim, x.ndim)
+    checks.one_dim("any", dim, x.ndim)
     return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
 
 
 def _of_one_dtype(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of the result, in which roots and negations are rounded."""
+    """The arguments in the dtype of the result, in which roots and negations are rounded."""
     dtype = x.dtype if x.dtype == y.dtype else torch.result_type(x, y)
     return cast(x, dtype), cast(y, dtype)
 
@@ -217,6 +217,6 @@ def _geometric_mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
 
 
 def _at_least(x: Tensor, epsilon: float) -> Tensor:
-    """``max(x, epsilon)``, which has a logarithm; in half precision, where 1e-10 is 0, the smallest number instead of it."""
+    """``max(x, epsilon)``, which has a logarithm; in half precision, where 1e-10 is 0, the smallest number replaces it."""
     numbers = torch.finfo(x.dtype)
     return clamp(x, max(epsilon, numbers.tiny * numbers.eps), None)

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 SoftMode = Literal["smooth", "c0", "c1", "c2"]
 Mode = Literal["hard", "smooth", "c0", "c1", "c2"]
-# A step, and what is made of steps, may have a Laplace distribution too; `Mode` with a hard one.
+# Steps and functions made of steps have the mode "laplace" too.
 StepMode = Literal["smooth", "c0", "c1", "c2", "laplace"]
 AnyStepMode = Literal["hard", "smooth", "c0", "c1", "c2", "laplace"]
 SOFT_MODES: tuple[str, ...] = get_args(SoftMode)

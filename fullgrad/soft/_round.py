@@ -8,20 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import is_compiling
-from fullgrad._function import recomputed
+from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
+from fullgrad._core.function import recomputed
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import (
-    Relaxation,
-    Softness,
-    check,
-    expand_to_softness_shape,
-    is_small,
-    only_value_needed,
-    soft_value,
-)
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 _MAX_RADIUS = 1000
 
@@ -34,9 +28,9 @@ def round(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbor_r
         D_x = \sum_{n=-r}^{r} n \left[ S'(d - n + \tfrac12) - S'(d - n - \tfrac12) \right]
 
     with :math:`c = \lfloor x \rfloor`, :math:`d = x - c`, :math:`S` of :func:`sigmoidal` and :math:`r` = ``neighbor_radius``;
-    ``"hard"``: :func:`torch.round`. It is translation equivariant, ``round(x + 1) = round(x) + 1``; the source, which has
-    :math:`c + n` before the brackets, is not where the outermost steps are wider than their distance (softness 1: 991.78 for
-    1000.3). Steps that are 0 or 1 to the last bit are left out. Saved: ``x``.
+    ``"hard"``: :func:`torch.round`. The value is translation equivariant, ``round(x + 1) = round(x) + 1``; in the source, which
+    has :math:`c + n` before the brackets, it is not where the outermost steps are wider than their distance (softness 1: 991.78
+    for 1000.3). Steps that are 0 or 1 to the last bit are left out. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -96,40 +90,36 @@ def round_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", neighbo
 
     Source: ``softtorch.round_st``.
     """
-    if neighbor_radius.__class__ is int and 0 < neighbor_radius <= _MAX_RADIUS and only_value_needed(x, softness, mode):
-        return torch.round(x)
     x, softness, neighbor_radius = _checked("round_st", x, softness, mode, neighbor_radius)
-    if mode == "hard":
-        return torch.round(x)
-    return Round.apply(x, softness, neighbor_radius, mode, True)
+    return torch.round(x) if mode == "hard" else Round.apply(x, softness, neighbor_radius, mode, True)
 
 
 class Round(Relaxation):
-    """The operator of :func:`round`; hard, of :func:`round_st`."""
+    """The operator of :func:`round`, and with ``hard`` of :func:`round_st`."""
+
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.round(x), softness)
         steps, below = _steps(softness, neighbor_radius, mode, x.dtype)
-
-        def formula(x: Tensor, s: Softness) -> Tensor:
-            total = _weighted_sum(curves.sigmoid, _fraction(x), s, mode, steps)
-            return torch.floor(x) + (curves.apply_steps(total, (torch.add, below)) if below else total)
-
-        return soft_value(x.dtype, formula, x, softness)
+        return cast(_value(x, softness, mode, steps, below), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool, _: None) -> Tensor:
-        curve = curves.sigmoid_by_softness if i == 1 else curves.slope
-        return curves.mul_into(v, _weighted_sum(curve, _fraction(x), s, mode, _steps(s, neighbor_radius, mode, x.dtype)[0]))
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, neighbor_radius: int, mode: str, hard: bool) -> Tensor:
+        curve = curves.slope if i == 0 else curves.sigmoid_by_softness
+        return v * weighted_sum(curve, fraction(x), s, mode, _steps(s, neighbor_radius, mode, x.dtype)[0])
 
 
-def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
-    """The sum of a curve around each step, times the weight of the step. Of a small tensor the steps are taken all at once."""
-    if len(steps) > 2 and steps[0][0] == steps[-1][0] == 1 and isinstance(s, float) and is_small(d):
-        at = torch.arange(steps[0][1], steps[-1][1] + 0.5, dtype=d.dtype, device=d.device)
-        return curve(d - at.view(-1, *[1] * d.ndim), s, mode).sum(0)
+@pointwise(opmath=True)
+def _value(x: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...], below: float) -> Tensor:
+    return torch.floor(x) + (weighted_sum(curves.sigmoid, fraction(x), s, mode, steps) + below)
+
+
+@replaceable
+def weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tuple[float, float], ...]) -> Tensor:
+    """The sum of a curve around each step, times the weight of the step."""
     total: Any = 0.0
     for weight, at in steps:
         part = curve(d - at, s, mode)
@@ -137,21 +127,19 @@ def _weighted_sum(curve: Any, d: Tensor, s: Softness, mode: str, steps: tuple[tu
     return total
 
 
-def _fraction(x: Tensor) -> Tensor:
-    """x - floor(x), and at infinity 0, so that the value there is infinite."""
+def fraction(x: Tensor) -> Tensor:
+    """x - floor(x), and 0 at infinity, so that the value there is infinite."""
     d = x - torch.floor(x)
-    if is_compiling():  # which looks for NaN one element after another, and compares many at once
-        return torch.where(recomputed(torch.eq, d, d), d, 0)
-    return torch.nan_to_num(d, 0.0)
+    return torch.where(recomputed(torch.eq, d, d), d, 0)
 
 
 def _steps(s: Softness, radius: int, mode: str, dtype: torch.dtype) -> tuple[tuple[tuple[float, float], ...], float]:
-    """The steps with their weights and positions, and the sum of the weights of those that are 1 for certain.
+    """The steps as weights and positions, and the sum of the weights of the steps that are 1 everywhere.
 
-    By parts, the sum over n is one over the steps between neighbors, of weight 1, and the two ends, of weight -r. A step whose
-    distance from [0, 1) is so large that it is 0 or 1 there is not computed, if the softness is known.
+    Summed by parts, the steps between neighbors have the weight 1 and the two ends -r. A step so far from [0, 1) that it is 0
+    or 1 there is left out, if the softness is a number.
     """
-    digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is less than half a unit in the last place of 1
+    digits = 38.0 if dtype == torch.float64 else 19.0  # exp(-digits) is below half a unit in the last place of 1
     reach = math.inf if not isinstance(s, (int, float)) else 0.5 + digits * s if mode == "smooth" else 5 * s
     return _steps_within(reach, radius, mode == "c0")
 
@@ -171,5 +159,5 @@ def _steps_within(reach: float, radius: int, include_join: bool) -> tuple[tuple[
 
 
 def _checked(name: str, x: Any, softness: Any, mode: Any, radius: Any) -> tuple[Tensor, Softness, int]:
-    radius = _checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
+    radius = checks.positive_integer(name, "neighbor_radius", radius, _MAX_RADIUS)
     return *check(name, x, softness, mode), operator.index(radius)  # compiled code has one graph for each

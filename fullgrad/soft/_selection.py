@@ -1,16 +1,16 @@
-"""Soft selection: weights instead of indices. Contractions, of which torch's own derivatives are right everywhere."""
+"""Soft selection: weights instead of indices. Contractions, with torch's own derivatives, which are right everywhere."""
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._autocast import matmul
+from fullgrad._core import checks
+from fullgrad._core.autocast import matmul
+from fullgrad._core.opmath import cast
+from fullgrad._core.shards import along_rows, reshaped
 from fullgrad._dispatch import has_shape, holds, surely
-from fullgrad._distributed import along_rows, reshaped
-from fullgrad._half_precision import cast
 from fullgrad.soft._relaxation import checked_floating
 
-# With fewer elements a sum costs more than a product of matrices.
+# For fewer elements a sum costs more than a matrix product.
 _MIN_LENGTH_OF_SUMS = 16
 
 
@@ -24,8 +24,8 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         condition: Soft truth values in [0, 1], any shape, floating.
-        x: A floating tensor that broadcasts with it.
-        y: Likewise.
+        x: A floating tensor that broadcasts with ``condition``.
+        y: A floating tensor that broadcasts with ``condition``.
 
     Returns:
         A tensor of the broadcast shape.
@@ -56,8 +56,8 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
 
     Args:
         x: Shape (..., n, ...) with n at ``dim``.
-        soft_index: Shape (..., k, ..., n): a dimension more than ``x``, k at ``dim``, the weights of a position in the last. The
-            other dimensions broadcast with those of ``x``.
+        soft_index: Shape (..., k, ..., n): one dimension more than ``x``, k at ``dim``, the weights of each position in the last.
+            The other dimensions broadcast with those of ``x``.
         dim: The dimension of ``x`` that is indexed; None flattens ``x``, for a ``soft_index`` of shape (k, numel).
 
     Returns:
@@ -66,7 +66,7 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
     Raises:
         TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
         IndexError: ``x`` has no such dimension.
-        ValueError: ``soft_index`` has not one dimension more than ``x``, or not n weights.
+        ValueError: ``soft_index`` does not have one dimension more than ``x``, or not n weights.
 
     Example:
         >>> import torch, fullgrad
@@ -83,7 +83,7 @@ def take_along_dim(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Ten
     weights, rows = soft_index.movedim(dim, -2), x.movedim(dim, -1)
     if weights.ndim == 2 or surely(rows.shape[-1] < _MIN_LENGTH_OF_SUMS):
         return matmul(weights, rows.unsqueeze(-1)).squeeze(-1).movedim(-1, dim)
-    # A batch of products of a matrix and a vector, for which torch has no kernel of its own: this takes a third of matmul's time.
+    # torch has no kernel for a batch of matrix-vector products: this takes a third of matmul's time.
     return torch.sum(weights * rows.unsqueeze(-2), -1).movedim(-1, dim)
 
 
@@ -106,7 +106,7 @@ def take(x: Tensor, soft_index: Tensor, dim: int | None = None) -> Tensor:
     Raises:
         TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
         IndexError: ``x`` has no such dimension.
-        ValueError: ``soft_index`` has not the shape (k, n).
+        ValueError: ``soft_index`` does not have the shape (k, n).
 
     Example:
         >>> import torch, fullgrad
@@ -135,7 +135,7 @@ def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) 
         x: Shape (..., n, ...) with n at ``dim``.
         soft_index: Shape (n,): the weights.
         dim: The dimension of ``x`` that is indexed.
-        keepdim: Whether it stays, with size 1.
+        keepdim: Whether the dimension stays, with size 1.
 
     Returns:
         A tensor of shape (..., 1, ...), or without that dimension.
@@ -143,7 +143,7 @@ def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) 
     Raises:
         TypeError: An argument is not a real tensor, or ``dim`` is not an integer.
         IndexError: ``x`` has no such dimension.
-        ValueError: ``soft_index`` has not the shape (n,).
+        ValueError: ``soft_index`` does not have the shape (n,).
 
     Example:
         >>> import torch, fullgrad
@@ -179,7 +179,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     Raises:
         TypeError: An argument is not a real tensor, or ``dim`` or ``length`` is not an integer.
         IndexError: ``x`` has no such dimension.
-        ValueError: ``soft_start`` has not the shape (n,), or ``length`` is out of range.
+        ValueError: ``soft_start`` does not have the shape (n,), or ``length`` is out of range.
 
     Example:
         >>> import torch, fullgrad
@@ -191,7 +191,7 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
     x, soft_start, dim = _canonicalize_args("narrow", x, soft_start, dim, "soft_start")
     n = x.shape[dim]
     _check_vector("narrow", "soft_start", soft_start, n)
-    length = _checks.positive_integer("narrow", "length", length, n)
+    length = checks.positive_integer("narrow", "length", length, n)
 
     def windows(x: Tensor, soft_start: Tensor) -> Tensor:
         place = torch.arange(n, device=x.device)
@@ -204,10 +204,10 @@ def narrow(x: Tensor, soft_start: Tensor, length: int, dim: int = 0) -> Tensor:
 def _canonicalize_args(
     name: str, x: Tensor, soft_index: Tensor, dim: int | None, argument: str = "soft_index"
 ) -> tuple[Tensor, Tensor, int]:
-    """Floats of one dtype, and the dimension counted from the front; ``x`` is flattened where it is None."""
+    """The tensors in one floating dtype, and the dimension counted from the front; ``x`` is flattened for ``dim=None``."""
     x, soft_index = checked_floating(name, "x", x), checked_floating(name, argument, soft_index)
     if dim is not None:
-        _checks.one_dim(name, dim, x.ndim)
+        checks.one_dim(name, dim, x.ndim)
     if dim is None or x.ndim == 0:
         x, dim = reshaped(x, (x.numel(),)), 0
     dtype = torch.promote_types(x.dtype, soft_index.dtype)

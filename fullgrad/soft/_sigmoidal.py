@@ -1,22 +1,18 @@
 """`sigmoidal` and `heaviside`: a soft step from 0 to 1."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from fullgrad._kernels import sigmoid_gate
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
+from fullgrad._core.windows import compared, sigmoid_gate
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import ANY_STEP_MODES, STEP_MODES, AnyStepMode, StepMode
 from fullgrad.soft._relaxation import (
     Relaxation,
     Softness,
     check,
-    compared,
     expand_to_softness_shape,
-    is_native,
-    only_value_needed,
-    soft_value,
     with_zero_derivative,
 )
 
@@ -27,10 +23,10 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
     .. math::
         S(x) = \frac{1}{1 + e^{-x / s}}, \qquad D_x = S'(x) = \frac{S (1 - S)}{s}, \qquad D_s = -\frac{x}{s} S'(x)
 
-    in smooth mode; else, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
+    in smooth mode; in the others, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
     :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`; and ``laplace``, :math:`\frac12 e^{x/s}` below 0 and
     :math:`1 - \frac12 e^{-x/s}` above. Derivatives of every order are the true ones, and
-    :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; both where the softness is a tensor, and in half
+    :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; ``x`` where the softness is a tensor, and in half
     precision.
 
     Args:
@@ -56,8 +52,6 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
 
     Source: ``softtorch.sigmoidal``; https://arxiv.org/abs/2603.08824.
     """
-    if is_native(x, softness, mode):
-        return curves.recorded_sigmoid(x, softness)
     x, softness = check("sigmoidal", x, softness, mode, STEP_MODES)
     return Sigmoidal.apply(x, softness, mode, False)
 
@@ -68,7 +62,8 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
     .. math::
         y = S(x), \qquad D_x = S'(x), \qquad D_s = -\frac{x}{s} S'(x)
 
-    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: as there.
+    with the modes of :func:`sigmoidal`, and ``"hard"``: 0, 1/2, 1 below, at and above 0, with the derivative 0. Saved: the
+    same.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -89,8 +84,6 @@ def heaviside(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smooth")
 
     Source: ``softtorch.heaviside``.
     """
-    if is_native(x, softness, mode):
-        return curves.recorded_sigmoid(x, softness)
     x, softness = check("heaviside", x, softness, mode, ANY_STEP_MODES)
     return with_zero_derivative(step(x), x) if mode == "hard" else Sigmoidal.apply(x, softness, mode, False)
 
@@ -126,8 +119,6 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smoot
 
     Source: ``softtorch.heaviside_st``.
     """
-    if only_value_needed(x, softness, mode):
-        return step(x, value_only=True)
     x, softness = check("heaviside_st", x, softness, mode, ANY_STEP_MODES)
     if mode == "hard":
         return heaviside(x, softness, mode)
@@ -135,33 +126,29 @@ def heaviside_st(x: Tensor, softness: Softness = 0.1, mode: AnyStepMode = "smoot
 
 
 class Sigmoidal(Relaxation):
-    """The operator of :func:`sigmoidal`; hard, of :func:`heaviside_st`."""
+    """The operator of :func:`sigmoidal`, and with ``hard`` of :func:`heaviside_st`."""
 
-    reads_output = True
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(step(x), softness)
-        if curves.has_fused_kernel(x, softness, mode):
-            return sigmoid_gate(x.new_ones(()).expand_as(x), x, softness)
-        return soft_value(x.dtype, curves.sigmoid, x, softness, mode)
-
-    @classmethod
-    def vjp_terms_in_half(
-        cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None
-    ) -> Sequence[Tensor | None] | None:
-        return [curves.gate_slope(g, x, output, s)] if curves.has_fused_kernel(x, s, mode) else None
+        return cast(_value(x, softness, mode), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
-        if i == 1:
-            return curves.mul_into(v, curves.sigmoid_by_softness(x, s, mode))
-        if output is None:
-            return curves.slope_times(v, x, s, mode)
-        return curves.slope_of(v, output, s)
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool) -> Tensor:
+        return curves.slope_times(v, x, s, mode) if i == 0 else v * curves.sigmoid_by_softness(x, s, mode)
 
 
-def step(x: Tensor, value_only: bool = False) -> Tensor:
+def sigmoid_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
+    """v S, where the derivative of S is the declared one on the joins, too."""
+    return sigmoid_gate(v, x, s) if mode == "smooth" else v * Sigmoidal.apply(x, s, mode, False)
+
+
+_value = pointwise(curves.sigmoid, opmath=True)
+
+
+def step(x: Tensor) -> Tensor:
     """``torch.heaviside(x, 0.5)``, NaN included, faster and under every transform."""
-    return torch.lerp(compared(torch.gt, x, 0, value_only), compared(torch.ge, x, 0, value_only), 0.5)
+    return torch.lerp(compared(torch.gt, x, 0), compared(torch.ge, x, 0), 0.5)

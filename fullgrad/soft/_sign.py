@@ -3,18 +3,11 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
-from fullgrad.soft._relaxation import (
-    Relaxation,
-    Softness,
-    check,
-    expand_to_softness_shape,
-    is_native,
-    is_small,
-    only_value_needed,
-    soft_value,
-)
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
 
 
 def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
@@ -23,7 +16,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     .. math::
         y = 2 S(x) - 1, \qquad D_x = 2 S'(x), \qquad D_s = -\frac{2x}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: ``x``, in smooth mode also the value.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: in smooth mode the value, else ``x``;
+    ``x`` where the softness is a tensor, and in half precision.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -44,8 +38,6 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
 
     Source: ``softtorch.sign``.
     """
-    if is_native(x, softness, mode) and is_small(x):
-        return torch.tanh(x / (2 * softness))  # 2 S - 1; of many elements it costs more than the steps that it saves
     x, softness = check("sign", x, softness, mode)
     return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, False)
 
@@ -81,30 +73,26 @@ def sign_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tenso
 
     Source: ``softtorch.sign_st``.
     """
-    if only_value_needed(x, softness, mode):
-        return torch.sign(x)
     x, softness = check("sign_st", x, softness, mode)
-    if mode == "hard":
-        return torch.sign(x)
-    return Sign.apply(x, softness, mode, True)
+    return torch.sign(x) if mode == "hard" else Sign.apply(x, softness, mode, True)
 
 
 class Sign(Relaxation):
-    """The operator of :func:`sign`; hard, of :func:`sign_st`."""
+    """The operator of :func:`sign`, and with ``hard`` of :func:`sign_st`."""
 
-    reads_output = True
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.sign(x), softness)
-        return soft_value(x.dtype, curves.soft_sign, x, softness, mode)
+        return cast(_value(x, softness, mode), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool, output: Tensor | None) -> Tensor:
-        if i == 1:
-            return v * (2 * curves.sigmoid_by_softness(x, s, mode))
-        if output is None:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool) -> Tensor:
+        if i == 0:
             return curves.slope_times(v, x, s, mode, 2)
-        # 2 S (1 - S) / s is (1 - y^2) / 2s.
-        return curves.divided(torch.ops.aten.tanh_backward.default(v, output), 2 * s)
+        return v * curves.sigmoid_by_softness(x, s, mode) * 2
+
+
+_value = pointwise(curves.soft_sign, opmath=True)

@@ -1,34 +1,26 @@
 """`softrelu` and `relu`: the rectifier, soft."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from fullgrad._kernels import sigmoid_gate
+from fullgrad._core.fast import replaceable
+from fullgrad._core.opmath import cast
+from fullgrad._core.pieces import pointwise
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import SOFT_MODES, Mode, SoftMode
-from fullgrad.soft._relaxation import (
-    Relaxation,
-    Softness,
-    check,
-    expand_to_softness_shape,
-    is_native,
-    only_value_needed,
-    soft_value,
-)
-from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft._relaxation import Relaxation, Softness, check, expand_to_softness_shape
+from fullgrad.soft._sigmoidal import sigmoid_times
 
 
 def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gated: bool = False) -> Tensor:
-    r"""A soft rectifier: the integral of the soft step, or gated by it.
+    r"""A soft rectifier: the integral of the soft step, or ``x`` times the step.
 
     .. math::
         R(x) = \int_{-\infty}^x S, \qquad D_x = S(x), \qquad D_s = \frac{R - x S}{s} \\
         \text{gated:}\quad G(x) = x\,S(x), \qquad D_x = S(x) + x S'(x), \qquad D_s = -\frac{x^2}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`: in smooth mode :math:`R = s \log(1 + e^{x/s})`, softplus, and gated the SiLU; else a
-    polynomial within 5 softnesses of 0, and hard beyond. Saved: ``x``.
+    with :math:`S` of :func:`sigmoidal`: in smooth mode :math:`R = s \log(1 + e^{x/s})`, softplus, and gated the SiLU; in the
+    others a polynomial within 5 softnesses of 0, and hard beyond. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -53,10 +45,8 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Source: ``softtorch.softrelu``.
     """
-    if is_native(x, softness, mode) and not gated:
-        return curves.softplus(x, softness, mode)
     x, softness = check("softrelu", x, softness, mode, SOFT_MODES)
-    return Softrelu.apply(x, softness, gated, mode, False)
+    return relaxed(x, softness, gated, mode)
 
 
 def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
@@ -87,10 +77,8 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Source: ``softtorch.relu``.
     """
-    if is_native(x, softness, mode) and not gated:
-        return curves.softplus(x, softness, mode)
     x, softness = check("relu", x, softness, mode)
-    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, False)
+    return torch.relu(x) if mode == "hard" else relaxed(x, softness, gated, mode)
 
 
 def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool = False) -> Tensor:
@@ -125,35 +113,32 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
     Source: ``softtorch.relu_st``.
     """
-    if only_value_needed(x, softness, mode):
-        return torch.relu(x)
     x, softness = check("relu_st", x, softness, mode)
-    if mode == "hard":
-        return torch.relu(x)
-    return Softrelu.apply(x, softness, gated, mode, True)
+    return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
 
 
 class Softrelu(Relaxation):
-    """The operator of :func:`softrelu`; hard, of :func:`relu_st`."""
+    """The operator of :func:`softrelu`, and with ``hard`` of :func:`relu_st`."""
+
+    reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.relu(x), softness)
-        if not gated and curves.has_fused_kernel(x, softness, mode):
-            return curves.softplus(x, softness, mode)
-        return soft_value(x.dtype, curves.gated if gated else curves.softplus, x, softness, mode)
-
-    @classmethod
-    def vjp_terms_in_half(
-        cls, needed: tuple[bool, ...], g: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None
-    ) -> Sequence[Tensor | None] | None:
-        return [sigmoid_gate(g, x, s)] if not gated and curves.has_fused_kernel(x, s, mode) else None
+        return cast((_gated if gated else _softplus)(x, softness, mode), x.dtype)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool, _: None) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, gated: bool, mode: str, hard: bool) -> Tensor:
         if i == 1:
-            return curves.mul_into(v, (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode))
-        if gated:
-            return curves.gated_slope_times(v, x, s, mode)
-        return sigmoid_gate(v, x, s) if curves.has_gate(s, mode) else curves.mul_into(v, Sigmoidal.apply(x, s, mode, False))
+            return v * (curves.gated_by_softness if gated else curves.softplus_by_softness)(x, s, mode)
+        return (curves.gated_slope_times if gated else sigmoid_times)(v, x, s, mode)
+
+
+@replaceable
+def relaxed(x: Tensor, softness: Softness, gated: bool, mode: str) -> Tensor:
+    """The soft value."""
+    return Softrelu.apply(x, softness, gated, mode, False)
+
+
+_softplus, _gated = pointwise(curves.softplus, opmath=True), pointwise(curves.gated, opmath=True)

@@ -1,6 +1,6 @@
-"""Spikes and signs: hard values, 0 or 1, with the slope of a surrogate, whose shape may learn."""
+"""Spikes, signs and counts: hard values with the slope of a surrogate, whose shape may learn."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.spikes._abs_binary_sign_grad import abs_binary_sign_grad
 from fullgrad.spikes._approx_sign import approx_sign
 from fullgrad.spikes._atan import atan
@@ -27,7 +27,6 @@ from fullgrad.spikes._s2nn import s2nn
 from fullgrad.spikes._sigmoid import sigmoid
 from fullgrad.spikes._soft_sign import soft_sign
 from fullgrad.spikes._sparse_fast_sigmoid import sparse_fast_sigmoid
-from fullgrad.spikes._spike import Spike
 from fullgrad.spikes._spike_count import spike_count
 from fullgrad.spikes._spike_rate_escape import spike_rate_escape
 from fullgrad.spikes._squarewave_fourier_series import squarewave_fourier_series
@@ -38,7 +37,6 @@ from fullgrad.spikes._swish_sign import swish_sign
 from fullgrad.spikes._ternary_sign import ternary_sign
 
 __all__ = [
-    "Spike",
     "abs_binary_sign_grad",
     "approx_sign",
     "atan",

@@ -25,7 +25,7 @@ def abs_binary_sign_grad(x: Tensor, tie: float = 1.0) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor.
-        ValueError: ``tie`` is another number.
+        ValueError: ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -50,5 +50,5 @@ class AbsBinarySignGrad(Surrogate):
         return torch.abs(x)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
         return v * sign(x, tie)

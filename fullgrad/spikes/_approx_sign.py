@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import mul_into
 from fullgrad.spikes._arguments import SIGNED_TIES, checked
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import sign
 
@@ -16,7 +14,8 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
     .. math::
         y = 1 \text{ for } x > 0, \text{ else } -1, \qquad D_x = 2 \max(0, 1 - |x|)
 
-    It has corners at 0 and at both ends, where the second derivative is 0. bitorch's slope is NaN at infinity. Saved: ``x``.
+    The slope has corners at 0 and at both ends, where the second derivative is 0. bitorch's slope is NaN at infinity. Saved:
+    ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -27,7 +26,7 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor.
-        ValueError: ``tie`` is another number.
+        ValueError: ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -52,5 +51,5 @@ class ApproxSign(Surrogate):
         return sign(x, tie)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
-        return mul_into(v, torch.relu(affine_of_abs(x, -2.0, 2.0)))
+    def vjp_term(i: int, v: Tensor, x: Tensor, tie: float) -> Tensor:
+        return v * torch.relu(2 - 2 * x.abs())

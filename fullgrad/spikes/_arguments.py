@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.noise import uniform_like
 from fullgrad._dispatch import holds
-from fullgrad._noise import uniform_like
 from fullgrad.soft._relaxation import FLOATING, floating
 
-# What may learn.
+# A number, or a tensor that may learn.
 Parameter = Tensor | float
 
 TIES = (1.0, 0.0, 0.5)
@@ -27,11 +27,9 @@ def checked_step(
     positive: Mapping[str, Any] = _NONE,
     real: Mapping[str, Any] = _NONE,
 ) -> Tensor:
-    """The arguments of a step: ``v`` as a floating tensor, its positive parameters, and those that are any number or tensor."""
-    if threshold.__class__ is not float:
-        _checks.real_number_or_tensor(name, "threshold", threshold)
-    if grad_scale.__class__ is not float:
-        _checks.real_number_or_tensor(name, "grad_scale", grad_scale)
+    """``v`` as a floating tensor, with the arguments of a step checked: ``real`` ones are any number or tensor."""
+    checks.real_number_or_tensor(name, "threshold", threshold)
+    checks.real_number_or_tensor(name, "grad_scale", grad_scale)
     return checked(name, "v", v, tie, TIES, positive, real)
 
 
@@ -44,23 +42,26 @@ def checked(
     positive: Mapping[str, Any] = _NONE,
     real: Mapping[str, Any] = _NONE,
 ) -> Tensor:
-    """The arguments that all share. A step at NaN, say, is an argument; elements of tensors are not looked at."""
+    """``v`` as a floating tensor, with the shared arguments checked: parameters that must be positive, and any real ones.
+
+    NaN is a real number; elements of tensors are not checked.
+    """
     if not (v.__class__ is Tensor and v.dtype in FLOATING):
-        _checks.real_tensor(name, argument, v)
+        checks.real_tensor(name, argument, v)
         v = floating(v)
-    if tie not in ties and not any(tie == t for t in ties):  # numbers that change in compiled code are in no tuple
+    if tie not in ties and not any(tie == t for t in ties):  # numbers that vary in compiled code are in no tuple
         raise ValueError(f"{name}: `tie` must be one of {', '.join(map(str, ties))}, got {tie!r}.")
     for key, value in positive.items():
-        _checks.positive_number_or_tensor(name, key, value)
+        checks.positive_number_or_tensor(name, key, value)
     for key, value in real.items():
-        _checks.real_number_or_tensor(name, key, value)
+        checks.real_number_or_tensor(name, key, value)
     return v
 
 
 def check_window(name: str, low: Any, high: Any) -> None:
-    """Two numbers in order, which may be infinite."""
-    _checks.real_number(name, "low", low)
-    _checks.real_number(name, "high", high)
+    """Require two numbers in increasing order, which may be infinite."""
+    checks.real_number(name, "low", low)
+    checks.real_number(name, "high", high)
     if not holds(low < high):
         raise ValueError(f"{name}: `low` must be less than `high`, got {low} and {high}.")
 
@@ -71,18 +72,18 @@ def positive_or_none(clip_value: Any) -> Mapping[str, Any]:
 
 
 def checked_count(name: str, v: Any, max_spikes: Any, grad_scale: Any, positive: Mapping[str, Any]) -> tuple[Tensor, int | None]:
-    """The arguments of a count of spikes."""
+    """``v`` and ``max_spikes``, with the arguments of a count of spikes checked."""
     if max_spikes is not None:
-        max_spikes = _checks.positive_integer(name, "max_spikes", max_spikes, 2**53)
+        max_spikes = checks.positive_integer(name, "max_spikes", max_spikes, 2**53)
     return checked(name, "v", v, 1.0, TIES, positive, {"grad_scale": grad_scale}), max_spikes
 
 
 def uniform_noise(name: str, v: Tensor, noise: Any) -> Tensor:
-    """The caller's noise, as a constant, or new noise: always, so that a call replays the same numbers with no gradient too.
+    """The caller's noise, as a constant, or new noise, drawn without a gradient too, so that a call replays the same numbers.
 
-    That of half precision is in float32: bfloat16 has 256 steps between 0 and 1, and would make rare spikes thrice as frequent.
+    For half precision, new noise is float32: bfloat16, with 256 steps from 0 to 1, would make rare spikes three times as likely.
     """
     if noise is None:
         return uniform_like(v)
-    _checks.real_tensor(name, "noise", noise)
+    checks.real_tensor(name, "noise", noise)
     return noise.detach()

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import ScaledStep
 
@@ -17,21 +16,21 @@ def atan(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{\alpha / 2}{1 + (\pi \alpha u / 2)^2}, \qquad
         R(u) = \frac1\pi \arctan\Bigl(\frac{\pi \alpha u}{2}\Bigr)
 
-    Smooth, with tails that fall as the square. Where the square overflows the slope is 0.
+    Smooth, with tails that fall as the inverse square. Where the square overflows the slope is 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -56,7 +55,3 @@ class Atan(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.atan(z * (math.pi / 2)) / math.pi
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return divide_into(v, torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2))

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from fullgrad.soft._relaxation import as_number
+from fullgrad._core.windows import as_number
 from fullgrad.spikes._arguments import checked, uniform_noise
 from fullgrad.spikes._surrogate import Surrogate
 
 
 def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
-    r"""A random spike with a probability, with the straight-through slope 1.
+    r"""A random spike with a given probability and the straight-through slope 1.
 
     .. math::
         y = [\,r < p\,], \qquad D_p = 1
@@ -50,5 +50,5 @@ class Bernoulli(Surrogate):
         return as_number(noise < p, p.dtype)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, p: None, noise: None) -> Tensor | None:
+    def vjp_term(i: int, v: Tensor, p: None, noise: None) -> Tensor | None:
         return v if i == 0 else None

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import ScaledStep
 
@@ -15,22 +14,22 @@ def circ(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad z = \alpha u, \qquad d(u) = \frac{\alpha}{2} (1 + z^2)^{-3/2}, \qquad
         R(u) = \frac{z}{2 \sqrt{1 + z^2}}
 
-    Smooth. norse's ``circ`` of width a is ``circ(1 / a, grad_scale=2 * a, tie=0.0)``; its difference of two terms cancels far
+    Smooth. norse's ``circ`` of width a is ``circ(v, 1 / a, grad_scale=2 * a, tie=0.0)``; its difference of two terms cancels far
     out, by 7% at 1000 widths in float32, and is NaN where a square overflows.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -55,8 +54,3 @@ class Circ(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return z * torch.rsqrt(1 + z * z) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        r = apply_steps(u * alpha, (torch.square,), (torch.add, 1), (torch.rsqrt,))
-        return mul_into(v, apply_steps(r * r, (torch.mul, r), (torch.mul, alpha / 2)))

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import mul_into
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import sech2, tanh, where_within
+from fullgrad.spikes._formulas import sech2, tanh
 from fullgrad.spikes._surrogate import Step
 
 
@@ -29,16 +29,16 @@ def dspike(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The temperature, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -60,7 +60,7 @@ class Dspike(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         inside = torch.clamp(u, -0.5, 0.5)
-        return where_within(mul_into(v, sech2(inside, alpha)) * (alpha / tanh(alpha / 2) / 2), u, 0.5)
+        return where_between(v * sech2(inside, alpha) * (alpha / tanh(alpha / 2) / 2), u, -0.5, 0.5)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:
@@ -71,4 +71,4 @@ class Dspike(Step):
         inside, t = torch.clamp(u, -0.5, 0.5), tanh(alpha / 2)
         end = 1 - t * t  # sech^2(alpha / 2)
         part = inside * sech2(inside, alpha) - torch.tanh(inside * alpha) * (end / t / 2)
-        return where_within(part, u, 0.5) * (0.5 / t)
+        return where_between(part, u, -0.5, 0.5) * (0.5 / t)

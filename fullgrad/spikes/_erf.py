@@ -5,9 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -19,21 +17,21 @@ def erf(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scal
         \qquad R(u) = \tfrac12 \operatorname{erf}(\alpha u)
 
     Smooth. A Gaussian of deviation :math:`\sigma` has :math:`\alpha = 1 / (\sigma \sqrt 2)`. norse's ``heavi_erfc`` of width k
-    is ``erf(k, grad_scale=2 / k)``.
+    is ``erf(v, k, grad_scale=2 / k)``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -57,10 +55,3 @@ class Erf(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.erf(z) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        # The factor is in the exponent: a pass less.
-        factor, exp = exponential(u.dtype)
-        height = u.new_full((), math.log(alpha / math.sqrt(math.pi)) * factor)
-        return mul_into(v, apply_steps(torch.addcmul(height, u, u, value=-alpha * alpha * factor), (exp,)))

@@ -5,9 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, scaled
 from fullgrad.spikes._surrogate import Step
 
 
@@ -21,21 +19,22 @@ def fake_numerical_gradient(
         \text{beyond } |u| = 1 / \alpha: \; \operatorname{sign}(u) (1 + \log \alpha |u|), \qquad
         \frac{\partial R}{\partial \alpha} = \operatorname{clamp}(u, -1 / \alpha, 1 / \alpha)
 
-    It has corners where the two meet. spikingjelly 2.0.0 has minus infinity at -0.0, and NaN in the second derivative at 0.
+    The slope has corners where the two parts meet. spikingjelly 2.0.0 has minus infinity at -0.0, and NaN in the second
+    derivative at 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The largest slope, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -57,7 +56,7 @@ class FakeNumericalGradient(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
-        return scaled(divide_into(v, apply_steps(affine_of_abs(u, alpha), (torch.clamp, 1))), alpha)
+        return v / torch.clamp(u.abs() * alpha, min=1) * alpha
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:

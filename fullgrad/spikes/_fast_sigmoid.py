@@ -2,13 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, divide_into
-from fullgrad._dispatch import can_reuse_buffers
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import Step
 
 
@@ -21,22 +17,22 @@ def fast_sigmoid(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{1}{(1 + k |u|)^2}, \qquad R(u) = \frac{u}{1 + k |u|}, \qquad
         \frac{\partial R}{\partial k} = -\frac{u |u|}{(1 + k |u|)^2}
 
-    It has a corner at the threshold, where the second derivative is 0. SuperSpike, and spikingjelly's ``SuperSpike(a)``, is
-    ``fast_sigmoid(1.0, grad_scale=a)``; norse's ``superspike_fn`` ignores its ``alpha``.
+    The slope has a corner at the threshold, where the second derivative is 0. SuperSpike, and spikingjelly's ``SuperSpike(a)``,
+    is ``fast_sigmoid(v, 1.0, grad_scale=a)``; norse's ``superspike_fn`` ignores its ``alpha``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         slope: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -58,9 +54,8 @@ class FastSigmoid(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, slope: Any) -> Tensor:
-        q = affine_of_abs(u, slope, 1.0)
-        # Twice where it is recorded: the derivative of a square squares again, and is 0 too early.
-        return divide_into(v, apply_steps(q, (torch.square,))) if can_reuse_buffers() else v / q / q
+        q = u.abs() * slope + 1
+        return v / q / q  # the derivative of a square would square again, and be 0 too early
 
     @staticmethod
     def rise(u: Tensor, slope: Any) -> Tensor:

@@ -5,19 +5,19 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 
 
-class for_sinabs:  # it is called like a function
+class for_sinabs:  # called like a function
     r"""A surrogate as ``spike_fn`` of the layers of sinabs.
 
-    Their argument is an object with ``required_states`` and ``apply``, so that neither a function nor a module will do. The
-    layer's ``spike_threshold`` is passed on, its ``surrogate_grad_fn`` is not used.
+    These layers need an object with ``required_states`` and ``apply``, which functions and modules lack. The layer's
+    ``spike_threshold`` is passed on; its ``surrogate_grad_fn`` is not used.
 
     Args:
         surrogate: An operator of this family with a threshold: ``surrogate(v, threshold=t)``.
-        learn_threshold: Whether the layer's threshold gets the gradient of the spike. That of an adaptive threshold has none in
-            sinabs, and its gradients are the published ones only without.
+        learn_threshold: Whether the layer's threshold gets the gradient of the spike. An adaptive threshold gets none in sinabs:
+            gradients are the published ones only with False.
 
     Raises:
         TypeError: ``surrogate`` is not callable.
@@ -34,7 +34,7 @@ class for_sinabs:  # it is called like a function
     required_states = ("v_mem",)
 
     def __init__(self, surrogate: Callable[..., Tensor], learn_threshold: bool = False) -> None:
-        _checks.function("for_sinabs", "surrogate", surrogate)
+        checks.function("for_sinabs", "surrogate", surrogate)
         self.surrogate, self.learn_threshold = surrogate, learn_threshold
 
     def apply(self, v_mem: Tensor, spike_threshold: Any, surrogate_grad_fn: Any = None) -> Tensor:

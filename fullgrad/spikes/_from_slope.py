@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
 
 
 def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    r"""A spike with a slope of one's own: any function of torch.
+    r"""A spike with a slope of your own, any function of torch.
 
     .. math::
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad D_v = -D_t = d(u)
 
     Higher derivatives are those of ``slope``. Its integral is not known, so tensors that ``slope`` closes over get gradients of
-    second order only: an operator of one's own has all of them. Make it once, outside of compiled code. Saved: ``v``, and the
-    threshold if it is a tensor.
+    second order only: an operator of your own has all of them. Make the spike once, outside of compiled code. Saved: ``v``, and
+    the threshold if it is a tensor.
 
     Args:
         slope: An elementwise function of the distance *u* from the threshold, which is in float32 for half precision.
@@ -39,7 +39,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
-    _checks.function("from_slope", "slope", slope)
+    checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):
         parameters = ()

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import plus_scaled, scaled, where_left, where_right
+from fullgrad.spikes._formulas import where_left, where_right
 from fullgrad.spikes._surrogate import Step
 
 
@@ -24,22 +24,23 @@ def leaky_k_relu(
         \frac{\partial R}{\partial l} = \min(u, 0), \quad \frac{\partial R}{\partial k} = \max(u, 0)
 
     At the threshold the slope is that of the side of the value: ``k`` for ``tie=1.0``. snntorch's ``heaviside`` is
-    ``leaky_k_relu(tie=0.0)``, its ``LSO(a)``, which cannot run in 1.0.0, ``leak=a``, its ``triangular(a)`` ``leak=a, k=-a``.
+    ``leaky_k_relu(v, tie=0.0)``; its ``LSO(a)``, which cannot run in 1.0.0, has ``leak=a``, its ``triangular(a)``
+    ``leak=a, k=-a``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         leak: The slope below the threshold: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        k: The slope above it, likewise.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        k: The slope above it, a number or a tensor.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -62,8 +63,8 @@ class LeakyKRelu(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:
         if leak.__class__ is float and leak == 0.0:
-            return scaled(where_right(v, u, tie), k)
-        return plus_scaled(scaled(where_right(v, u, tie), k - leak), v, leak)
+            return where_right(v, u, tie) * k
+        return where_right(v, u, tie) * (k - leak) + v * leak
 
     @staticmethod
     def rise(u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
-from fullgrad._kernels import where_positive
+from fullgrad._core.windows import where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import where_left
 from fullgrad.spikes._surrogate import Step
@@ -28,16 +27,16 @@ def log_tailed_relu(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The slope below the threshold: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -59,7 +58,7 @@ class LogTailedRelu(Step):
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
         # Right is where u is not below 0 and not 0: NaN included.
-        right = where_positive(divide_into(v, torch.clamp(u, min=1)), u)
+        right = where_positive(v / torch.clamp(u, min=1), u)
         return right if alpha.__class__ is float and alpha == 0.0 else right + where_left(v, u, 0.0) * alpha
 
     @staticmethod

@@ -31,19 +31,19 @@ def multi_gaussian(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         sigma: The deviation, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        mu: The distance of the peak from the threshold, likewise, of any sign.
-        h: The height of the side lobes, likewise.
-        s: Their deviation in units of ``sigma``, positive.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        mu: The distance of the peak from the threshold, a number or a tensor, of any sign.
+        h: The height of the side lobes, a number or a tensor.
+        s: The deviation of the side lobes in units of ``sigma``, positive.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

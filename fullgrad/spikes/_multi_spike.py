@@ -7,17 +7,13 @@ from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._surrogate import Surrogate
-from fullgrad.spikes._values import count, expanded, threshold_for
+from fullgrad.spikes._values import count, expanded
 
 
 def multi_spike(
-    v: Tensor,
-    threshold: Parameter = 1.0,
-    max_spikes: int | None = None,
-    window: Parameter = 1.0,
-    grad_scale: Parameter = 1.0,
+    v: Tensor, threshold: Parameter = 1.0, max_spikes: int | None = None, window: Parameter = 1.0, grad_scale: Parameter = 1.0
 ) -> Tensor:
-    r"""How many times the threshold is reached at once, with a constant slope from a distance below it.
+    r"""The number of times the threshold is reached at once, with a constant slope from a distance below it.
 
     .. math::
         y = \operatorname{clamp}\bigl(\lfloor v / t \rfloor, 0, n\bigr), \qquad D_v = s\,[\,v \ge t - w\,] / t, \qquad
@@ -26,22 +22,21 @@ def multi_spike(
 
     The slope does not end at the largest count. With ``max_spikes=1`` the value is ``v >= threshold``. sinabs has -0.0 for
     negative numbers, NaN for minus infinity, no gradient for the threshold, and second derivatives without that of the slope.
-    Half precision is
-    computed in float32 and rounded once, of a number as threshold that is rounded to the dtype of ``v``. Saved: the tensors among
-    the arguments.
+    Half precision is computed in float32 and rounded once; a number as threshold is first rounded to the dtype of ``v``. Saved:
+    the tensors among the arguments.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         threshold: Positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
         max_spikes: The largest count, a positive integer; None for any.
-        window: How far below the threshold the slope begins, positive, in the unit of ``v``, likewise.
-        grad_scale: A factor of the slope, likewise.
+        window: How far below the threshold the slope begins, positive, in the unit of ``v``, a number or a tensor.
+        grad_scale: A factor of the slope, a number or a tensor.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v / threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
         ValueError: A parameter is a number out of its range.
 
     Example:
@@ -62,17 +57,14 @@ class MultiSpike(Surrogate):
     """The operator of :func:`multi_spike`."""
 
     reads = dict.fromkeys((0, 1, 3, 4), (0, 1, 3, 4))
+    threshold_at = 1
 
     @staticmethod
     def forward(v: Tensor, threshold: Parameter, max_spikes: int | None, window: Parameter, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), window, grad_scale)
 
-    @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        return inputs[0], threshold_for(inputs[0], inputs[1]), *inputs[2:]
-
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, threshold: Any, max_spikes: Any, window: Any, grad_scale: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, threshold: Any, max_spikes: Any, window: Any, grad_scale: Any) -> Tensor:
         right = x >= threshold - window
         if i == 4:
             return v * (torch.where(right, x - threshold, -window) / threshold)

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import divide_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -18,21 +16,21 @@ def nonzero_sign_log_abs(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{\alpha}{1 + \alpha |u|},
         \qquad R(u) = \operatorname{sign}(u) \log(1 + \alpha |u|)
 
-    It has a corner at the threshold, where the second derivative is 0. Its area is infinite.
+    The slope has a corner at the threshold, where the second derivative is 0. The area under it is infinite.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -56,7 +54,3 @@ class NonzeroSignLogAbs(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.sign(z) * torch.log1p(z.abs())
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return divide_into(v, affine_of_abs(u, 1.0, 1 / alpha))

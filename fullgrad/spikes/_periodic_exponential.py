@@ -8,17 +8,13 @@ from torch import Tensor
 from fullgrad.spikes._arguments import Parameter, checked_count
 from fullgrad.spikes._formulas import exp
 from fullgrad.spikes._surrogate import Surrogate
-from fullgrad.spikes._values import count, expanded, threshold_for
+from fullgrad.spikes._values import count, expanded
 
 
 def periodic_exponential(
-    v: Tensor,
-    threshold: Parameter = 1.0,
-    width: Parameter = 0.5,
-    max_spikes: int | None = None,
-    grad_scale: Parameter = 1.0,
+    v: Tensor, threshold: Parameter = 1.0, width: Parameter = 0.5, max_spikes: int | None = None, grad_scale: Parameter = 1.0
 ) -> Tensor:
-    r"""How many times the threshold is reached at once, with a slope that has a peak at every multiple of it.
+    r"""The number of times the threshold is reached at once, with a slope that has a peak at every multiple of it.
 
     .. math::
         y &= \operatorname{clamp}\bigl(\lfloor v / t \rfloor, 0, n\bigr), \qquad v < t: \quad D_v = s e^m,
@@ -30,21 +26,22 @@ def periodic_exponential(
     :math:`D_w = s (e^m - 1 - m e^m)` and :math:`D_s = w (e^m - 1)`; else :math:`D_t = s ((k - 1) e^{-A} - k e^{-q})`,
     :math:`D_w = s ((k - 1) (1 - e^{-A} (1 + A)) + \tfrac12 \operatorname{sign}(r) (1 - e^{-q} (1 + q)))` and
     :math:`D_s = (k - 1) w (1 - e^{-A}) + \tfrac12 \operatorname{sign}(r) w (1 - e^{-q})`. As in sinabs, the slope falls twice as
-    fast above the threshold as below. NaN at infinity, where there is no phase. Half precision is computed in float32 and rounded
-    once, of a number as threshold that is rounded to the dtype of ``v``. Saved: the tensors among the arguments.
+    fast above the threshold as below. The slope is NaN at plus infinity, which has no phase. Half precision is computed in
+    float32 and rounded once; a number as threshold is first rounded to the dtype of ``v``. Saved: the tensors among the
+    arguments.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         threshold: Positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        width: Of the peaks, positive, in the unit of ``v``, likewise.
+        width: The width of the peaks, positive, in the unit of ``v``, a number or a tensor.
         max_spikes: The largest count, a positive integer; None for any.
-        grad_scale: A factor of the slope, likewise.
+        grad_scale: A factor of the slope, a number or a tensor.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v / threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
         ValueError: A parameter is a number out of its range.
 
     Example:
@@ -63,20 +60,17 @@ class PeriodicExponential(Surrogate):
     """The operator of :func:`periodic_exponential`."""
 
     reads = dict.fromkeys((0, 1, 2, 4), (0, 1, 2, 4))
+    threshold_at = 1
 
     @staticmethod
     def forward(v: Tensor, threshold: Parameter, width: Parameter, max_spikes: int | None, grad_scale: Parameter) -> Tensor:
         return expanded(count(v, threshold, max_spikes), width, grad_scale)
 
-    @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        return inputs[0], threshold_for(inputs[0], inputs[1]), *inputs[2:]
-
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, threshold: Any, width: Any, max_spikes: Any, grad_scale: Any) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, threshold: Any, width: Any, max_spikes: Any, grad_scale: Any) -> Tensor:
         k = torch.clamp(torch.round(x / threshold), min=1)
         r, below = x - k * threshold, x < threshold
-        # Below the threshold the distance counts once. Each side is 0 where the other holds, and exp(0) - 1 is exactly 0.
+        # The distance counts once below the threshold, else twice. Each side is 0 where the other holds; exp(0) - 1 is exactly 0.
         m, q = torch.where(below, r, 0) / width, torch.where(below, 0, r.abs()) * 2 / width
         if i != 4:
             v = v * grad_scale

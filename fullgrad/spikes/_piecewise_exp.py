@@ -1,13 +1,9 @@
 """`piecewise_exp`."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, exponential
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -20,22 +16,22 @@ def piecewise_exp(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{\alpha}{2} e^{-\alpha |u|}, \qquad
         R(u) = \tfrac12 \operatorname{sign}(u) \bigl(1 - e^{-\alpha |u|}\bigr)
 
-    It has a corner at the threshold, where the second derivative is 0. sinabs' ``SingleExponential(w, c)`` at a threshold t is
-    ``piecewise_exp(v, 1 / (t * w), t, 2 * c)``.
+    The slope has a corner at the threshold, where the second derivative is 0. sinabs' ``SingleExponential(w, c)`` at a threshold
+    t is ``piecewise_exp(v, 1 / (t * w), t, 2 * c)``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -59,8 +55,3 @@ class PiecewiseExp(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.sign(z) * torch.expm1(-z.abs()) * -0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        factor, exp = exponential(u.dtype)
-        return mul_into(v, apply_steps(affine_of_abs(u, -alpha * factor, math.log(alpha / 2) * factor), (exp,)))

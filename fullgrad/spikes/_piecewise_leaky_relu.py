@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite, plus_scaled, scaled, where_within
+from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -27,17 +28,17 @@ def piecewise_leaky_relu(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         w: Half the width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        c: The slope beyond, likewise, of any sign.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        c: The slope beyond the rectangle, a number or a tensor, of any sign.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -62,8 +63,8 @@ class PiecewiseLeakyRelu(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, w: Any, c: Any) -> Tensor:
-        inside = scaled(where_within(v, u, w, closed=False), 0.5 / w - c)
-        return inside if c.__class__ is float and c == 0.0 else plus_scaled(inside, v, c)
+        inside = where_inside(v, u, -w, w) * (0.5 / w - c)
+        return inside if c.__class__ is float and c == 0.0 else inside + v * c
 
     @staticmethod
     def rise(u: Tensor, w: Any, c: Any) -> Tensor:

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
+from fullgrad._core import checks
 from fullgrad._dispatch import holds
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, clamp_to_finite
+from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -24,21 +23,21 @@ def q_pseudo_spike(
         \qquad R(u) = \frac{\operatorname{sign} u}{2} (1 - q^{1 - \alpha}), \qquad
         \frac{\partial R}{\partial \alpha} = \frac{\operatorname{sign} u}{2} q^{1 - \alpha} \Bigl(\log q - 1 + \frac1q\Bigr)
 
-    It has a corner at the threshold, where the second derivative is 0.
+    The slope has a corner at the threshold, where the second derivative is 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: How fast the tails fall, above 1: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -48,7 +47,7 @@ def q_pseudo_spike(
 
     Source: ``spikingjelly.activation_based.surrogate.QPseudoSpike``; https://arxiv.org/abs/2202.00282.
     """
-    _checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
+    checks.real_number_or_tensor("q_pseudo_spike", "alpha", alpha)
     if not isinstance(alpha, Tensor) and not (holds(alpha > 1) and holds(alpha < math.inf)):
         raise ValueError(f"q_pseudo_spike: `alpha` must be greater than 1 and finite, got {alpha}.")
     v = checked_step("q_pseudo_spike", v, threshold, grad_scale, tie, {"alpha": alpha})
@@ -66,8 +65,7 @@ class QPseudoSpike(Step):
 
     @classmethod
     def slope(cls, u: Tensor, alpha: Any) -> Tensor:
-        q = cls._q(u, alpha)
-        return torch.pow(q, -alpha) if isinstance(alpha, Tensor) else apply_steps(q, (torch.pow, -alpha))
+        return torch.pow(cls._q(u, alpha), -alpha)
 
     @classmethod
     def rise(cls, u: Tensor, alpha: Any) -> Tensor:
@@ -80,4 +78,4 @@ class QPseudoSpike(Step):
 
     @staticmethod
     def _q(u: Tensor, alpha: Any) -> Tensor:
-        return affine_of_abs(u, 2 / (alpha - 1), 1.0)
+        return u.abs() * (2 / (alpha - 1)) + 1

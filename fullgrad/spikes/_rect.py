@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import scaled, where_within
 from fullgrad.spikes._surrogate import Step
 
 
@@ -17,21 +17,21 @@ def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_sca
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \alpha\,[\,|u| < 1 / 2\alpha\,],
         \qquad R(u) = \operatorname{clamp}(\alpha u, -\tfrac12, \tfrac12)
 
-    Open: 0 at its ends, and where ``v`` is NaN. Higher derivatives by ``v`` are 0.
+    The slope is 0 at the ends of the rectangle, and where ``v`` is NaN. Higher derivatives by ``v`` are 0.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -53,11 +53,11 @@ class Rect(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
-        return scaled(where_within(v, u, 0.5 / alpha, closed=False), alpha)
+        return where_inside(v, u, -0.5 / alpha, 0.5 / alpha) * alpha
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
-        return where_within(u, u, 0.5 / alpha, closed=False)
+        return where_inside(u, u, -0.5 / alpha, 0.5 / alpha)
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:

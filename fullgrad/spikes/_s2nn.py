@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._formulas import bell, right_or_left, where_left, where_right
 from fullgrad.spikes._surrogate import Step
@@ -34,17 +33,17 @@ def s2nn(
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width below the threshold, positive: a number, or a tensor that broadcasts with ``v`` and gets its
             own gradient.
-        beta: The slope at the threshold from above, likewise.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        beta: The slope at the threshold from above, positive, a number or a tensor.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -67,7 +66,7 @@ class S2nn(Step):
 
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:
-        right = apply_steps(torch.clamp(u, min=0), (torch.add, 1), (torch.reciprocal,)) * beta
+        right = beta / (1 + torch.clamp(u, min=0))
         return right_or_left(right, bell(u, alpha) * alpha, u, tie)
 
     @staticmethod

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell, bell_times
+from fullgrad.spikes._formulas import bell
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -18,21 +18,21 @@ def sigmoid(
         \qquad R(u) = s(\alpha u) - \tfrac12
 
     with :math:`s` the logistic function. Smooth. snntorch 1.0.0 loses all digits far from the threshold, and its slope is NaN
-    beyond; norse's ``tanh`` of width k is ``sigmoid(2 * k, grad_scale=2 / k)``.
+    beyond; norse's ``tanh`` of width k is ``sigmoid(v, 2 * k, grad_scale=2 / k)``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         alpha: The inverse width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -56,7 +56,3 @@ class Sigmoid(ScaledStep):
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
         return torch.tanh(z * 0.5) * 0.5
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-        return bell_times(v, u, alpha).mul_(alpha)

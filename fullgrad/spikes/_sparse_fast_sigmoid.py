@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._arguments import Parameter, check_window, checked_step
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
-from fullgrad.spikes._formulas import where_inside
 from fullgrad.spikes._surrogate import Step
 
 
@@ -27,24 +27,24 @@ def sparse_fast_sigmoid(
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad d(u) = \frac{[\,l < u < h\,]}{(1 + k |u|)^2},
         \qquad R(u) = F(\bar u) - F(\bar 0), \quad F(u) = \frac{u}{1 + k |u|}
 
-    with a bar for :math:`\operatorname{clamp}(\cdot, l, h)`. Open: 0 at the ends of the window. snntorch's ``SFS(k, B)`` keeps
-    the slope above B, ``sparse_fast_sigmoid(v, k, low=B, high=math.inf, tie=0.0)``.
+    with a bar for :math:`\operatorname{clamp}(\cdot, l, h)`. The slope is 0 at the ends of the window. snntorch's ``SFS(k, B)``
+    keeps the slope above B, ``sparse_fast_sigmoid(v, k, low=B, high=math.inf, tie=0.0)``.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         slope: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        low: Below this distance from the threshold the slope is 0: a number.
-        high: From this distance on likewise.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        low: The distance from the threshold up to which the slope is 0, a number.
+        high: The distance from which on it is 0, a number.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: ``slope`` is a number that is not positive, the window is empty, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: ``slope`` is a number that is not positive, the window is empty, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import is_compiling
-from fullgrad._kernels import where_between
+from fullgrad._core import checks
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import check_window, checked
 from fullgrad.spikes._surrogate import Surrogate
 
@@ -43,7 +41,7 @@ def spike_count(v: Tensor, max_spikes: int = 4, window: tuple[float, float] | No
     Source: ``spikingjelly.activation_based.surrogate.MultiLevelSpikeCount``.
     """
     v = checked("spike_count", "v", v, 1.0, (1.0,))
-    max_spikes = _checks.positive_integer("spike_count", "max_spikes", max_spikes, 2**53)
+    max_spikes = checks.positive_integer("spike_count", "max_spikes", max_spikes, 2**53)
     if not (window is None or (isinstance(window, (tuple, list)) and len(window) == 2)):
         raise TypeError(f"spike_count: `window` must be two numbers or None, got {window!r}.")
     low, high = (0.0, float(max_spikes)) if window is None else window
@@ -58,10 +56,8 @@ class SpikeCount(Surrogate):
 
     @staticmethod
     def forward(v: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
-        return apply_steps(torch.clamp(v, 0, max_spikes), (torch.round,))
+        return torch.round(torch.clamp(v, 0, max_spikes))
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
-        if is_compiling():
-            return torch.where((x >= low) & (x <= high), v, 0)
+    def vjp_term(i: int, v: Tensor, x: Tensor, max_spikes: int, low: float, high: float) -> Tensor:
         return where_between(v, x, low, high)

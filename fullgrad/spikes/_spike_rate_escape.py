@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._buffers import apply_steps, mul_into
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import affine_of_abs, exp, exponential
+from fullgrad.spikes._formulas import exp
 from fullgrad.spikes._surrogate import Step
 
 
@@ -33,17 +32,17 @@ def spike_rate_escape(
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         beta: How fast the slope falls, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        slope: The largest slope, likewise.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        slope: The largest slope, positive, a number or a tensor.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -65,8 +64,7 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
-        factor, function = exponential(u.dtype)
-        return mul_into(v, apply_steps(affine_of_abs(u - 1, -beta * factor), (function,))) * slope
+        return v * torch.exp((u - 1).abs() * -beta) * slope
 
     @classmethod
     def rise(cls, u: Tensor, beta: Any, slope: Any) -> Tensor:

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._buffers import apply_steps
-from fullgrad._dispatch import can_reuse_buffers, surely
+from fullgrad._core import checks
+from fullgrad._dispatch import surely
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import scaled
 from fullgrad.spikes._surrogate import Step
 
 
@@ -25,22 +23,23 @@ def squarewave_fourier_series(
         \qquad R(u) = \frac2\pi \sum_{i<n} \frac{1}{2i+1} \sin\frac{2 \pi (2i+1) u}{T}, \qquad
         \frac{\partial R}{\partial T} = -\frac{u}{T} d(u)
 
-    Smooth. NaN at infinity, where it has no phase. spikingjelly's ``n`` is one more than the number of terms that it adds.
+    Smooth. The slope is NaN at infinity, which has no phase. spikingjelly's ``n`` is one more than the number of terms that it
+    adds.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         terms: The number of terms, a positive integer.
-        period: Of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        period: The period of the wave, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -50,7 +49,7 @@ def squarewave_fourier_series(
 
     Source: ``spikingjelly.activation_based.surrogate.SquarewaveFourierSeries``.
     """
-    terms = _checks.positive_integer("squarewave_fourier_series", "terms", terms, 1000)
+    terms = checks.positive_integer("squarewave_fourier_series", "terms", terms, 1000)
     v = checked_step("squarewave_fourier_series", v, threshold, grad_scale, tie, {"period": period})
     return SquarewaveFourierSeries.apply(v, terms, period, threshold, grad_scale, tie)
 
@@ -66,26 +65,8 @@ class SquarewaveFourierSeries(Step):
         return u
 
     @classmethod
-    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
-        terms, period = parameters
-        if isinstance(period, Tensor) or terms & (terms - 1) or not can_reuse_buffers():
-            return super().slope_times(v, u, terms, period)
-        # Of a power of two the sum is a product, terms * cos x * cos 2x * ... * cos(terms x), of cosines of doubled angles.
-        x = cls._phase(u, terms, period)
-        product = cosine = torch.cos(x)
-        sine = torch.sin(x, out=x) if terms > 1 else x
-        for j in range(terms.bit_length() - 1):
-            # sin(2^j x) = 2^j sine.
-            double = torch.addcmul(x.new_ones(()), sine, sine, value=-(2.0 ** (2 * j + 1)))
-            sine = torch.mul(sine, cosine, out=sine)
-            product, cosine = (cosine * double if j == 0 else torch.mul(product, double, out=product)), double
-        if v.shape != product.shape or v.dtype != product.dtype:
-            return v * product * (4 * terms / period)
-        return torch.addcmul(product.new_zeros(()), v, product, value=4 * terms / period, out=product)
-
-    @classmethod
     def slope(cls, u: Tensor, terms: int, period: Any) -> Tensor:
-        return scaled(cls._sum(torch.cos, False, u, terms, period), 4 / period)
+        return cls._sum(torch.cos, False, u, terms, period) * (4 / period)
 
     @classmethod
     def rise(cls, u: Tensor, terms: int, period: Any) -> Tensor:
@@ -97,15 +78,13 @@ class SquarewaveFourierSeries(Step):
 
     @staticmethod
     def _phase(u: Tensor, terms: int, period: Any) -> Tensor:
-        if not isinstance(period, Tensor) and surely((2 * terms - 1) * 2 * math.pi <= period):  # then no product overflows
+        if not isinstance(period, Tensor) and surely((2 * terms - 1) * 2 * math.pi <= period):  # no product overflows
             return u * (2 * math.pi / period)
         x = u / period
-        return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is one
+        return (x - torch.round(x)) * (2 * math.pi)  # from -pi to pi, as long as there is a phase
 
     @classmethod
     def _sum(cls, wave: Any, weighted: bool, u: Tensor, terms: int, period: Any) -> Tensor:
         x = cls._phase(u, terms, period)
-        waves = [
-            apply_steps(x if k == 1 else x * k, (wave,), *[(torch.mul, 1 / k)] * weighted) for k in range(2 * terms - 1, 0, -2)
-        ]
+        waves = [wave(x * k) * (1 / k if weighted else 1) for k in range(2 * terms - 1, 0, -2)]
         return functools.reduce(torch.add, waves)

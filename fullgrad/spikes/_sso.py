@@ -27,25 +27,25 @@ def sso(
         \quad \frac{\partial R}{\partial \sigma} = (r - \tfrac12 + \mu) \min(u, 0)
 
     for the mean :math:`\mu`, the variance :math:`\sigma` and noise r. At the threshold the slope is that of the side of the
-    value. The noise is drawn with the value, so that all derivatives of a call see one noise, and ``vmap`` needs its
+    value. The noise is drawn with the value, so that all derivatives of a call see the same noise, and ``vmap`` needs its
     ``randomness``; snntorch draws it in the backward. Saved: the noise, too.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         mean: Half of what the slope below the threshold is on average, over ``variance``: a number, or a tensor that broadcasts
             with ``v`` and gets its own gradient.
-        variance: How much the slope varies below the threshold, likewise.
+        variance: How much the slope varies below the threshold, a number or a tensor.
         noise: Numbers between 0 and 1 that broadcast with ``v``; None to draw them, in float32 for half precision.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad

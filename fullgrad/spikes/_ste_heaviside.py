@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import Parameter, checked_step, positive_or_none
-from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Step
 
 
@@ -27,16 +27,16 @@ def ste_heaviside(
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).
         clip_value: Half the width, positive: a number, or a tensor that broadcasts with ``v`` and gets its own gradient; None
             for the slope 1 everywhere.
-        threshold: Where the step is: a number or a tensor, in the unit of ``v``.
-        grad_scale: A factor of the slope, likewise.
+        threshold: The position of the step: a number or a tensor, in the unit of ``v``.
+        grad_scale: A factor of the slope, a number or a tensor.
         tie: The value at the threshold: 1.0, 0.0 or 0.5.
 
     Returns:
         A tensor of the broadcast shape, of the dtype of ``v - threshold``.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``v`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -57,7 +57,7 @@ class SteHeaviside(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, clip_value: Any) -> Tensor:
-        return v if clip_value is None else where_within(v, u, clip_value)
+        return v if clip_value is None else where_between(v, u, -clip_value, clip_value)
 
     @staticmethod
     def rise(u: Tensor, clip_value: Any) -> Tensor:

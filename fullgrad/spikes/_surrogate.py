@@ -1,17 +1,16 @@
 """`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fullgrad._buffers import mul_into
-from fullgrad._dispatch import can_reuse_buffers
-from fullgrad._elementwise import Elementwise
-from fullgrad._half_precision import HALF, chunked, to_opmath
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.fast import if_recorded
+from fullgrad._core.opmath import to_opmath
 from fullgrad.spikes._formulas import clamp_to_finite
-from fullgrad.spikes._values import all_numbers, expanded, step, threshold_for
+from fullgrad.spikes._values import expanded, step, threshold_for
 
 
 def _forward_of(names: tuple[str, ...]) -> Any:
@@ -26,51 +25,21 @@ def _forward_of(names: tuple[str, ...]) -> Any:
 
 
 class Surrogate(Elementwise):
-    """An operator whose partial derivatives are computed in float32 at least, and rounded once.
+    """An operator whose partial derivatives are computed in float32 at least, and rounded once."""
 
-    A subclass gives ``forward`` and ``wide_term(i, v, *inputs)``, which is ``vjp_term`` of inputs that are not in half precision;
-    and it may give ``wide_terms``, likewise.
-    """
-
-    in_pieces = True
+    in_pieces = opmath = True
+    # The position of the threshold among the inputs.
+    threshold_at: ClassVar[int | None] = None
 
     @classmethod
-    def vjp_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        if v.dtype not in HALF and all_numbers(inputs[1:]):
-            return cls.wide_term(i, v, *inputs)
-        inputs = cls.as_compared(*inputs)
-        if i == 0 and v.dtype in HALF:
-            parts = chunked(lambda *a: (cls.wide_term(0, *a),), [(v.shape, v.dtype)], v, *inputs)
-            if parts is not None:
-                return parts[0]
-        term = cls.wide_term(i, *to_opmath(v, *inputs))
-        # Autograd sums the gradient of a parameter to its shape before it rounds.
-        return term.to(v.dtype) if i == 0 and term is not None else term
-
-    @classmethod
-    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
-        inputs = cls.as_compared(*inputs)
-        first, *others = cls.wide_terms(needed, *to_opmath(v, *inputs))
-        return [first if first is None else first.to(v.dtype), *others]
-
-    @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        """The inputs as ``forward`` compares them."""
-        return inputs
-
-    @classmethod
-    def wide_term(cls, i: int, v: Tensor, *inputs: Any) -> Tensor | None:
-        """The declared partial derivative with respect to input ``i``, times ``v``."""
-        raise NotImplementedError
-
-    @classmethod
-    def wide_terms(cls, needed: Sequence[bool], v: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
-        """``wide_term`` of every input for which ``needed`` is true, None for the others."""
-        return [cls.wide_term(i, v, *inputs) if n else None for i, n in enumerate(needed)]
+    def to_opmath(cls, v: Tensor, *inputs: Any) -> list[Any]:
+        """A threshold is first rounded, as ``forward`` compares it."""
+        i = cls.threshold_at
+        return to_opmath(v, *(inputs if i is None else (*inputs[:i], threshold_for(inputs[0], inputs[i]), *inputs[i + 1 :])))
 
 
 class Step(Surrogate):
-    r"""A step at a threshold, with a slope of one's own.
+    r"""A step at a threshold, with a declared slope.
 
     .. math::
         u = v - t, \qquad y = [\,u > 0\,] + tie\,[\,u = 0\,], \qquad D_v = -D_t = s\,d(u), \qquad
@@ -86,34 +55,31 @@ class Step(Surrogate):
     constants: ClassVar[tuple[str, ...]] = ()
     # The position of a parameter whose product with ``u`` the formulas make.
     inverse_width: ClassVar[int | None] = None
-    # Whether the formulas take ``tie`` after the parameters: those of slopes that jump at the threshold.
+    # Whether the slope jumps at the threshold, so that the formulas take ``tie`` after the parameters.
     jumps_at_threshold = False
+    # As functions of ``(u, *parameters)``: the derivative *d* of the surrogate, and its integral *R* from 0; and as a function of
+    # ``(i, u, *parameters)`` the partial derivative of *R* with respect to parameter ``i``.
+    slope: ClassVar[Callable[..., Tensor]]
+    rise: ClassVar[Callable[..., Tensor]]
+    rise_by: ClassVar[Callable[..., Tensor]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "parameters" in cls.__dict__:
             names = ("v", *cls.parameters, "threshold", "grad_scale", "tie")
             cls.forward = staticmethod(_forward_of(names))
+            cls.threshold_at = len(names) - 3
             cls.reads = {i: () if name in cls.constants else range(len(names)) for i, name in enumerate(names[:-1])}
         super().__init_subclass__(**kwargs)
 
     @classmethod
-    def as_compared(cls, *inputs: Any) -> tuple[Any, ...]:
-        v, *parameters, threshold, grad_scale, tie = inputs
-        return v, *parameters, threshold_for(v, threshold), grad_scale, tie
-
-    @classmethod
-    def wide_term(cls, i: int, v: Tensor, x: Tensor, *inputs: Any) -> Tensor | None:
-        return cls.wide_terms([k == i for k in range(len(inputs) + 1)], v, x, *inputs)[i]
-
-    @classmethod
-    def wide_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
+    def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, *inputs: Any) -> Sequence[Tensor | None]:
         *parameters, threshold, grad_scale, tie = inputs
         needs_x, *of_parameters, needs_threshold, needs_scale, _ = needed
         if cls.jumps_at_threshold:
             parameters.append(tie)
         u = x if threshold.__class__ is float and threshold == 0.0 else x - threshold
-        if needs_scale or True in of_parameters or not can_reuse_buffers():
-            u = cls.bounded(u, *parameters)
+        learns = needs_scale or True in of_parameters
+        u = cls.bounded(u, *parameters) if learns else if_recorded(cls.bounded, u, *parameters)
         to_scale = v * cls.rise(u, *parameters) if needs_scale else None
         of_shape = [needs_x or needs_threshold, *of_parameters]
         by_u, *by_parameters = [None] * len(of_shape)
@@ -133,45 +99,30 @@ class Step(Surrogate):
 
     @classmethod
     def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """``u``, finite, and so that what the formulas make of it is finite where they are differentiated."""
+        """``u`` clamped so that the formulas and their derivatives are finite."""
         return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width])
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         """``v * slope(u, *parameters)``."""
-        return mul_into(v, cls.slope(u, *parameters))
-
-    @classmethod
-    def slope(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """The derivative *d* of the surrogate."""
-        raise NotImplementedError
-
-    @classmethod
-    def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
-        """Its integral *R* from 0."""
-        raise NotImplementedError
-
-    @classmethod
-    def rise_by(cls, i: int, u: Tensor, *parameters: Any) -> Tensor:
-        """The partial derivative of *R* with respect to parameter ``i``."""
-        raise NotImplementedError
+        return v * cls.slope(u, *parameters)
 
 
 class ScaledStep(Step):
     r"""A `Step` with one parameter, the inverse width :math:`\alpha`: :math:`d = \alpha f(\alpha u)`, :math:`R = F(\alpha u)`.
 
-    A subclass gives ``density``, *f*, and ``distribution``, *F*; and it may give ``slope_times_by_number``: the slope where
-    ``alpha`` is a number and nothing is recorded, in fewer passes.
+    A subclass gives ``density``, *f*, and ``distribution``, *F*.
     """
 
     parameters = ("alpha",)
     inverse_width = 0
+    density: ClassVar[Callable[[Tensor], Tensor]]
+    distribution: ClassVar[Callable[[Tensor], Tensor]]
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
-        known = cls.slope_times_by_number(v, u, alpha) if alpha.__class__ is float and can_reuse_buffers() else None
-        return mul_into(v, cls.density(u * alpha)) * alpha if known is None else known
+        return v * cls.density(u * alpha) * alpha
 
     @classmethod
     def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
@@ -179,24 +130,9 @@ class ScaledStep(Step):
         needs_u, needs_alpha = needed
         if not needs_alpha:
             return cls.slope_times(v, u, alpha), None
-        of_both = mul_into(v, cls.density(u * alpha))
-        return of_both * alpha if needs_u else None, mul_into(u, of_both)
-
-    @staticmethod
-    def slope_times_by_number(v: Tensor, u: Tensor, alpha: float) -> Tensor | None:
-        """``slope_times`` for a number, in kernels that autograd need not differentiate; None to use ``density``."""
-        return None
+        of_both = v * cls.density(u * alpha)
+        return of_both * alpha if needs_u else None, u * of_both
 
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
         return cls.distribution(u * parameters[0])
-
-    @staticmethod
-    def density(z: Tensor) -> Tensor:
-        """The slope for ``alpha = 1``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def distribution(z: Tensor) -> Tensor:
-        """Its integral from 0."""
-        raise NotImplementedError

@@ -31,8 +31,8 @@ def swish_sign(x: Tensor, beta: Parameter = 5.0, tie: float = 1.0) -> Tensor:
         A tensor of the broadcast shape, -1 where ``x`` is NaN.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``x`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -58,7 +58,7 @@ class SwishSign(Surrogate):
         return expanded(sign(x, tie), beta)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Tensor, beta: Any, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Tensor, beta: Any, tie: float) -> Tensor:
         x = clamp_to_finite(x, beta)
-        z = torch.clamp(x * beta, -800, 800)  # where bell is 0, and twice the number still finite
+        z = torch.clamp(x * beta, -800, 800)  # where the bell is 0, and twice z is still finite
         return v * bell(z) * (2 - z * torch.tanh(z * 0.5)) * 2 * (beta if i == 0 else x)

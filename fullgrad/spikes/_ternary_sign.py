@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.windows import where_between
 from fullgrad.spikes._arguments import TIES, Parameter, checked, positive_or_none
-from fullgrad.spikes._formulas import where_within
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import expanded, step
 
@@ -19,14 +19,14 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
         y = \operatorname{sign}(x)\,[\,|x| > t\,], \qquad D_x = [\,|x| \le c\,], \qquad D_t = 0, \qquad
         D_c = \operatorname{sign}(x)\,[\,|x| > c\,]
 
-    and :math:`y = tie \cdot \operatorname{sign}(x)` where :math:`|x| = t`. A threshold that learns is that of a difference of
-    spikes, ``rect(x, threshold=t) - rect(-x, threshold=t)``. Higher derivatives are 0. Saved: ``x``, and ``clip_value`` if it is
+    and :math:`y = tie \cdot \operatorname{sign}(x)` where :math:`|x| = t`. A threshold learns in a difference of spikes,
+    ``rect(x, threshold=t) - rect(-x, threshold=t)``. Higher derivatives are 0. Saved: ``x``, and ``clip_value`` if it is
     a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        threshold: Where the value is not 0 any more, not negative: a number, or a tensor that broadcasts with ``x``, of which
-            ``0.7 * x.abs().mean()`` is that of ternary weight networks.
+        threshold: The magnitude up to which the value is 0, not negative: a number, or a tensor that broadcasts with ``x``, such
+            as ``0.7 * x.abs().mean()`` of ternary weight networks.
         clip_value: Half the width, positive: a number, or a tensor that broadcasts with ``x`` and gets its own gradient; None for
             the slope 1 everywhere.
         tie: The magnitude at the threshold: 1.0, 0.0 or 0.5.
@@ -35,8 +35,8 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
         A tensor of the broadcast shape, 0 where ``x`` is NaN.
 
     Raises:
-        TypeError: An argument is not a real tensor, or neither that nor a number.
-        ValueError: A parameter is a number out of its range, or ``tie`` is another number.
+        TypeError: ``x`` is not a real tensor, or another argument is neither a real tensor nor a number.
+        ValueError: A parameter is a number out of its range, or ``tie`` has another value.
 
     Example:
         >>> import torch, fullgrad
@@ -49,9 +49,9 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
     Source: ``larq.quantizers.SteTern``; ``brevitas.function.ops_ste.ternary_sign_ste`` is ``ternary_sign(x, 0.0, None)``.
     """
     if isinstance(threshold, Tensor):
-        _checks.real_tensor("ternary_sign", "threshold", threshold)
+        checks.real_tensor("ternary_sign", "threshold", threshold)
     else:
-        _checks.non_negative_number("ternary_sign", "threshold", threshold)
+        checks.non_negative_number("ternary_sign", "threshold", threshold)
     x = checked("ternary_sign", "x", x, tie, TIES, positive_or_none(clip_value))
     return TernarySign.apply(x, threshold, clip_value, tie)
 
@@ -66,9 +66,9 @@ class TernarySign(Surrogate):
         return expanded(step(x, threshold, tie) - step(-x, threshold, tie), clip_value)
 
     @staticmethod
-    def wide_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
+    def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, clip_value: Any, tie: float) -> Tensor:
         if i == 1:
-            return torch.where(x < x, v, 0)  # 0, as a function of v: what does not depend on it has no derivative at all
+            return torch.where(x < x, v, 0)  # 0, as a function of v: a constant would have no derivative at all
         if i == 2:
             return torch.where(x.abs() > clip_value, torch.sign(x) * v, 0)
-        return v if clip_value is None else where_within(v, x, clip_value)
+        return v if clip_value is None else where_between(v, x, -clip_value, clip_value)

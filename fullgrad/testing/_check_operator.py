@@ -28,12 +28,12 @@ def check_operator(
     backend: str = "aot_eager",
     raise_exception: bool = True,
 ) -> Report:
-    """Prove an operator: that its derivative is right, and the same, under every transform of torch.
+    """Check that the derivative of an operator is right, and the same, under every transform of torch.
 
-    The operator may be anything that is called: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its
-    derivative is compared with that of an oracle, plain torch code, under the same transform. Without one, the transforms
-    are compared with each other, and eager reverse mode is the reference; what is wrong under all of them is then not found, and
-    the report says ``not checked``. For ``fullgrad.adopt(SomeFunction)`` that reference is the class itself, and so is its value.
+    The operator may be any callable: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its derivative is
+    compared with that of an oracle, plain torch code, under the same transform. Without an oracle, the transforms are compared
+    with each other, and eager reverse mode is the reference; an error common to all of them is then not found, and the report
+    says ``not checked``. For ``fullgrad.adopt(SomeFunction)`` the reference and the value are those of the class itself.
 
     Args:
         operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.
@@ -106,7 +106,7 @@ def make_subject(
     backend: str = "aot_eager",
     **others: Any,
 ) -> Subject:
-    """The subject of `check_operator`, of the arguments that it takes."""
+    """The subject made of the arguments of `check_operator`."""
     if surrogate is not None and cotangent_map is not None:
         raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
     adopted = getattr(operator, "adopted_class", None)
@@ -129,11 +129,11 @@ def make_subject(
 
 
 # The groups whose checks compare derivatives.
-_OF_DERIVATIVES = ("reverse", "forward", "second order", "third order", "gradcheck", "batching")
+_DERIVATIVE_GROUPS = ("reverse", "forward", "second order", "third order", "gradcheck", "batching")
 
 
 def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
-    """What the chosen checks say nothing about for want of an argument of `check_operator`, by that argument."""
+    """The properties that the chosen checks leave unchecked, by the missing argument of `check_operator`."""
     chosen = {*checks}
 
     def any_of(*groups: str) -> bool:
@@ -144,7 +144,7 @@ def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
         missing["inputs"] = "anything about numbers, as no input has a finite one"
     has_oracle = subject.surrogate is not None or hasattr(subject.operator, "adopted_class")
     has_numbers = subject.smooth_forwards is not None and "gradcheck" in chosen
-    if any_of(*_OF_DERIVATIVES) and not has_oracle and not has_numbers:
+    if any_of(*_DERIVATIVE_GROUPS) and not has_oracle and not has_numbers:
         missing["surrogate"] = "whether the derivative is the declared one, as the transforms were compared with each other alone"
     if any_of("value") and subject.value is None:
         missing["value"] = "the value, to the last bit"

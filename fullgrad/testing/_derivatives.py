@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
-from fullgrad._recompute import without_aux
+from fullgrad._core.recomputed import without_aux
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 
@@ -134,7 +134,7 @@ def func_jacfwd(s: Subject) -> None:
 
 @check("forward")
 def func_linearize(s: Subject) -> None:
-    """``torch.func.linearize``, at two tangents, against those of eager forward mode: to linearize the surrogate takes long."""
+    """``torch.func.linearize`` at two tangents, against eager forward mode, since to linearize the surrogate takes long."""
     tangents = [s.tangents(seed) for seed in (1, 5)]
     y, tangent_map = linearize(s.op, *s.tensors)
     eagerly = jvp if s.surrogate is not None else functional.jvp
@@ -223,12 +223,12 @@ def grad_of_jvp(s: Subject) -> None:
 
 
 def _jacobian(f):
-    """By eager reverse mode, a row at a time."""
+    """The Jacobian by eager reverse mode, a row at a time."""
     return lambda *x: functional.jacobian(f, x)
 
 
 def _hessian(f):
-    """By eager reverse mode twice."""
+    """The Hessian by eager reverse mode, applied twice."""
     return lambda *x: functional.hessian(scalar(f), x)
 
 
@@ -237,13 +237,13 @@ def _wave(gradients) -> list[Tensor]:
 
 
 def _forward_inside(s: Subject) -> None:
-    """Where forward mode has another derivative than reverse mode, their mixtures are those of the surrogate or nothing."""
+    """Skip a check that mixes modes if forward mode has another derivative than reverse mode and no surrogate is given."""
     if not s.linear and s.surrogate is None:
         raise NotApplicable("the map of the cotangent is not linear, and no surrogate was given")
 
 
 def _nested(s: Subject, *modes: str):
-    """Directional derivatives of a scalar, one inside the other, each by the mode that is named; cheap at every order."""
+    """Nested directional derivatives of a scalar, each by the mode that is named; cheap at every order."""
 
     def nest(f):
         g = scalar(f)
@@ -313,10 +313,10 @@ def gradgradcheck(s: Subject) -> None:
 
 @check("gradcheck")
 def gradient_by_differences(s: Subject) -> None:
-    """Without a surrogate, ``gradgradcheck`` with the forward as it is: a rule that reads a rounded value or a sample from its
-    own saved output gives second derivatives that agree with each other and are wrong.
+    """Without a surrogate, ``gradgradcheck`` with the forward as it is: if a rule reads a rounded value or a sample from its own
+    saved output, second derivatives agree with each other but are wrong.
 
-    A surrogate says what the derivative holds constant, or passes straight through; so does the class that was adopted.
+    A surrogate, or an adopted class, says what the derivative holds constant or passes straight through.
     """
     if s.surrogate is not None or hasattr(s.operator, "adopted_class"):
         raise NotApplicable("the surrogate has the second derivative")
@@ -354,7 +354,7 @@ def _stacked(results):
 
 
 def _looped(f):
-    """What ``vmap(f)`` must equal: a loop over the samples in front."""
+    """A loop over the samples in front, which ``vmap(f)`` must equal."""
     return lambda *batch: torch.stack(_loop(f, batch, (0,) * len(batch)))
 
 

@@ -131,8 +131,8 @@ def in_place_change_is_detected(s: Subject) -> None:
 
 @check("machinery")
 def autocast(s: Subject) -> None:
-    """Under autocast an operator keeps the dtype and the value that it has without, and the gradient is the declared one."""
-    # Of float64 autocast only sees what is converted on purpose; float32 is what it lowers.
+    """Under autocast an operator keeps its dtype and value, and the gradient is the declared one."""
+    # Autocast lowers float32; in float64 it affects only explicit conversions.
     single = replace(s, inputs=tuple(v.float() if i in s.diff_argnums else v for i, v in enumerate(s.inputs)))
     expected, gradients = s.op(*s.tensors), s.gradients(s.reference)
     value, slopes = single.op(*single.tensors), single.gradients(single.op)
@@ -148,7 +148,7 @@ def autocast(s: Subject) -> None:
 
 @check("machinery")
 def modes_inside_transforms(s: Subject) -> None:
-    """``no_grad`` inside nested transforms stops what it stops for torch's own operators, at every level, and nothing else."""
+    """``no_grad`` inside nested transforms stops the same derivatives as for torch's own operators, at every level."""
 
     def without(f):
         def run(*x: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def modes_around(s: Subject) -> None:
 
 @check("machinery")
 def threads(s: Subject) -> None:
-    """Eight threads at once, each with its own transform, get what one gets, in reverse mode; torch has one forward mode."""
+    """Eight threads at once, each with its own transform, get the result of one, in reverse mode; torch has one forward mode."""
     transforms = [lambda f: grad(scalar(f), s.argnums), lambda f: jacrev(grad(scalar(f), s.argnums)), lambda f: lambda *x: f(*x)]
     expected = [t(s.op)(*s.tensors) for t in transforms]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""`operator`: an operator as a test of pytest, with one line for each check."""
+"""`operator`: an operator as a pytest test, with one test for each check."""
 
 import functools
 import inspect
@@ -15,9 +15,9 @@ from fullgrad.testing._check_operator import choose, make_subject, not_checked, 
 from fullgrad.testing._registry import CHECKS, GROUPS, UPSTREAM_ISSUES
 from fullgrad.testing._report import FAILED, PASSED, gap
 
-# As long a smaller input is looked for that fails as well, in seconds.
+# Seconds of the search for a smaller input that fails as well.
 _SEARCH = 5.0
-# The beginning of the message of an error that is no AssertionError.
+# The kind of an error, at the beginning of its message, unless it is an AssertionError.
 _KIND = re.compile(r"(\w+): ")
 
 
@@ -33,22 +33,22 @@ def operator(
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a test of pytest of an operator: one test for each check of the kit.
+    """Make pytest tests of an operator, one for each check of the kit.
 
-    The tests are named after the checks and marked with their groups, such as ``-m second_order``. A check that has nothing to
-    say about the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
-    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
-    What the checks said nothing about as an argument is missing, such as a ``surrogate``, is listed at the end of the run.
+    The tests are named after the checks and marked with their groups, such as ``-m second_order``. A check that does not apply to
+    the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the public thread
+    where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it. Properties that
+    were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
 
     Args:
         inputs: The inputs; a function that returns them, which is called when a test runs; or a strategy of hypothesis that draws
             them, which then looks for the smallest.
         surrogate: As for :func:`check_operator`.
-        cotangent_map: Likewise.
-        value: Likewise.
-        smooth_forwards: Likewise.
-        max_saved_bytes: Likewise.
-        draws: Likewise.
+        cotangent_map: As for :func:`check_operator`.
+        value: As for :func:`check_operator`.
+        smooth_forwards: As for :func:`check_operator`.
+        max_saved_bytes: As for :func:`check_operator`.
+        draws: As for :func:`check_operator`.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
 
@@ -81,7 +81,7 @@ def operator(
     }
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        # The body of a class, whose functions pytest calls with an instance, has a qualified name among its variables.
+        # The body of a class has `__qualname__` among its variables; pytest calls its functions with an instance.
         in_class = "__qualname__" in sys._getframe(1).f_locals
 
         def run(instance: Any, check: str, given: Any, search: bool) -> None:
@@ -90,7 +90,7 @@ def operator(
             result = run_check(check, make_subject(call, given, **settings))
             if result.status == FAILED:
                 smallest = _smallest(check, call, given, settings, result.message) if search else tuple(given)
-                pytest.fail(_told(check, group_of[check], result.message, smallest), pytrace=False)
+                pytest.fail(_failure_text(check, group_of[check], result.message, smallest), pytrace=False)
             if result.status != PASSED:
                 pytest.skip(result.message)
 
@@ -111,7 +111,7 @@ def operator(
             __tracebackhide__ = True
             run(self, check, drawn, search=False)
 
-        # pytest takes the names of arguments for fixtures; in a class, but for the first one.
+        # pytest treats argument names as fixtures, in a class all but the first.
         draws_inputs = _is_strategy(inputs)
         functions = (with_drawn, with_drawn_of) if draws_inputs else (with_inputs, with_inputs_of)
         test: Any = functions[in_class]
@@ -122,12 +122,12 @@ def operator(
             test = hypothesis.settings(deadline=None, max_examples=20, suppress_health_check=[slow])(
                 hypothesis.given(drawn=inputs)(test)
             )
-        # Not functools.wraps: pytest would take the operator's arguments for fixtures.
+        # Not functools.wraps: pytest would treat the operator's arguments as fixtures.
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, attribute):
                 setattr(test, attribute, getattr(function, attribute))
         unchecked = not_checked(make_subject(function, (torch.zeros(1),), **settings), names)
-        # What the plugin tells at the end of a run.
+        # The lines that the plugin prints at the end of a run.
         test.not_checked = [gap(what, argument) for argument, what in unchecked.items()]
         marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, group_of[check].replace(" ", "_"))) for check in names]
         return pytest.mark.parametrize("check", marks)(test)
@@ -139,7 +139,7 @@ def _is_strategy(inputs: Any) -> bool:
     return any(cls.__module__.startswith("hypothesis.") for cls in type(inputs).__mro__)
 
 
-def _told(check: str, group: str, message: str, smallest: tuple[Any, ...]) -> str:
+def _failure_text(check: str, group: str, message: str, smallest: tuple[Any, ...]) -> str:
     proves = " ".join((inspect.getdoc(CHECKS[check]) or "").split("\n\n")[0].split())
     lines = [message, f"{check}, of the group {group!r}: {proves}"]
     if check in UPSTREAM_ISSUES:
@@ -149,7 +149,7 @@ def _told(check: str, group: str, message: str, smallest: tuple[Any, ...]) -> st
 
 
 def _smallest(check: str, function: Any, given: Any, settings: Mapping[str, Any], message: str) -> tuple[Any, ...]:
-    """Fewer and rounder numbers with which the check fails in the same way; those that were given where there are none."""
+    """The inputs reduced to fewer and rounder numbers with which the check still fails in the same way."""
     inputs, end = tuple(given), time.perf_counter() + _SEARCH
     kind = _KIND.match(message)
     searching = True
@@ -167,7 +167,7 @@ def _smallest(check: str, function: Any, given: Any, settings: Mapping[str, Any]
 
 
 def _smaller(inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Half of the elements along a dimension, of all inputs that have as many there; then rounder numbers."""
+    """Smaller inputs: half of the elements along a dimension, in all inputs of that size; then rounded numbers."""
     tensors = [v for v in inputs if isinstance(v, Tensor)]
     for d in range(-max(v.ndim for v in tensors), 0):
         for n in sorted({v.shape[d] for v in tensors if v.ndim >= -d and v.shape[d] > 1}):

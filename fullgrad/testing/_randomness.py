@@ -1,4 +1,4 @@
-"""Checks of operators that draw: one draw for the value and every derivative, and for ``vmap`` as many as it asks for."""
+"""Checks of operators that draw: one draw for the value and every derivative, and under ``vmap`` as ``randomness`` says."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from torch.func import grad, grad_and_value, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from fullgrad._recompute import without_aux
+from fullgrad._core.recomputed import without_aux
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 
-# Samples of a batch that only differ in their noise: enough that some differ.
+# Number of samples that differ only in their noise: enough that some values differ.
 _COPIES = 24
 
 
 def drawing(s: Subject) -> tuple[Subject, Callable[..., Any], Callable[..., Tensor] | None]:
-    """The subject as it draws; its operator as a function of the differentiable inputs and of ``noise`` and ``generator``; and
-    what draws the noise of a call, a function of the inputs, or None where the operator takes none.
+    """The drawing subject; its operator as a function of the differentiable inputs, ``noise`` and ``generator``; and the function
+    of the inputs that draws the noise of a call, or None if the operator takes no noise.
     """
     if not s.draws:
         raise NotApplicable("the operator draws no random numbers")
@@ -40,7 +40,7 @@ def drawing(s: Subject) -> tuple[Subject, Callable[..., Any], Callable[..., Tens
 
 
 def generators() -> list[torch.Generator]:
-    """torch's own generators: of the CPU, and of each device of the accelerator."""
+    """torch's own generators, of the CPU and of each device of the accelerator."""
     found = [torch.default_generator]
     if torch.accelerator.is_available():
         torch.empty(0, device=torch.accelerator.current_accelerator())  # before its first tensor a device may have no generator
@@ -58,7 +58,7 @@ def _same(states: list[Tensor], others: list[Tensor]) -> bool:
 
 @contextlib.contextmanager
 def _from_a_seed() -> Iterator[None]:
-    """The same random numbers each time, on every device; those of the caller go on as if none had been drawn."""
+    """A context with the same random numbers each time, on every device; it restores the generators at its end."""
     found = generators()
     before = [g.get_state() for g in found]
     try:
@@ -71,13 +71,13 @@ def _from_a_seed() -> Iterator[None]:
 
 
 def seeded(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
-    """What a function returns from the same random numbers at each call; those of the caller go on as if it had drawn none."""
+    """The result of a function from the same random numbers at each call; the generators are restored."""
     with _from_a_seed():
         return function(*arguments, **kwargs)
 
 
 def _states_after(function: Callable[..., Any], *arguments: Any, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Where a function that starts from the same random numbers leaves every generator, and one that it was given."""
+    """The states of all generators, and of a given one, after a function that starts from the same random numbers."""
     with _from_a_seed():
         given = () if generator is None else (generator.manual_seed(12345),)
         function(*arguments)
@@ -85,7 +85,7 @@ def _states_after(function: Callable[..., Any], *arguments: Any, generator: torc
 
 
 def _derivatives(s: Subject, f: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Each kind of derivative of a function of the differentiable inputs, with what it is called."""
+    """The name and function of each kind of derivative of a function of the differentiable inputs."""
     total = scalar(f)
 
     def second(*x: Tensor) -> None:
@@ -102,13 +102,13 @@ def _derivatives(s: Subject, f: Callable[..., Any]) -> Iterator[tuple[str, Calla
     for kind, derivative in (("a second derivative", second), ("forward mode", tangent)):
         try:
             seeded(derivative, *s.tensors)
-        except RuntimeError:  # of an operator that has none
+        except RuntimeError:  # the operator has no such derivative
             continue
         yield kind, derivative
 
 
 def _derivatives_draw_nothing(s: Subject, f: Callable[..., Any], generator: torch.Generator | None = None) -> None:
-    """Each derivative leaves the generators where the value alone leaves them."""
+    """Check that each derivative leaves the generators in the same state as the value alone."""
     expected = _states_after(f, *s.tensors, generator=generator)
     for kind, derivative in _derivatives(s, f):
         if not _same(_states_after(derivative, *s.tensors, generator=generator), expected):
@@ -130,7 +130,7 @@ def _all_equal(y: Tensor, dim: int) -> bool:
 
 @check("randomness")
 def randomness_error_raises(s: Subject) -> None:
-    """``vmap`` of the default ``randomness`` raises, of batched inputs and of others; with noise that is given it does not."""
+    """``vmap`` with the default ``randomness`` raises for batched and unbatched inputs, but not if noise is given."""
     s, f, noise = drawing(s)
     for batch, call in ((s.batch(), f), ((torch.zeros(3),), lambda _: f(*s.tensors))):
         try:
@@ -147,7 +147,7 @@ def randomness_error_raises(s: Subject) -> None:
 
 @check("randomness")
 def randomness_same_is_one_draw(s: Subject) -> None:
-    """``randomness="same"`` gives each sample what a call of it alone gives: values and gradients."""
+    """``randomness="same"`` gives each sample the value and gradient of a call on that sample alone."""
     s, f, _ = drawing(s)
     batch = s.batch()
     for g in (f, grad(scalar(f), s.argnums)):
@@ -162,7 +162,7 @@ def _stacked(results: list[Any]) -> Any:
 
 @check("randomness")
 def randomness_different_is_a_draw_each(s: Subject) -> None:
-    """``randomness="different"`` gives each sample noise of its own, that of one draw for the whole batch."""
+    """``randomness="different"`` gives each sample its own noise, in one draw for the whole batch."""
     s, f, noise = drawing(s)
     batch = s.batch()
     copies = _copies(s.tensors, _COPIES)
@@ -213,7 +213,7 @@ def randomness_of_nested_vmaps(s: Subject) -> None:
 
 @check("randomness")
 def one_draw_in_value_and_derivatives(s: Subject) -> None:
-    """Value and gradient, value and tangent are of one draw, and a derivative draws nothing; ``linearize`` with noise given."""
+    """Value, gradient and tangent share one draw, and a derivative draws nothing; ``linearize`` with given noise."""
     s, f, noise = drawing(s)
     x, tangents = s.tensors, s.tangents()
     _derivatives_draw_nothing(s, f)
@@ -239,7 +239,7 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     close(seeded(graph, *x), expected)
     # Forward mode.
     tangent = None
-    with contextlib.suppress(NotImplementedError):  # of an operator without a tangent
+    with contextlib.suppress(NotImplementedError):  # the operator may have no tangent
         tangent = seeded(jvp, reference, x, tangents)
     if tangent is None:
         return
@@ -248,7 +248,7 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
         dual = seeded(f, *[forward_ad.make_dual(a, t) for a, t in zip(x, tangents, strict=True)])
         primal, of_dual = forward_ad.unpack_dual(dual)
         close((primal, torch.zeros_like(primal) if of_dual is None else of_dual), tangent)
-    if noise is not None:  # torch's linearize draws again at each call of what it returns
+    if noise is not None:  # the function that torch's linearize returns draws again at each call
         start, push = seeded(linearize, reference, *x)
         close((start, push(*tangents)), tangent)
         close(push(*tangents), tangent[1])
@@ -256,7 +256,7 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
 
 @check("randomness")
 def checkpoint_draws_again_the_same(s: Subject) -> None:
-    """``torch.utils.checkpoint``, both kinds: what is computed again has the same noise."""
+    """``torch.utils.checkpoint``, both kinds: the recomputed forward has the same noise."""
     s, f, _ = drawing(s)
     expected = seeded(grad(scalar(f), s.argnums), *s.tensors)
     for reentrant in (False, True):
@@ -271,7 +271,7 @@ def checkpoint_draws_again_the_same(s: Subject) -> None:
 
 @check("randomness")
 def compiled_draws_once(s: Subject) -> None:
-    """Compiled, in one graph: new numbers at each call, value and gradient of one draw, rows as ``randomness`` asks for."""
+    """Compiled in one graph: new numbers at each call, one draw for value and gradient, samples as ``randomness`` says."""
     s, f, noise = drawing(s)
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,8 +300,8 @@ def compiled_draws_once(s: Subject) -> None:
 
 @check("randomness")
 def given_noise_draws_nothing(s: Subject) -> None:
-    """With ``noise``, or a ``generator``, torch's own generators stay where they are, on every device, in derivatives too; a
-    generator that is given draws what torch's would, and nothing in a derivative.
+    """With ``noise`` or a ``generator``, torch's own generators stay unchanged, on every device and in derivatives too; a given
+    generator draws the same numbers as torch's would, and nothing in a derivative.
     """
     s, f, noise = drawing(s)
     if noise is None:
@@ -327,7 +327,7 @@ def given_noise_draws_nothing(s: Subject) -> None:
 
 @check("randomness")
 def strides_do_not_change_the_draw(s: Subject) -> None:
-    """Transposed, strided and expanded inputs get the noise that contiguous ones get."""
+    """Inputs with other strides, such as transposed ones, get the same noise as contiguous ones."""
     s, f, _ = drawing(s)
     expected = seeded(f, *s.tensors)
     layouts = (
@@ -341,9 +341,9 @@ def strides_do_not_change_the_draw(s: Subject) -> None:
 
 @check("randomness")
 def rare_events_in_half_precision(s: Subject) -> None:
-    """In float16 and bfloat16 the mean of a million draws is right where it is 0.001: noise in these dtypes has too few numbers.
+    """In half precision the mean of a million draws of a rare event is right: noise in float16 or bfloat16 has too few values.
 
-    The option ``rare`` has inputs, and a function of them in float64 that gives the mean of the value, which is 0 or 1.
+    The option ``rare`` has inputs, and a function of them in float64 that returns the mean of the value, which is 0 or 1.
     """
     if "rare" not in s.options:
         raise NotApplicable("no inputs with a rare event were given")

@@ -1,5 +1,5 @@
-"""The list of checks. A check is a function of a `Subject` that raises when the operator is wrong; its docstring says what
-it proves.
+"""The list of checks. A check is a function of a `Subject` that raises if the operator is wrong; its docstring says what it
+proves.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ CHECKS: dict[str, Check] = {}
 GROUPS: dict[str, list[str]] = {}
 # Public threads about the checks that torch's own autograd.Function fails, or cannot run.
 UPSTREAM_ISSUES: dict[str, str] = {}
-# Checks in which there is a forward mode: they have nothing to say about an operator without a tangent.
+# Checks that use forward mode, which do not apply to an operator without a tangent.
 WITH_TANGENTS = {
     *("dual_numbers", "tangents_are_not_shared", "func_jvp", "func_jacfwd", "func_linearize", "adjoint"),
     *("func_hessian", "reverse_over_forward", "forward_over_forward", "jvp_of_grad", "grad_of_jvp"),

@@ -1,4 +1,4 @@
-"""`Report`: what every check said about an operator."""
+"""`Report`: the results of all checks of an operator."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
 @dataclass(frozen=True)
 class Result:
-    """What one check said.
+    """The result of one check.
 
     Args:
         status: ``"passed"``, ``"failed"`` or ``"not applicable"``.
-        message: Why, where it did not pass.
-        seconds: How long it took.
+        message: The reason if it did not pass.
+        seconds: The time it took.
     """
 
     status: str
@@ -24,8 +24,8 @@ class Result:
 
 
 class Report(Mapping[str, Result]):
-    """The results by the name of the check; its text is a table with a line for each check that did not pass, and for each
-    thing that nothing was said about as an argument was missing: ``not_checked``, by that argument.
+    """The results by the names of the checks. Its text is a table with a line for each check that failed, and for each property
+    in ``not_checked``, which maps a missing argument to what was not checked.
 
     Example:
         >>> from fullgrad.testing import Report, Result
@@ -56,7 +56,7 @@ class Report(Mapping[str, Result]):
         return {name: r.message for name, r in self.items() if r.status == FAILED}
 
     def count(self, status: str, group: str | None = None) -> int:
-        """How many checks, of a group or of all, have a status."""
+        """The number of checks, of a group or of all, with a status."""
         names = self if group is None else [n for n in GROUPS[group] if n in self]
         return sum(self[n].status == status for n in names)
 
@@ -72,7 +72,7 @@ class Report(Mapping[str, Result]):
 
     @property
     def gaps(self) -> list[str]:
-        """One line about each thing that was not checked, with the argument that changes it."""
+        """One line about each property that was not checked, with the missing argument."""
         return [gap(what, argument) for argument, what in self.not_checked.items()]
 
     def explain(self, name: str) -> str:
@@ -82,7 +82,7 @@ class Report(Mapping[str, Result]):
 
 
 def gap(what: str, argument: str) -> str:
-    """A line about what was not checked."""
+    """A line about a property that was not checked."""
     return f"not checked: {what}" if argument in ("draws", "inputs") else f"not checked: {what} (no `{argument}` was given)"
 
 

@@ -1,4 +1,4 @@
-"""`Subject`: an operator under test, the plain torch code that it has to agree with, and ways to compare the two."""
+"""`Subject`: an operator under test, the plain torch code that it must agree with, and ways to compare the two."""
 
 import contextlib
 import functools
@@ -17,11 +17,11 @@ Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class NotApplicable(Exception):
-    """A check that has nothing to say about this operator; the reason is the message."""
+    """A check that does not apply to this operator; the reason is the message."""
 
 
 class TorchLimit(NotApplicable):
-    """torch cannot do this, not even for its own operators: so the check says nothing about the operator."""
+    """A check that torch cannot do even for its own operators, so that it says nothing about the operator."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Subject:
     """An operator, one list of inputs, and its oracles.
 
     Args:
-        operator: The callable under test; returns one tensor, or a tuple of which the floating tensors are treated as one.
+        operator: The callable under test; returns one tensor, or a tuple whose floating tensors are treated as one.
         inputs: Its positional arguments. Floating tensors are differentiated, the rest is constant.
         surrogate: Plain torch code with the operator's declared derivative at every order, and its value up to rounding. Without
             one the transforms are compared with each other: eager reverse mode is then the reference.
@@ -85,7 +85,7 @@ class Subject:
         return tuple(like(t, seed + i) for i, t in enumerate(self.tensors))
 
     def batch(self, dim: int = 0, size: int = 3, which: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
-        """The differentiable inputs, stacked with permutations of themselves along ``dim`` where ``which`` says so."""
+        """The differentiable inputs, stacked with rotated, halved copies along ``dim`` where ``which`` is true."""
         which = which or [True] * len(self.diff_argnums)
         return tuple(stack(t, size, dim) if w else t for t, w in zip(self.tensors, which, strict=True))
 
@@ -130,9 +130,9 @@ class Subject:
     # --- Comparisons --------------------------------------------------------------------------------------------------
 
     def compare(self, transform: Transform, *arguments: Any, reference_transform: Transform | None = None) -> None:
-        """The transform of the operator gives what the transform of the surrogate gives.
+        """Check that the transform of the operator has the result of the transform of the surrogate.
 
-        Without a surrogate it is compared with ``reference_transform`` of the operator, which computes the same numbers.
+        Without a surrogate the reference is ``reference_transform`` of the operator, which computes the same numbers.
         """
         arguments = arguments or self.tensors
         if self.surrogate is not None:
@@ -149,7 +149,7 @@ class Subject:
         return torch.autograd.grad(scalar(function)(*leaves), leaves)
 
     def compare_compiled(self, transform: Transform, *arguments: Any) -> None:
-        """The transform of the operator, compiled in one graph, gives what that of the reference gives eagerly."""
+        """Check that the transform of the operator, compiled in one graph, has the eager result of the reference."""
         arguments = arguments or self.tensors
         close(self.compiled(transform)(*arguments), transform(self.reference)(*arguments))
 
@@ -158,7 +158,7 @@ class Subject:
         return lambda *arguments: self.compiled_calls(transform, [arguments])[0]
 
     def compiled_calls(self, transform: Transform, calls: Sequence[tuple[Any, ...]], dynamic: bool | None = None) -> list[Any]:
-        """What each call of one compiled function returns, the transform of the operator in one graph that serves them all."""
+        """The results of several calls of one compiled function: the transform of the operator, in one graph for all calls."""
 
         def run(function: Callable[..., Any]) -> list[Any]:
             torch.compiler.reset()  # a function that was compiled before must not be reused for this one
@@ -185,7 +185,7 @@ class Subject:
 
     @contextlib.contextmanager
     def smooth(self) -> Iterator[None]:
-        """The operator with smooth forwards under its own rules."""
+        """A context in which the operator has smooth forwards under its own rules."""
         with contextlib.ExitStack() as patches:
             for operator, forward in (self.smooth_forwards or {}).items():
                 patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
@@ -193,7 +193,7 @@ class Subject:
 
 
 def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A number that depends on every element of the output, differently on each, and not linearly."""
+    """The function followed by a nonlinear sum, to which each element of the output contributes differently."""
 
     def total(*tensors: Tensor) -> Tensor:
         y = function(*tensors)
@@ -216,7 +216,7 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 
 def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """Equal up to rounding, in structure, shape and dtype; NaN equals NaN. The error has what was expected and what was found."""
+    """Check that values agree up to rounding, and in structure, shape and dtype; NaN equals NaN. The error shows both."""
     if rtol is None and {t.dtype for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)} == {torch.float64}:
         # With torch's tolerances, 1e-7, a constant that was rounded to float32 on the way goes unnoticed.
         rtol, atol = 1e-9, 1e-11
@@ -224,21 +224,21 @@ def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | N
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = (
+        summary = (
             "; ".join(line for line in lines if line.startswith(("Greatest absolute", "The failure", "The values"))) or lines[0]
         )
-        raise AssertionError(f"expected {_short(expected)}, got {_short(actual)}. {told}") from None
+        raise AssertionError(f"expected {_short(expected)}, got {_short(actual)}. {summary}") from None
 
 
 def equal(actual: Tensor, expected: Tensor) -> None:
-    """Equal in every bit that has a meaning: dtype, shape, values, NaN, and the sign of zero."""
+    """Check that tensors are equal in dtype, shape, values, NaN and the sign of zero."""
     close(actual, expected, rtol=0, atol=0)
     if actual.is_floating_point() and not torch.equal(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan()):
         raise AssertionError(f"a zero has the wrong sign: expected {_short(expected)}, got {_short(actual)}")
 
 
 def _plain(*inputs: Any) -> Tensor:
-    """Stands in for a surrogate where the question is what torch can do at all."""
+    """Plain torch code in place of a surrogate, to find out what torch can do at all."""
     return functools.reduce(torch.add, [v.sin() for v in inputs if isinstance(v, Tensor) and v.is_floating_point()])
 
 

@@ -1,4 +1,4 @@
-"""`together`: many subjects as one, so that what a graph costs is paid once for all of them."""
+"""`together`: many subjects as one, so that the cost of a graph is paid once for all of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from fullgrad.testing._subject import Subject, TorchLimit, scalar
 
 @dataclass(frozen=True)
 class _Together(Subject):
-    """A subject whose one input is all inputs of others, flat, and whose output is all their outputs, flat.
+    """A subject whose single input is all inputs of others, flat, and whose output is all their outputs, flat.
 
-    One flat input, because a Hessian by N inputs has N^2 blocks.
+    The input is flat because a Hessian with respect to N inputs has N^2 blocks.
     """
 
     subjects: tuple[Subject, ...] = ()
 
     def batch(self, dim: int = 0, size: int = 3, which: Sequence[bool] | None = None) -> tuple[Tensor, ...]:
-        """The subjects' own batches: elements of one are no inputs of another."""
+        """The batches of the subjects, made separately: elements of one must not become inputs of another."""
         batches = [s.batch(0, size) for s in self.subjects]
         return (torch.cat([t.reshape(size, -1) for batch in batches for t in batch], 1).movedim(0, dim),)
 
@@ -32,12 +32,12 @@ class _Summed(Subject):
     subjects: tuple[Subject, ...] = ()
 
     def repeated(self, size: int) -> tuple[Tensor, ...]:
-        """The subjects' own: each may have other rows."""
+        """The repeated inputs of each subject, which may have different numbers of rows."""
         return tuple(t for s in self.subjects for t in s.repeated(size))
 
 
 def together(subjects: Sequence[Subject]) -> Subject:
-    """One subject of many: a check of it is a check of each, in one graph."""
+    """One subject made of many, so that a check of it checks each in one graph."""
     subjects = tuple(subjects)
 
     def each(functions: Sequence[Callable[..., Tensor]]) -> Callable[[Tensor], Tensor]:
@@ -59,13 +59,13 @@ def together(subjects: Sequence[Subject]) -> Subject:
 
 
 def _split(flat: Tensor, shapes: Sequence[Sequence[torch.Size]]) -> list[list[Tensor]]:
-    """The inputs of each subject, out of all of them."""
+    """The inputs of each subject, from one flat tensor."""
     pieces = iter(flat.split([shape.numel() for row in shapes for shape in row]))
     return [[next(pieces).reshape(shape) for shape in row] for row in shapes]
 
 
 def summed(subjects: Sequence[Subject]) -> Subject:
-    """One subject of many that keeps the shapes of their inputs, for checks that change them."""
+    """One subject made of many that keeps the shapes of their inputs, for checks that change sizes."""
     counts = [len(s.tensors) for s in subjects]
 
     def total(functions: Sequence[Callable[..., Tensor]]) -> Callable[..., Tensor]:
@@ -86,9 +86,9 @@ def summed(subjects: Sequence[Subject]) -> Subject:
     )
 
 
-# The checks that trace, but for that of the operator itself as what is compiled: together it is another function.
+# The checks that trace, except for compiling the operator itself: the joint operator is another function.
 TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_itself"]
-# Those in which sizes change.
+# The checks in which sizes change.
 _DYNAMIC = {"compile_dynamic_shapes"}
 
 
@@ -98,7 +98,7 @@ def in_one_graph(name: str, subjects: Sequence[Subject]) -> Subject:
 
 
 def check_together(name: str, subjects: Sequence[Subject]) -> None:
-    """The check of all subjects at once; where it fails, of one after the other, to find the one that is wrong.
+    """Check all subjects at once; if that fails, one after the other, to find the wrong one.
 
     Raises:
         AssertionError: A subject fails alone, or all pass alone and fail together.

@@ -27,7 +27,7 @@ def compile_forward_and_backward(s: Subject) -> None:
 
 @check("tracing")
 def compile_the_operator_itself(s: Subject) -> None:
-    """The operator itself as what is compiled, not a function around it."""
+    """The operator itself is compiled, not a function around it."""
     torch.compiler.reset()
     compiled = torch.compile(s.operator, backend=s.options.get("backend", "aot_eager"), fullgraph=True)
     for actual, expected in zip(*map(_tensors, (compiled(*s.inputs), s.operator(*s.inputs))), strict=True):
@@ -35,8 +35,8 @@ def compile_the_operator_itself(s: Subject) -> None:
 
 
 def same(s: Subject, actual: Tensor, expected: Tensor) -> None:
-    """Equal in every bit where the operator has a value of its own to the last bit, else up to some roundings: traced code may
-    compute a relaxation in other steps.
+    """Check equality in every bit if the operator has an exact value, else up to some roundings: traced code may compute a
+    relaxation in other steps.
     """
     if s.value is not None or not expected.is_floating_point():
         equal(actual, expected)
@@ -51,8 +51,8 @@ def _tensors(output: Any) -> list[Tensor]:
 
 @check("tracing")
 def compile_dynamic_shapes(s: Subject) -> None:
-    """One compiled function for changing sizes, which is not compiled again: the gradient at each."""
-    # Of two rows of four the double is square, and a graph of squares serves nothing else.
+    """One compiled function gives the gradient at changing sizes without being compiled again."""
+    # Two rows of four, doubled, are square, and a graph for squares serves no other shape.
     batches = [s.repeated(size) for size in (3, 5, 2)]
 
     def transform(f: Callable[..., Any]) -> Callable[..., Any]:

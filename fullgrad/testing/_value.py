@@ -78,7 +78,7 @@ def value_in_every_layout(s: Subject) -> None:
         try:
             expected = plain(*tensors)
         except Exception:
-            continue  # the plain function has no value here (the maximum of nothing)
+            continue  # the plain function has no value here, such as the maximum of an empty tensor
         for arguments in (tensors, [t.detach().requires_grad_() for t in tensors]):
             actual = s.op(*arguments).detach()
             equal(actual, expected)

@@ -1,6 +1,6 @@
 """The scale of values, gradients and tangents, recorded as they pass."""
 
-from fullgrad._public import make_public
+from fullgrad._core.public import make_public
 from fullgrad.tracking._scale_pair import ScalePair
 from fullgrad.tracking._scale_tracker import ScaleTracker
 from fullgrad.tracking._track_scales import ModuleScales, track_scales

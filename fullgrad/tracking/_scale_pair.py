@@ -1,20 +1,17 @@
-"""`ScalePair`: what was recorded about one tensor."""
+"""`ScalePair`: the recorded scales of one tensor."""
 
-import itertools
-import secrets
-import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fullgrad._core.records import Recorder
 from fullgrad._dispatch import has_data
 
 Scale = float | Tensor | None
 
 
 def _field(name: str, doc: str) -> Any:
-    """A property that is read when it is needed: until then its number stays on the device."""
+    """A property whose number stays on the device until it is read."""
 
     def assign(pair: "ScalePair", scale: Scale) -> None:
         pair._fields[name] = scale
@@ -22,10 +19,10 @@ def _field(name: str, doc: str) -> Any:
     return property(lambda pair: pair._read(name), assign, doc=doc)
 
 
-class ScalePair:
-    r"""The scale of a tensor in the forward pass, that of its gradient, and that of its tangent.
+class ScalePair(Recorder):
+    r"""The scale of a tensor in the forward pass, of its gradient, and of its tangent.
 
-    A field reads as a float; as a tensor of one number per sample, where the tensor was tracked under ``vmap``; as None where
+    A field reads as a float, as a tensor of one number per sample if the tensor was tracked under ``vmap``, or as None if
     nothing was recorded. The number stays on its device until the field is read. Pairs are equal when their fields are.
 
     .. math::
@@ -58,12 +55,8 @@ class ScalePair:
     """
 
     def __init__(self, forward: Scale = None, backward: Scale = None, tangent: Scale = None) -> None:
+        super().__init__()
         self._fields: dict[str, Any] = {"forward": forward, "backward": backward, "tangent": tangent}
-        # What a compiled graph refers to the pair by. A pair created inside one has none: its record would be lost.
-        self.key: int | None = None
-        if not torch.compiler.is_dynamo_compiling():
-            self.key = next(_KEYS)
-            PAIRS[self.key] = self
 
     forward: Scale = _field("forward", "The scale of the value.")
     backward: Scale = _field("backward", "The scale of the gradient.")
@@ -103,7 +96,7 @@ class ScalePair:
 
 
 def text(scale: Scale) -> str:
-    """A scale with three digits; of samples the first three."""
+    """A scale with three digits; for samples, the first three of them."""
     if scale is None:
         return "n/a"
     if isinstance(scale, Tensor):
@@ -113,7 +106,3 @@ def text(scale: Scale) -> str:
 
 
 _NO_DATA = object()
-# What compiled graphs refer to by key, while it is in use elsewhere.
-PAIRS: weakref.WeakValueDictionary[int, ScalePair] = weakref.WeakValueDictionary()
-# From a random start: a graph that outlives the process must not find another's pair.
-_KEYS = itertools.count(secrets.randbits(61) + 2)

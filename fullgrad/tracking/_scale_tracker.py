@@ -1,16 +1,15 @@
-"""`ScaleTracker`: passes a tensor through and records its scale, its gradient's and its tangent's."""
+"""`ScaleTracker`: passes a tensor through and records the scales of its value, gradient and tangent."""
 
-import uuid
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import effect, is_tracing, mark_for_dynamo, unwrap_legacy_batched
-from fullgrad._distributed import on_every_rank
-from fullgrad._function import Function, alias, saves_nothing
-from fullgrad.tracking._scale_pair import PAIRS, ScalePair
+from fullgrad._core import checks
+from fullgrad._core.function import Function, alias, saves_nothing
+from fullgrad._core.records import for_graph, function_for_graph, function_of, record
+from fullgrad._core.shards import on_every_rank
+from fullgrad._dispatch import unwrap_legacy_batched
+from fullgrad.tracking._scale_pair import ScalePair
 from fullgrad.tracking._statistics import Statistic, check_statistic, statistic
 
 Target = ScalePair | int  # the pair, or in compiled code its key
@@ -22,16 +21,16 @@ class ScaleTracker:
     .. math::
         y = x, \qquad D(x) = 1, \qquad s = \operatorname{std}(x),\ \operatorname{std}(g),\ \operatorname{std}(t)
 
-    with the unbiased standard deviation, or another statistic. What passes through is recorded, and the last record stays:
+    with the unbiased standard deviation, or another statistic. Each pass is recorded, and the last record stays:
 
     * Under ``vmap`` a field holds one number per sample, under nested ``vmap`` one per sample and level, the outermost first. A
-      ``vmap`` in chunks leaves the last chunk. ``jacrev`` and ``is_grads_batched`` pull back a batch
-      of cotangents, one number for each.
+      ``vmap`` in chunks leaves the last chunk. ``jacrev`` and ``is_grads_batched`` pull back a batch of cotangents, one number
+      for each.
     * Under ``jvp`` the tangent's scale is recorded too; under nested ``jvp`` that of the innermost.
     * A second backward overwrites the first. Second derivatives by reverse over reverse send cotangents of the second pass
-      through the tracker and leave theirs; ``hessian``, forward over reverse, leaves the gradient's.
-    * A checkpoint records the forward twice, with the same number. Where a tensor is used several times, the gradient is
-      their sum. The same pair given to two trackers holds the forward of the later and the backward of the earlier.
+      through the tracker and leave their scale; ``hessian``, forward over reverse, leaves the gradient's.
+    * A checkpoint records the forward twice, with the same number. If a tensor is used several times, its gradient is the sum
+      over the uses. The same pair given to two trackers holds the forward of the later and the backward of the earlier.
     * A tensor of one element, or an empty one, has the scale NaN, without a warning.
     * Inside ``torch.compile(fullgraph=True)`` all of this holds. The pair is created outside; a pair created inside raises.
     """
@@ -65,7 +64,7 @@ class ScaleTracker:
 
         Source: ``unit_scaling.utils.ScaleTracker``.
         """
-        _checks.floating_tensor("ScaleTracker", "t", t)
+        checks.floating_tensor("ScaleTracker", "t", t)
         if not isinstance(pair, ScalePair):
             raise TypeError(f"ScaleTracker: `pair` must be a ScalePair, got a value of type {type(pair).__name__}.")
         check_statistic("ScaleTracker", stat)
@@ -75,22 +74,20 @@ class ScaleTracker:
 
 
 def track(t: Tensor, target: Target, stat: Statistic, copy: bool) -> Tensor:
-    """The checked call. Its value is a copy where the caller may change it in place."""
+    """The call after its checks. The value is a copy if the caller may change it in place."""
     return Tracker.apply(t, *_for_graph(target, stat), 0, copy)
 
 
-def _for_graph(target: Target, stat: Statistic) -> tuple[Target, Statistic]:
-    """What stands for a pair and a function in a graph, which takes neither as an argument."""
-    if not torch.compiler.is_dynamo_compiling():
-        return target, stat
-    key = target.key if isinstance(target, ScalePair) else target
-    if key is None:
+def _for_graph(target: Target, stat: Statistic) -> tuple[Target, Any]:
+    """A pair and a statistic as arguments of an operator."""
+    pair = for_graph(target)
+    if pair is None:
         raise RuntimeError("ScaleTracker: `pair` must be made outside of compiled code, which cannot record in one of its own.")
-    return key, _name_of(stat) if callable(stat) else stat
+    return pair, function_for_graph(stat)
 
 
 class Tracker(Function):
-    """Records the value; the first ``batch`` dimensions count samples."""
+    """The operator that records a value; the first ``batch`` dimensions count samples."""
 
     @staticmethod
     def forward(x: Tensor, target: Target, stat: Statistic, batch: int, copy: bool) -> Tensor:
@@ -117,7 +114,7 @@ class Tracker(Function):
 
 
 class Observer(Function):
-    """Records a gradient or a tangent; what is derived from it is not recorded."""
+    """The operator that records a gradient or a tangent; its own derivatives are not recorded."""
 
     @staticmethod
     def forward(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> Tensor:
@@ -140,35 +137,6 @@ class Observer(Function):
 
 
 def _record(x: Tensor, target: Target, field: str, stat: Statistic, batch: int) -> None:
-    """Below all transforms: the statistic of a plain tensor, into the pair or, while torch traces, into the graph."""
+    """Record the statistic of a plain tensor below all transforms."""
     x, batch = unwrap_legacy_batched(x, batch)
-    value = on_every_rank(statistic(x, _FUNCTIONS.get(stat, stat) if isinstance(stat, str) else stat, batch))
-    if isinstance(target, ScalePair):
-        target.put(field, value)
-        if not is_tracing():
-            return
-        target = target.key  # pyright: ignore[reportAssignmentType]  # made outside of compiled code
-    _put(value, target, field)
-
-
-@effect("fullgrad::record_scale")
-def _put(value: Tensor, key: int, field: str) -> None:
-    """What a graph does when it runs."""
-    pair = PAIRS.get(key)
-    if pair is not None:
-        pair.put(field, value.clone())  # compiled code reuses its memory
-
-
-# Functions that compiled code uses as statistics, by the name that stands for them in its graph.
-_FUNCTIONS: dict[str, Any] = {}
-_PROCESS = uuid.uuid4().hex
-
-
-def _name_of(function: Any) -> str:
-    # torch caches graphs on disk: another process, or another function at the same address, must not find this name in one.
-    name = f"function {id(function)} of {_PROCESS}"
-    _FUNCTIONS[name] = function
-    return name
-
-
-mark_for_dynamo(torch.compiler.assume_constant_result, _name_of)
+    record(on_every_rank(statistic(x, function_of(stat), batch)), target, field)

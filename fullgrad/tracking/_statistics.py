@@ -1,4 +1,4 @@
-"""The statistics of a tensor that can be tracked, each one number per sample."""
+"""The statistics that can be tracked, one number per sample each."""
 
 import math
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
 from fullgrad._dispatch import has_shape, perhaps, square_root, surely
 from fullgrad.gradients._magnitude import largest
 
 Statistic = str | Callable[[Tensor], Tensor]
 
 
-# Functions of a tensor, of its dimensions that do not count samples, and of the number of elements in those.
+# Functions of a tensor, its dimensions that do not count samples, and the number of elements in these.
 STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
     # torch warns about a single element, and returns the same NaN.
     "std": lambda x, dims, n: torch.std(x, dims, correction=1) if perhaps(n > 1) else x.sum(dims) * math.nan,
@@ -25,15 +25,15 @@ STATISTICS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {
 
 
 def check_statistic(name: str, stat: Any) -> None:
-    """The name of a statistic, or a function."""
+    """Refuse a statistic that is neither a known name nor a function."""
     if not callable(stat):
-        _checks.choice(name, "stat", stat, STATISTICS)
+        checks.choice(name, "stat", stat, STATISTICS)
 
 
 def statistic(x: Tensor, stat: Statistic, batch: int) -> Tensor:
     """The statistic of every sample of ``x``, whose first ``batch`` dimensions count samples.
 
-    The named ones are computed in float32 at least, where half precision would overflow, and are NaN for an empty sample.
+    Named statistics are computed in float32 at least, since half precision would overflow, and are NaN for an empty sample.
     """
     if not isinstance(stat, str):
         for _ in range(batch):

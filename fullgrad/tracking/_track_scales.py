@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import mark_for_dynamo, tree_map_with_path
+from fullgrad._core.records import found_for_graph
+from fullgrad._dispatch import tree_map_with_path
 from fullgrad.tracking._scale_pair import ScalePair, text
 from fullgrad.tracking._scale_tracker import track
 from fullgrad.tracking._statistics import Statistic, check_statistic
@@ -23,12 +24,12 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
     .. math::
         s_m = \operatorname{std}(y_m), \qquad s_{m,\mathrm{backward}} = \operatorname{std}(\partial L / \partial y_m)
 
-    for the output :math:`y_m` of every module :math:`m`, with any operator inside, whatever its structure: each floating tensor
-    of it gets a `ScalePair`. Values and derivatives are unchanged. The meaning of the numbers under ``vmap``, ``jvp`` and
-    repeated calls is that of `ScaleTracker`: the last record stays, so a loop over steps may run inside. A backward after the
+    for the output :math:`y_m` of every module :math:`m`, whatever its operators and the structure of its output: each floating
+    tensor in the output gets a `ScalePair`. Values and derivatives are unchanged. Under ``vmap``, ``jvp`` and repeated calls the
+    numbers mean the same as for `ScaleTracker`: the last record stays, so a loop over steps may run inside. A backward after the
     context has closed is recorded too.
 
-    The gradient of an output is that which arrives from what uses it: after a :func:`fullgrad.scale_bwd` that the next module
+    The gradient of an output is the one that arrives from its users: after a :func:`fullgrad.scale_bwd` that the next module
     applies to it. Outputs are copied, so that a following in-place module works as it does without tracking. The module is
     left as it was found, also after an exception. No graph is kept alive.
 
@@ -65,20 +66,20 @@ def track_scales(module: nn.Module, stat: Statistic = "std") -> Iterator["Module
     _RECORDS[word] = scales
     with contextlib.ExitStack() as restore:
         for name, submodule in module.named_modules():
-            # Not a hook: compiled code that torch has from before would silently go on without it, and record nothing. An
-            # instance's own forward is guarded.
+            # Not a hook: code that was compiled before would silently ignore it and record nothing. A forward on the instance
+            # is guarded.
             own = submodule.__dict__.get("forward")
-            name = ".".join(part for part in name.split(".") if part != "_orig_mod")  # what torch.compile puts around a module
+            name = ".".join(part for part in name.split(".") if part != "_orig_mod")  # torch.compile's wrapper
             submodule.__dict__["forward"] = _tracked(submodule.forward, name or "(all)", word, stat)
             restore.callback(_restore, submodule, own)
         yield scales
 
 
 class ModuleScales(Mapping[str, ScalePair]):
-    r"""What `track_scales` recorded: a mapping from the names of modules to pairs, in the order of execution.
+    r"""The record of `track_scales`: a mapping from the names of modules to pairs, in the order of execution.
 
-    The module itself is called ``(all)``. An output of several tensors has a pair for each, such as ``rnn[0]`` and ``rnn[1]``. It
-    prints as a table.
+    The module itself is called ``(all)``. An output of several tensors has a pair for each, such as ``rnn[0]`` and ``rnn[1]``.
+    The mapping prints as a table.
 
     .. math::
         m \mapsto (s_m,\ s_{m,\mathrm{backward}},\ s_{m,\mathrm{tangent}})
@@ -131,7 +132,7 @@ class ModuleScales(Mapping[str, ScalePair]):
     __repr__ = __str__
 
     def plot(self, axes: Any = None, names: Iterable[str] | None = None) -> Any:
-        """Draw forward and backward scales by depth on a logarithmic axis; of samples the median and the range.
+        """Draw forward and backward scales by depth on a logarithmic axis; for samples, the median and the range.
 
         Args:
             axes: matplotlib axes to draw on; None for a new figure.
@@ -170,16 +171,14 @@ class ModuleScales(Mapping[str, ScalePair]):
 
 
 def _tracked(forward: Any, name: str, word: str, stat: Statistic) -> Any:
-    """A module's ``forward``, the floating tensors of whose output are replaced by tracked copies."""
+    """A module's ``forward`` with the floating tensors of its output replaced by tracked copies."""
 
     @functools.wraps(forward)
     def tracked_forward(*args: Any, **kwargs: Any) -> Any:
         def replace(path: str, leaf: Any) -> Any:
             if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
                 return leaf
-            # Compiled code refers to the record by a word, and its graph to the pair by a number.
-            find = _key_in if torch.compiler.is_dynamo_compiling() else _pair_in
-            return track(leaf, find(word, name + path), stat, copy=True)
+            return track(leaf, found_for_graph(_pair_in, word, name + path), stat, copy=True)
 
         return tree_map_with_path(replace, forward(*args, **kwargs))
 
@@ -196,13 +195,6 @@ def _pair_in(word: str, name: str) -> ScalePair:
     return _RECORDS[word].pair(name)
 
 
-def _key_in(word: str, name: str) -> Any:
-    return _pair_in(word, name).key
-
-
-mark_for_dynamo(torch.compiler.assume_constant_result, _key_in)
-
-
-# By words that no later record has again, as an address may be: compiled code is guarded by its word.
+# Records by unique words, unlike addresses, which may be reused: compiled code is guarded by its word.
 _RECORDS: weakref.WeakValueDictionary[str, ModuleScales] = weakref.WeakValueDictionary()
 _COUNT = itertools.count()

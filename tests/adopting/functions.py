@@ -39,7 +39,7 @@ class SavesOutput(Function):
 
 
 class SavesIntermediate(Function):
-    """A computed tensor is a constant to double backward."""
+    """Saves a computed tensor, which is a constant to double backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -54,7 +54,7 @@ class SavesIntermediate(Function):
 
 
 class NewStyle(Function):
-    """With `setup_context` and keywords."""
+    """The new style, with `setup_context` and keywords."""
 
     @staticmethod
     def forward(x, scale=2.0):
@@ -88,7 +88,7 @@ class SavesInSetup(Function):
 
 
 class Attributes(Function):
-    """Tensors, numbers and containers of tensors on ctx."""
+    """Keeps tensors, numbers and containers of tensors on ctx."""
 
     @staticmethod
     def forward(ctx, x, power):
@@ -116,7 +116,7 @@ class TwoInputs(Function):
 
 
 class SeveralOutputs(Function):
-    """A tuple with a number, a floating mask without derivative, whose gradient is 0 then, and a second output."""
+    """Returns a number, a floating mask without a derivative, whose gradient is then 0, and a second output."""
 
     @staticmethod
     def forward(ctx, x):
@@ -132,7 +132,7 @@ class SeveralOutputs(Function):
 
 
 class NotMaterialized(Function):
-    """Missing gradients are None."""
+    """Gets None for missing gradients."""
 
     @staticmethod
     def forward(ctx, x):
@@ -152,7 +152,7 @@ class NotMaterialized(Function):
 
 
 class Surplus(Function):
-    """More gradients than inputs."""
+    """Returns more gradients than inputs."""
 
     @staticmethod
     def forward(ctx, x, mode="same"):
@@ -165,7 +165,7 @@ class Surplus(Function):
 
 
 class InContainer(Function):
-    """Tensors inside a list: constants to autograd."""
+    """Saves tensors inside a list: constants to autograd."""
 
     @staticmethod
     def forward(ctx, x, pair):
@@ -179,7 +179,7 @@ class InContainer(Function):
 
 
 class WithJvp(Function):
-    """It declares its own forward mode, unlike the transpose of the backward on purpose."""
+    """Declares its own forward mode, on purpose not the transpose of the backward."""
 
     @staticmethod
     def forward(x):
@@ -200,7 +200,7 @@ class WithJvp(Function):
 
 
 class WithVmap(Function):
-    """It declares its own batching."""
+    """Declares its own batching."""
 
     @staticmethod
     def forward(x):
@@ -220,7 +220,7 @@ class WithVmap(Function):
 
 
 class GeneratedVmap(NewStyle):
-    """A subclass, which asks torch for its rule."""
+    """A subclass that asks torch for its vmap rule."""
 
     generate_vmap_rule = True
 
@@ -239,7 +239,7 @@ class Nested(Function):
 
 
 class ReturnsInput(Function):
-    """The value is the input itself."""
+    """Returns the input itself."""
 
     @staticmethod
     def forward(ctx, x):
@@ -252,7 +252,7 @@ class ReturnsInput(Function):
 
 
 class ChangesTheGradient(Function):
-    """An in-place operation on the gradient that it gets."""
+    """Changes its gradient in place."""
 
     @staticmethod
     def forward(ctx, x):
@@ -266,7 +266,7 @@ class ChangesTheGradient(Function):
 
 
 class Reduces(Function):
-    """Not elementwise, of another shape."""
+    """Reduces to another shape."""
 
     @staticmethod
     def forward(ctx, x):
@@ -280,7 +280,7 @@ class Reduces(Function):
 
 
 class LooksAtNumbers(Function):
-    """A branch on data and a number taken out of a tensor."""
+    """Branches on data, and takes a number out of a tensor."""
 
     @staticmethod
     def forward(ctx, x):
@@ -295,7 +295,7 @@ class LooksAtNumbers(Function):
 
 
 class LooksInBackward(Function):
-    """A branch on data in the backward alone."""
+    """Branches on data in the backward only."""
 
     @staticmethod
     def forward(ctx, x):
@@ -309,7 +309,7 @@ class LooksInBackward(Function):
 
 
 class AddsBias(Function):
-    """Its backward leaves it to autograd to sum the gradient of what was broadcast."""
+    """Leaves it to autograd to sum the gradient of what was broadcast."""
 
     @staticmethod
     def forward(ctx, x, bias):

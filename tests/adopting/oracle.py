@@ -1,18 +1,18 @@
-"""What eager autograd gives of a class: loops over samples, and double backward row by row."""
+"""The derivatives of a class in eager autograd: loops over samples, and double backward row by row."""
 
 import torch
 from torch import Tensor
 
 
 def scalar(y):
-    """A number that depends on every floating output, and not linearly."""
+    """A scalar that depends nonlinearly on every floating output."""
     outputs = [o for o in (y if isinstance(y, tuple) else (y,)) if isinstance(o, Tensor) and o.is_floating_point()]
     flat = torch.cat([o.flatten() for o in outputs])
     return (torch.arange(1, flat.numel() + 1).to(flat).cos() * flat.sin()).sum()
 
 
 def bound(apply, inputs):
-    """A scalar function of one vector: all floating inputs side by side. And the vector."""
+    """A scalar function of one vector, which holds all floating inputs side by side; and the vector."""
     where = [i for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.is_floating_point()]
     shapes = [inputs[i].shape for i in where]
 
@@ -26,13 +26,13 @@ def bound(apply, inputs):
 
 
 def gradient(function, x):
-    """By eager autograd."""
+    """The gradient by eager autograd."""
     x = x.detach().clone().requires_grad_()
     return torch.autograd.grad(function(x), x)[0]
 
 
 def hessian(function, x):
-    """By eager double backward; its rows are the gradients of the gradient's elements."""
+    """The Hessian by eager double backward: its rows are the gradients of the gradient's elements."""
     x = x.detach().clone().requires_grad_()
     (g,) = torch.autograd.grad(function(x), x, create_graph=True)
     if not g.requires_grad:

@@ -30,7 +30,7 @@ captured = SavesInput.apply
 
 
 class Model(torch.nn.Module):
-    """A network of somebody else's, with several classes in it."""
+    """A network of another package, with several classes in it."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_a_transform_inside(name):
-    """In one graph."""
+    """A compiled transform of an adopted class is one graph, and equals eager code."""
     transform = TRANSFORMS[name]
     with fullgrad.adopting():
         expected = transform(total)(X)
@@ -90,7 +90,7 @@ def test_per_sample_gradients_of_a_model():
 
 
 def test_code_that_is_compiled_before_inside_and_after():
-    """What the context adopts is guarded: the same compiled function is right inside and as before outside."""
+    """Compiled code guards on what the context adopts: one compiled function is right inside, and as before outside."""
     reset = torch.compile(lambda x: vmap(grad(lambda x: captured(x).sum()))(x), backend="aot_eager")
 
     def outside():
@@ -115,7 +115,7 @@ def test_code_that_is_compiled_before_inside_and_after():
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("decorates", [False, True])
 def test_a_context_that_is_opened_in_compiled_code(decorates):
-    """Such code is right, with a graph break, whose reason says where to open it."""
+    """Opening the context in compiled code is right, with a graph break whose reason says where to open it."""
 
     def of_each(x):
         return vmap(grad(lambda x: captured(x).sum()))(x.sin()) * x
@@ -135,7 +135,7 @@ def test_a_context_that_is_opened_in_compiled_code(decorates):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
 def test_without_a_transform():
-    """Dynamo's own way is taken for what it can do, ours for a class with a ``jvp``, which it refuses."""
+    """Without a transform Dynamo handles what it can, and our node a class with a ``jvp``, which Dynamo refuses."""
     x = X.clone().requires_grad_()
 
     def compiled(cls):
@@ -148,7 +148,7 @@ def test_without_a_transform():
 
 
 def test_a_backward_that_is_not_linear_is_noticed_when_compiled():
-    """Forward mode raises, compiled first."""
+    """Forward mode raises, even if it is compiled first."""
 
     class Clipped(Function):
         @staticmethod
@@ -171,7 +171,7 @@ def test_traced_by_make_fx():
 
 
 def test_functions_as_arguments():
-    """They are part of the node, and guarded."""
+    """Functions as arguments are part of the node, and guarded."""
 
     class WithFunction(Function):
         @staticmethod
@@ -194,7 +194,7 @@ def test_functions_as_arguments():
 
 
 def test_numbers_as_arguments():
-    """They are guarded by their value: an equal one is compiled once, another one counts."""
+    """Numbers as arguments are guarded by their value: an equal one does not recompile, another one does."""
     graphs = CompileCounterWithBackend("aot_eager")
 
     def per_sample(x, scale):
@@ -208,7 +208,7 @@ def test_numbers_as_arguments():
 
 
 def test_shapes_that_depend_on_numbers_stay_inside():
-    """A class may find out how many elements it changes, and keep it to itself."""
+    """A class may compute how many elements it changes, and keep the number to itself."""
 
     class SquaresOfPositive(Function):
         @staticmethod
@@ -230,7 +230,7 @@ def test_shapes_that_depend_on_numbers_stay_inside():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
 def test_other_methods_of_a_class():
-    """They are plain code to Dynamo, as they were."""
+    """Other methods of a class are plain code to Dynamo, as before."""
 
     class WithHelper(ChangesTheGradient):
         @staticmethod
@@ -268,7 +268,7 @@ class State:
 
 
 class WithSlope(Function):
-    """What its backward needs is in an argument, and in a tensor of the module."""
+    """Takes what its backward needs from an argument, and from a tensor of the module."""
 
     @staticmethod
     def forward(ctx, x, slope):
@@ -299,7 +299,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_tensors_that_a_class_reaches(name, backend):
-    """Those in an object, a closure or the module are constants of the graph, in every transform."""
+    """Tensors in an object, a closure or the module are constants of the graph, in every transform."""
     for transform in (grad, lambda f: lambda x: jvp(f, (x,), (x,))[1], lambda f: lambda x: vmap(grad(f))(oracle.batch(x))):
         f = transform(lambda x: WithSlope.apply(x, ARGUMENTS[name]).sum())
         with fullgrad.adopting():
@@ -329,7 +329,7 @@ def test_tensors_that_a_class_reaches_and_that_change(backend):
 
 
 def test_an_argument_that_compiled_code_makes_or_changes():
-    """It is not in the graph: the call breaks it and is right, or raises and says what to do."""
+    """Such an argument is not in the graph: the call breaks the graph and is right, or raises and says what to do."""
     state = State(TABLE, inner=State(TABLE))
 
     def makes(x):
@@ -357,7 +357,7 @@ def test_an_argument_that_compiled_code_makes_or_changes():
 
 @pytest.mark.parametrize("transform", [grad, hessian, lambda f: lambda x: jvp(f, (x,), (x,))[1]])
 def test_after_a_graph_break(transform):
-    """What is not compiled is as it is in eager code."""
+    """Code after a graph break behaves as eager code."""
 
     def f(x):
         torch._dynamo.graph_break()
@@ -368,7 +368,7 @@ def test_after_a_graph_break(transform):
 
 
 def test_sizes_that_depend_on_numbers_without_a_transform():
-    """They may stay inside there, too."""
+    """Sizes that depend on numbers may stay inside a class without a transform, too."""
 
     class CountsPositive(Function):
         @staticmethod
@@ -391,7 +391,7 @@ def test_sizes_that_depend_on_numbers_without_a_transform():
 
 
 def test_a_failed_trace_leaves_autograd_on(monkeypatch):
-    """torch's error keeps a guard alive that switches autograd off when it is collected."""
+    """torch's error keeps a guard alive that switches autograd off when it is collected; autograd stays on."""
     monkeypatch.setattr(torch_private._Lifting, "_lifted", lambda self, tensor: tensor)
     f = lambda x: jvp(lambda x: WithSlope.apply(x, ARGUMENTS["closure"]).sum(), (x,), (x,))[1]  # noqa: E731
     with fullgrad.adopting(), pytest.raises(Exception, match=r"fake tensor|FakeTensor"):

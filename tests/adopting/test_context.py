@@ -1,4 +1,4 @@
-"""The context: who is adopted, where, and that nothing is left behind."""
+"""The context: which classes it adopts, where, and that it leaves nothing behind."""
 
 import asyncio
 import gc
@@ -52,7 +52,7 @@ def works():
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """After each test torch is as it was."""
+    """Check after each test that torch's state is unchanged."""
     assert all(a is b for a, b in zip(parts(), BEFORE, strict=True))
     yield
     gc.collect()
@@ -61,14 +61,14 @@ def _as_before():
 
 
 def test_a_captured_apply():
-    """What a package keeps in a variable is adopted, inside and not outside."""
+    """An ``apply`` that a package keeps in a variable is adopted inside the context, and not outside."""
     assert not works()
     with fullgrad.adopting():
         assert_close(per_sample(X[None])[0], 1 / (1 + X * X))
 
 
-def test_a_module():
-    """A model that knows nothing of it: per-sample gradients, Hessians, forward mode without torch.func."""
+def test_an_unchanged_model_has_every_derivative():
+    """An unchanged model has per-sample gradients, Hessians, and forward mode without torch.func."""
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -91,20 +91,20 @@ def test_a_module():
 
 
 def test_nesting_and_exceptions():
-    """Contexts nest, and end with an exception too."""
+    """Contexts nest, and end also by an exception."""
     with fullgrad.adopting():
         with pytest.raises(KeyError), fullgrad.adopting():
             raise KeyError
         assert works()
 
 
-def test_a_decorator():
-    """It decorates functions."""
+def test_the_context_decorates_functions():
+    """The context decorates functions."""
     assert fullgrad.adopting()(works)()
 
 
-def test_narrowed():
-    """To modules or classes, by name or by themselves, without some; the innermost scope that names a class decides."""
+def test_a_context_may_be_limited_to_modules_or_classes():
+    """A context may be limited to some modules or classes; the innermost one that names a class decides."""
     here = sys.modules[SavesInput.__module__]
     for packages, expected in [
         ((here,), True),
@@ -126,8 +126,8 @@ def test_narrowed():
             assert works()
 
 
-def test_options():
-    """Those of `adopt`."""
+def test_options_of_adopt_work_in_the_context():
+    """The options of `adopt` work in the context."""
     with fullgrad.adopting(strict=True):
         with pytest.raises(RuntimeError, match="saves an intermediate"):
             hessian(lambda x: SavesIntermediate.apply(x).sum())(X)
@@ -137,8 +137,8 @@ def test_options():
             g.sum().backward()
 
 
-def test_threads():
-    """A thread is not in the scope of another, and may have its own."""
+def test_a_thread_is_not_in_the_context_of_another():
+    """A thread is not in the context of another, and may open its own."""
     found = {}
 
     def other(name):
@@ -154,8 +154,8 @@ def test_threads():
     assert found == {"other": False, "other inside": True}
 
 
-def test_many_threads():
-    """Scopes that open and close in many threads at once."""
+def test_contexts_open_and_close_in_many_threads_at_once():
+    """Contexts may open and close in many threads at once."""
     wrong = []
 
     def run():
@@ -170,8 +170,8 @@ def test_many_threads():
     assert not wrong
 
 
-def test_generators():
-    """A generator that is left in the middle closes its scope, in whatever order."""
+def test_suspended_generators_close_their_contexts_in_any_order():
+    """Generators that are left in the middle close their contexts, in any order."""
 
     def generator():
         with fullgrad.adopting():
@@ -192,7 +192,7 @@ def test_generators():
 
 
 def test_a_generator_that_another_thread_closes():
-    """The scope ends where it was opened."""
+    """The context ends in the thread where it was opened."""
 
     def generator():
         with fullgrad.adopting():
@@ -206,8 +206,8 @@ def test_a_generator_that_another_thread_closes():
     assert not works()
 
 
-def test_tasks():
-    """Asynchronous tasks have scopes of their own."""
+def test_asynchronous_tasks_have_their_own_contexts():
+    """Asynchronous tasks have their own contexts."""
     found = []
 
     async def inside():
@@ -236,7 +236,7 @@ def test_eager_code_is_torchs():
 
 
 def test_torchs_own_functions_are_left_alone():
-    """torch.utils.checkpoint, which is a Function, and fullgrad's."""
+    """torch's own Functions, such as that of torch.utils.checkpoint, and fullgrad's are not adopted."""
     x = X.clone().requires_grad_()
     with fullgrad.adopting():
         y = checkpoint(captured, x, use_reentrant=True)
@@ -247,7 +247,7 @@ def test_torchs_own_functions_are_left_alone():
 
 
 def test_forward_runs_once():
-    """A counter counts once per call, and the backward sees that very draw."""
+    """A counter counts once per call, and the backward sees the same draw."""
     calls = []
 
     class Draws(Function):
@@ -272,15 +272,12 @@ def test_forward_runs_once():
         transform(draws)(torch.ones(3, 2))
         assert len(calls) == 1
 
-    def value_and_gradient(x):
-        return torch.func.vjp(draws, x)[0] - x, grad(lambda x: draws(x).sum())(x)
-
-    def both(x):
+    def noise_and_gradient(x):
         y, pull = torch.func.vjp(draws, x)
         return y - x, pull(torch.ones_like(x))[0]
 
     for randomness, same in (("same", True), ("different", False)):
-        noise, g = vmap(both, randomness=randomness)(torch.ones(3, 2))
+        noise, g = vmap(noise_and_gradient, randomness=randomness)(torch.ones(3, 2))
         assert_close(noise, g)
         assert torch.equal(noise[0], noise[1]) is same
     with pytest.raises(RuntimeError, match="randomness"):
@@ -373,7 +370,7 @@ def test_many_calls_leave_nothing():
 
 
 def test_subclasses_of_each_other():
-    """Each with its own rules."""
+    """A class and its subclass each keep their own rules."""
 
     class Twice(SavesInput):
         @staticmethod
@@ -396,7 +393,7 @@ def test_subclasses_of_each_other():
 
 
 def test_complex_numbers():
-    """Gradients of complex inputs, as in eager autograd."""
+    """Gradients of complex inputs are those of eager autograd."""
 
     class Conjugate(Function):
         @staticmethod
@@ -434,7 +431,7 @@ library.impl("plain", plain, "CompositeImplicitAutograd")
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.skipif(DISPATCH == "fallback", reason="torch raises there for every custom Function")
 def test_inside_a_composite_operator():
-    """A class that code of torch.library calls: every nesting is that of the code itself."""
+    """A class that an operator of torch.library calls equals the code itself in every nesting."""
     composite = torch.ops.fullgrad_adopting.plain
     total = lambda f: lambda x: f(x).sum()  # noqa: E731
     push = lambda f: lambda x: jvp(f, (x,), (x.cos(),))[1]  # noqa: E731

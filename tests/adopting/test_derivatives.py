@@ -40,14 +40,14 @@ def test_first_derivatives(case):
 
 @pytest.mark.parametrize("nesting", [(jacrev, jacrev), (jacfwd, jacrev), (jacrev, jacfwd), (jacfwd, jacfwd)])
 def test_second_derivatives(case, nesting):
-    """Reverse and forward mode in every order are eager double backward."""
+    """Second derivatives in every order of reverse and forward mode are eager double backward."""
     adopted, eager, x = case
     outer, inner = nesting
     assert_close(outer(inner(adopted))(x), oracle.hessian(eager, x))
 
 
 def test_third_derivative(case):
-    """Triple backward."""
+    """The third derivative is triple backward."""
     adopted, eager, x = case
     vector = torch.linspace(-1, 1, len(x), dtype=x.dtype)
 
@@ -75,7 +75,7 @@ def test_batches_are_loops(case, transform):
 
 
 def test_derivatives_of_batches(case):
-    """The gradient of a sum over a batch, and its Hessian: transforms outside of vmap."""
+    """The gradient and the Hessian of a sum over a batch, with transforms outside vmap, are those of eager code."""
     adopted, eager, x = case
     samples = oracle.batch(x)
     expected = torch.stack([oracle.gradient(eager, s) for s in samples])
@@ -87,7 +87,7 @@ def test_derivatives_of_batches(case):
 
 
 def test_shared_inputs(case):
-    """What all samples share gets the sum of their gradients."""
+    """An input that all samples share gets the sum of their gradients."""
     adopted, eager, x = case
     scales = torch.tensor([1.0, -0.5, 2.0], dtype=x.dtype)
     total = lambda f: lambda x: sum(f(x) * s for s in scales)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Kinds of classes that packages have, each of which once was wrong or raised: rewritten, as small as they can be."""
+"""Kinds of classes that packages have and that once failed, rewritten as small as possible."""
 
 import warnings
 from typing import Any
@@ -24,7 +24,7 @@ def push(f):
 
 
 def function(forward, backward=lambda ctx, g: g, name="Kind") -> Any:
-    """A class of the two rules, a new one at each call."""
+    """A new class with these two rules."""
     return type(name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
@@ -56,7 +56,7 @@ def divides_by_the_largest(ctx, g):
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 @pytest.mark.parametrize("backward", [leaves_zeros_out, skips_zeros, signs, divides_by_the_largest])
 def test_a_linear_backward_that_is_special_at_zero(backward):
-    """Forward mode is the transpose of what the backward is elsewhere, alone, in batches and in every Hessian."""
+    """Forward mode is the transpose of the backward at other gradients, alone, in batches and in every Hessian."""
     f = fullgrad.adopt(function(saves, backward))
     scalar = lambda x: (f(x) * Y + 1).sin().sum()  # noqa: E731
     assert_close(push(f)(X), X.cos() * X.sin())
@@ -71,7 +71,7 @@ def test_a_linear_backward_that_is_special_at_zero(backward):
 
 @pytest.mark.parametrize("backward", [lambda ctx, g: torch.where(g == 0, 1, g), lambda ctx, g: g if g.any() else g + 1])
 def test_a_backward_that_is_not_zero_at_zero(backward):
-    """It is not linear, which is noticed."""
+    """A backward that is not 0 at 0 is recognized as not linear."""
     f = fullgrad.adopt(function(saves, backward))
     with pytest.raises(NotImplementedError, match="no linear"):
         push(f)(X)
@@ -87,7 +87,7 @@ def hard(ctx, x):
 
 
 def test_what_a_forward_sets_on_an_output():
-    """The caller finds it there: an input as it was given, with its derivative, another tensor as a constant."""
+    """The caller finds the attribute: an input as given, with its derivative, another tensor as a constant."""
     cls = function(hard)
     f = fullgrad.adopt(cls)
 
@@ -110,7 +110,7 @@ def test_what_a_forward_sets_on_an_output():
 
 
 def test_what_a_forward_sets_on_one_of_several_outputs_and_on_an_input():
-    """On each its own; an output may refer to another."""
+    """Each tensor has its own attributes; an output may refer to another."""
 
     def forward(ctx, x):
         x.seen, y, z = "seen", x.round(), x.floor()
@@ -131,7 +131,7 @@ def test_what_a_forward_sets_on_one_of_several_outputs_and_on_an_input():
 
 
 def test_what_a_caller_sets_on_an_input():
-    """The class finds it there."""
+    """The class finds the attribute."""
 
     def forward(ctx, x):
         return x * getattr(x, "scale", 1.0)
@@ -150,7 +150,7 @@ def test_what_a_caller_sets_on_an_input():
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_number_on_an_output_that_differs_between_samples():
-    """It has no value for a whole batch."""
+    """Such a number has no value for a whole batch."""
 
     def forward(ctx, x):
         y = x.round()
@@ -164,7 +164,7 @@ def test_a_number_on_an_output_that_differs_between_samples():
 
 
 def test_attributes_are_named_where_compiled_code_would_lose_them():
-    """It raises, with the names."""
+    """Compiled code that would lose attributes raises, and names them."""
     cls = function(hard)
     compiled = torch.compile(grad(lambda x: cls.apply(x).sum()), backend="aot_eager", fullgraph=True)
     with fullgrad.adopting(), pytest.raises(Exception, match=r"Kind.forward sets 'soft', 'middle', 'kind', 'both' on a tensor"):
@@ -175,7 +175,7 @@ def test_attributes_are_named_where_compiled_code_would_lose_them():
 
 
 def told(transform):
-    """What a class of two tensors, a number and a list of a tensor is told in forward and in backward."""
+    """Records what the forward and the backward of a class of two tensors, a number and a list of a tensor are told."""
     found = []
 
     def forward(ctx, x, y, scale, held):
@@ -207,8 +207,8 @@ TOLD = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_a_class_is_told(name):
-    """Which of its inputs are differentiated in this call, as torch tells it; numbers and containers are not."""
+def test_a_class_sees_which_inputs_are_differentiated(name):
+    """A class sees which inputs this call differentiates, as torch tells it; numbers and containers are not among them."""
     transform, expected = TOLD[name]
     assert told(transform) == expected
 
@@ -229,14 +229,14 @@ def test_what_a_class_is_told(name):
     ],
 )
 def test_what_is_not_differentiated_is_never_asked_for(transform):
-    """In forward mode, where the backward is tried, transposed and differentiated, in every nesting, and compiled."""
+    """No gradient of other inputs is asked for in forward mode, in any nesting, or compiled."""
     found = told(transform)
     assert found
     assert all(one in (FIRST, FIRST_ALONE) for one in found[found[0] == NEITHER :])  # linearize begins with the value
 
 
 def test_levels_that_differentiate_other_inputs():
-    """The forward is told of both, the backward of each level of what that level asks for."""
+    """The forward sees both inputs as differentiated, the backward of each level what that level asks for."""
     found = told(lambda f: grad(lambda y: grad(lambda x: (f(x, y) ** 2).sum())(X).sum())(Y))
     assert found[0] == ((True, True, False, False), (True, True, True))
     assert found[1] == FIRST_ALONE
@@ -245,7 +245,7 @@ def test_levels_that_differentiate_other_inputs():
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_class_that_refuses_some_inputs():
-    """It is right where these are constants, and refuses where they are not."""
+    """The class is right where these inputs are constants, and refuses where they are not."""
 
     def forward(ctx, x, scale):
         if ctx.needs_input_grad[0] or x.requires_grad:
@@ -269,7 +269,7 @@ def test_a_class_that_refuses_some_inputs():
 
 
 def test_a_value_that_depends_on_who_is_differentiated():
-    """It is the one that eager autograd gives."""
+    """Such a value is the one that eager autograd gives."""
 
     def forward(ctx, x, bias):
         ctx.has_bias = bias.requires_grad
@@ -347,7 +347,7 @@ def test_the_trial_of_a_backward_draws_nothing(accelerator, index):
 
 
 def test_saved_variables():
-    """The old name of ``ctx.saved_tensors``."""
+    """``ctx.saved_variables`` is the old name of ``ctx.saved_tensors``."""
 
     def backward(ctx, g):
         (x,) = ctx.saved_variables
@@ -367,7 +367,7 @@ def computes_again(ctx, g):
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_backward_that_computes_again():
-    """With autograd inside it: the first derivative is right; further ones, which eager autograd takes for 0, raise."""
+    """Autograd in a backward gives a right first derivative; further ones, which eager autograd takes for 0, raise."""
     f = fullgrad.adopt(function(saves, computes_again))
     assert_close(grad(total(f))(X), X.cos())
     assert_close(vmap(grad(total(f)))(oracle.batch(X)), oracle.batch(X).cos())
@@ -389,7 +389,7 @@ def keeps_scratch(ctx, x):
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_backward_that_changes_its_own_scratch():
-    """The first derivative is right; what would go through the change raises, and says what it is."""
+    """The first derivative is right; a derivative through the change raises, and says why."""
     f = fullgrad.adopt(function(keeps_scratch, lambda ctx, g: ctx.scratch.add_(2).mul_(g)))
     assert_close(grad(total(f))(X), torch.full_like(X, 2))
     assert_close(vmap(grad(total(f)))(oracle.batch(X)), torch.full((3, 4), 2, dtype=X.dtype))
@@ -399,7 +399,7 @@ def test_a_backward_that_changes_its_own_scratch():
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_context_of_another_shape_for_each_sample():
-    """It does not matter where nobody differentiates, and raises where somebody does."""
+    """Such a context works where nobody differentiates, and raises elsewhere."""
 
     def forward(ctx, x):
         ctx.save_for_backward(x, x[x > 0])
@@ -413,7 +413,7 @@ def test_a_context_of_another_shape_for_each_sample():
 
 
 def test_a_tensor_that_is_in_the_context_twice():
-    """In ctx itself and in an object there: a constant is, an input is not taken for one."""
+    """A constant may be in ctx and in an object there; an input is not mistaken for such a constant."""
 
     class Holder:
         tensor = Y
@@ -431,7 +431,7 @@ def test_a_tensor_that_is_in_the_context_twice():
 
 
 def test_forward_mode_says_what_works_instead():
-    """The other order of derivatives."""
+    """The error says to use the other order of derivatives."""
     f = fullgrad.adopt(function(saves, lambda ctx, g: g.clamp(-1, 1) * ctx.saved_tensors[0]))
     with pytest.raises(NotImplementedError, match=r"jacrev\(f\) for jacfwd\(f\), and jacrev\(jacrev\(f\)\) for hessian\(f\)"):
         hessian(total(f))(X)
@@ -456,7 +456,7 @@ class Kernel(torch.nn.Module):
 
 
 def test_a_module_whose_method_is_an_argument():
-    """Its parameters are in the module, differentiated, and the class does not use them there."""
+    """The parameters of the module are differentiated, and the class does not use them."""
 
     def forward(ctx, x, scale, distance):
         ctx.save_for_backward(scale, distance(x))
@@ -477,7 +477,7 @@ def test_a_module_whose_method_is_an_argument():
 )
 @pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
 def test_a_class_that_uses_a_tensor_inside_an_argument(transform, use):
-    """It raises, in whatever way it is used; its shape may be read."""
+    """Using such a tensor raises, in every way; reading its shape does not."""
 
     class Holder:
         def __init__(self, tensor):
@@ -499,7 +499,7 @@ def test_a_class_that_uses_a_tensor_inside_an_argument(transform, use):
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_a_backward_that_asks_autograd_for_the_gradients_of_parameters():
-    """They require gradients in it, as in eager code."""
+    """Parameters require gradients in the backward, as in eager code."""
     model = torch.nn.Linear(4, 4, dtype=X.dtype)
 
     def forward(ctx, x, *parameters):
@@ -554,7 +554,7 @@ NESTINGS = {
 @pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS)
 @pytest.mark.parametrize("backward", [slope_without_a_graph, slope_of_data, slope_changed_through_data])
 def test_constants_of_a_backward_are_constants_in_every_nesting(backward, nesting):
-    """As they are in eager double backward, which forward mode would not know."""
+    """Constants are those of eager double backward, which forward mode would not know."""
     cls, weight, x = function(saves, backward), torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.7, 1.4, -0.3])
     of = lambda apply: lambda x: (weight * apply(x) + x**3).sum()  # noqa: E731
     assert_close(nesting(of(fullgrad.adopt(cls)))(x), oracle.hessian(of(cls.apply), x))

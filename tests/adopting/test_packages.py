@@ -1,4 +1,4 @@
-"""Other packages' networks, unchanged: against a loop over the samples, and against eager double backward."""
+"""Other packages' networks, unchanged, compared with a loop over the samples and with eager double backward."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.adopting, pytest.mark.filterwarnings("ignore")]
 
 
 def package(name):
-    """The module, or a skip. Packages warn on import, of what is not ours to mend."""
+    """The module, or a skip. Warnings of packages on import are ignored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name)
@@ -31,7 +31,7 @@ def package(name):
 
 
 def snntorch():
-    """Its default surrogate, over four time steps."""
+    """A network of snntorch with its default surrogate, over four time steps."""
     snn = package("snntorch")
 
     class Network(nn.Module):
@@ -366,7 +366,7 @@ def test_functions_that_ask_for_more(name):
 
 @pytest.mark.parametrize("name", sorted({p.package for p in PUBLISHED}))
 def test_every_function_is_in_the_table(name):
-    """Each that the package defines is checked, or left out for a reason."""
+    """Each Function that the package defines is checked, or left out for a reason."""
     package(name)
     known = {p.path for p in PUBLISHED}
     missing = [
@@ -381,7 +381,7 @@ def test_every_function_is_in_the_table(name):
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda p: f"{p.package}-{p.name}")
 def test_a_function(published):
-    """First and second derivatives, forward mode and batches hold after, if they hold of the class in eager autograd."""
+    """Derivatives and batches hold after adoption, if they hold for the class in eager autograd."""
     package(published.package)
     counts = results_of(published, ["backward", "func_grad", "func_jvp", "func_hessian", "vmap_of_grad", "vmap_of_hessian"])
     assert not {n: m for n, m in counts["fails"].items() if "nan" not in m and "something else for each sample" not in m}

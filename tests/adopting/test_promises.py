@@ -1,4 +1,4 @@
-"""What is promised beside derivatives: whose objects a class gets, whom the context leaves alone, what it costs."""
+"""Promises beside derivatives: whose objects a class gets, which classes the context ignores, and the cost."""
 
 import sys
 
@@ -22,7 +22,7 @@ def total(f):
 
 
 def test_an_argument_that_a_class_writes_to():
-    """It is the caller's own, in both rules, not a copy of it."""
+    """An argument that a class writes to is the caller's own, in both rules, not a copy."""
 
     class Records(Function):
         @staticmethod
@@ -97,7 +97,7 @@ def _subclasses(cls):
 
 
 def test_torchs_own_functions_are_never_adopted():
-    """Those of checkpoint, DDP, autocast and the compiler, not even if they are asked for; nor ours."""
+    """Functions of checkpoint, DDP, autocast and the compiler, and ours, are not adopted even on request."""
     ours = [cls for cls in _subclasses(Function) if cls.__module__.partition(".")[0] in ("torch", "fullgrad")]
     assert torch.utils.checkpoint.CheckpointFunction in ours
     assert torch.nn.parallel._functions.Broadcast in ours
@@ -107,7 +107,7 @@ def test_torchs_own_functions_are_never_adopted():
 
 
 def test_plain_code_takes_few_steps_more():
-    """Inside the context a call in plain eager code is torch's after a look at two flags: few Python calls more, none outside."""
+    """Inside the context a plain eager call takes few more Python calls, and none outside."""
 
     def steps():
         calls = []
@@ -128,7 +128,7 @@ def test_plain_code_takes_few_steps_more():
 
 
 def test_forward_mode_without_a_transform():
-    """In a dual level: what is adopted is, what is left alone is as it was, and nothing is left behind."""
+    """In a dual level adopted classes have forward mode, others are as before, and nothing is left behind."""
 
     def tangent(cls, *others):
         with forward_ad.dual_level():
@@ -150,7 +150,7 @@ def test_forward_mode_without_a_transform():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("backward", [lambda g: g.clamp(-1, 1), lambda g: g / g.norm(), lambda g: torch.where(g > 50, 50, g)])
 def test_a_backward_that_is_not_linear_is_noticed(dtype, backward):
-    """In every precision, and where only a few of many elements show it."""
+    """A nonlinear backward is recognized in every precision, and where only a few of many elements show it."""
 
     class NotLinear(Function):
         @staticmethod
@@ -223,7 +223,7 @@ def test_no_loop_also_where_one_ran():
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
 def test_errors_of_a_class_are_its_own():
-    """A class that raises does, with its words, whatever is in them."""
+    """An error that a class raises keeps its message, whatever it says."""
 
     class Raises(Function):
         @staticmethod
@@ -240,7 +240,7 @@ def test_errors_of_a_class_are_its_own():
 
 
 def test_a_backward_that_is_refused_runs_once():
-    """It is not tried again below the transform, where a plain call inside it would not be refused."""
+    """A refused backward is not tried again below the transform, where a plain call inside it would not be refused."""
     calls = []
 
     class ChangesItsInput(Function):

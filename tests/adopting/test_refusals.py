@@ -1,4 +1,4 @@
-"""Functions broken on purpose, each in one way: what is promised of them."""
+"""Functions broken on purpose, each in one way, with what is promised for them."""
 
 import warnings
 
@@ -20,7 +20,7 @@ def total(f):
 
 
 def function(forward, backward=lambda ctx, g: g, name="Broken"):
-    """A class of the two rules, a new one at each call."""
+    """A new class with these two rules."""
     return type(name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
@@ -35,8 +35,8 @@ def changes_and_says_so(ctx, x):
 
 @pytest.mark.parametrize("forward", [changes_input, changes_and_says_so])
 @pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), hessian])
-def test_in_place(forward, transform):
-    """A forward that changes its input, with or without mark_dirty, raises and names the class."""
+def test_a_forward_that_changes_its_input_raises(forward, transform):
+    """The error names the class, whether its forward calls mark_dirty or not."""
     adopted = fullgrad.adopt(function(forward))
     with pytest.raises(NotImplementedError, match=r"Broken.forward changes an input in place"):
         transform(lambda x: adopted(x).sum())(torch.ones(3, 2))
@@ -51,8 +51,8 @@ def normalized(ctx, g):
 
 
 @pytest.mark.parametrize("backward", [clipped, normalized])
-def test_a_map_of_the_gradient(backward):
-    """With the identity as value: reverse mode is the map, per sample under vmap, and forward mode the identity."""
+def test_an_identity_with_another_gradient_has_forward_mode(backward):
+    """With the identity as value reverse mode is the map, per sample under vmap, and forward mode the identity."""
     adopted = fullgrad.adopt(function(lambda ctx, x: x.clone(), backward))
     x, t = 3 * torch.randn(4, 3), torch.randn(4, 3)
     expected = torch.stack([backward(None, 2 * s) for s in x])
@@ -63,7 +63,7 @@ def test_a_map_of_the_gradient(backward):
 
 @pytest.mark.parametrize("backward", [clipped, normalized, lambda ctx, g: g.abs(), lambda ctx, g: g.sign()])
 def test_a_backward_that_is_not_linear(backward):
-    """With another value: reverse mode is the class's own, forward mode raises and says why."""
+    """With another value reverse mode is the class's own, and forward mode raises and says why."""
     adopted = fullgrad.adopt(function(lambda ctx, x: x.round(), backward))
     assert_close(grad(lambda x: (3 * adopted(x)).sum())(X), backward(None, torch.full_like(X, 3.0)))
     with pytest.raises(NotImplementedError, match="Broken has no forward mode: its backward is no linear"):
@@ -71,7 +71,7 @@ def test_a_backward_that_is_not_linear(backward):
 
 
 def test_a_backward_that_is_linear_for_some_arguments():
-    """The verdict is that of the class with its constant arguments, not that of the first call."""
+    """The verdict on linearity is that of the class with its constant arguments, not that of the first call."""
 
     def forward(ctx, x, limit):
         ctx.limit = limit
@@ -83,8 +83,8 @@ def test_a_backward_that_is_linear_for_some_arguments():
         jvp(lambda x: adopted(x, 1.0), (X,), (X,))
 
 
-def test_arguments_that_change_do_not_add_up():
-    """The verdicts of one class are few."""
+def test_a_class_keeps_few_verdicts():
+    """Constants that change at every call do not add up."""
     from fullgrad.adoption._linearity import _verdicts
 
     cls = function(lambda ctx, x, step: x.clone(), lambda ctx, g: (g, None))
@@ -127,7 +127,7 @@ def test_code_that_looks_at_numbers():
 
 
 def test_outputs_that_differ_between_samples():
-    """A number that the caller sees, or a shape, has no value for a whole batch."""
+    """A number or a shape that the caller sees has no value for a whole batch."""
     for forward in (lambda ctx, x: (x.clone(), x.sum().item()), lambda ctx, x: x[: int(x.abs().sum())]):
         adopted = fullgrad.adopt(function(forward))
         with pytest.raises(NotImplementedError, match="something else for each sample"), pytest.warns(match="by sample"):
@@ -168,7 +168,7 @@ def test_a_tensor_hidden_in_an_argument():
 
 
 def closes_over(s):
-    """A class that multiplies by a tensor that is none of its arguments."""
+    """A class that multiplies by a tensor that is not an argument."""
     return fullgrad.adopt(function(lambda ctx, x: x * s, lambda ctx, g: g * s))
 
 
@@ -177,46 +177,64 @@ def returns(s):
     return fullgrad.adopt(function(lambda ctx, x: s))
 
 
+def product(x, s):
+    """x times s, which is no argument of the adopted class."""
+    return closes_over(s)(x)
+
+
+def value(s):
+    return returns(s)(X)
+
+
 def test_a_tensor_that_is_no_argument():
-    """It is a constant, as in eager autograd, and has its own value for each sample where the arguments have one."""
-    assert_close(grad(lambda s: closes_over(s)(X).sum())(X), torch.zeros_like(X))
-    assert_close(grad(lambda s: returns(s * 2)(X).sum())(X), torch.zeros_like(X))
-    y = X.flip(0)
-    assert_close(vmap(lambda x, s: closes_over(s)(x))(X, y), X * y)
-    assert_close(grad(lambda x: vmap(lambda x, s: closes_over(s)(x))(x, y).sum())(X), y)
+    """Such a tensor is a constant, as in eager autograd, and may be batched where the arguments are."""
+    y, zeros = X.flip(0), torch.zeros_like(X)
+    assert_close(grad(lambda s: product(X, s).sum())(y), zeros)
+    assert_close(grad(lambda s: value(s * 2).sum())(X), zeros)
+    assert_close(vmap(product)(X, y), X * y)
+    assert_close(grad(lambda x: vmap(product)(x, y).sum())(X), y)
 
 
-def test_a_tensor_that_is_no_argument_and_is_batched_alone():
-    """Nothing tells at which level the call is batched: it raises, and a batch of the same size is not taken for it."""
-    for call in (
-        lambda: vmap(lambda s: closes_over(s)(X))(X),
-        lambda: vmap(lambda s: returns(s)(X))(X),
-        lambda: vmap(grad(lambda s: returns(s)(X).sum()))(X[None]),
-        lambda: vmap(grad(lambda x, s: closes_over(s)(x)))(X, X),
-        lambda: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(X))(X),
-        lambda: vmap(lambda x: vmap(lambda s: closes_over(s)(x))(X))(X),
-        lambda: grad(lambda x: vmap(lambda s: vmap(lambda x: closes_over(s)(x))(x))(X).sum())(X),
-        lambda: vmap(lambda s: grad(lambda x: vmap(lambda x: closes_over(s)(x))(x).sum())(X))(X),
-    ):
-        with pytest.raises(NotImplementedError, match="uses a batched tensor that is none of its arguments"):
-            call()
+arguments_batched, other_batched = (0, None), (None, 0)
+BATCHED_ALONE = {
+    "as a factor": lambda: vmap(product, other_batched)(X, X),
+    "as the value": lambda: vmap(value)(X),
+    "as the value, in a gradient": lambda: vmap(grad(total(value)))(X[None]),
+    "in a gradient of a batched argument": lambda: vmap(grad(product))(X, X),
+    "outside of a batch of arguments": lambda: vmap(vmap(product, arguments_batched), other_batched)(X, X),
+    "inside of a batch of arguments": lambda: vmap(vmap(product, other_batched), arguments_batched)(X, X),
+    "between a gradient and a batch": lambda: grad(lambda x: vmap(vmap(product, arguments_batched), other_batched)(x, X).sum())(
+        X
+    ),
+    "outside of a gradient of a batch": lambda: vmap(lambda s: grad(lambda x: vmap(product, arguments_batched)(x, s).sum())(X))(
+        X
+    ),
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("call", BATCHED_ALONE.values(), ids=BATCHED_ALONE)
+def test_a_tensor_that_is_no_argument_and_is_batched_alone_raises(call):
+    """The level of the batch is unknown; a batch of the same size is not mistaken for it."""
+    with pytest.raises(NotImplementedError, match="uses a batched tensor that is none of its arguments"):
+        call()
 
 
 def test_too_few_and_too_many_gradients():
-    """As in eager autograd."""
+    """Wrong numbers of gradients are errors, as in eager autograd."""
     adopted = fullgrad.adopt(function(lambda ctx, x, y: x + y, lambda ctx, g: g))
     with pytest.raises(RuntimeError, match=r"Broken.backward returned 1 gradients for 2 inputs"):
         grad(lambda x: adopted(x, X).sum())(X)
 
 
 def test_tensors_in_a_container_that_is_returned():
-    """Autograd does not see them."""
+    """Autograd does not see tensors in a returned container."""
     adopted = fullgrad.adopt(function(lambda ctx, x: [x + 1]))
     with pytest.raises(NotImplementedError, match="returns tensors in a container"):
         vmap(lambda x: adopted(x)[0])(X)
 
 
-def test_strict():
+def test_strict_refuses_derivatives_of_a_saved_intermediate():
     """A second derivative that would take a saved intermediate for a constant raises, and nothing else does."""
     lax, strict = fullgrad.adopt(SavesIntermediate), fullgrad.adopt(SavesIntermediate, strict=True)
     assert_close(grad(total(strict))(X), grad(total(lax))(X))
@@ -233,7 +251,7 @@ def test_strict():
 
 
 def test_strict_leaves_what_is_right_alone():
-    """A mask is no lost derivative, and neither is a constant."""
+    """A mask is not a lost derivative, nor is a constant."""
 
     def forward(ctx, x):
         ctx.save_for_backward(x, x > 0, torch.ones(4, dtype=x.dtype))
@@ -248,13 +266,13 @@ def test_strict_leaves_what_is_right_alone():
 
 
 def test_adopt_refuses_other_things():
-    """With what it got."""
+    """The error says what `adopt` got."""
     with pytest.raises(TypeError, match=r"adopt: `cls` must be a subclass of torch.autograd.Function, got"):
         fullgrad.adopt(torch.round)
 
 
-def test_what_differs_differs_by_more_than_rounding():
-    """Relative to the largest number; what is not finite in either is left out."""
+def test_roundings_are_no_difference():
+    """Values differ relative to the largest number; elements that are not finite in either are left out."""
     inf, nan = float("inf"), float("nan")
     for size in (1e-4, 1.0, 1e4):
         expected = size * torch.tensor([1.0, 0.5, 0.0])

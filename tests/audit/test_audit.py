@@ -1,12 +1,12 @@
-"""`python -m fullgrad audit`: what it finds in source that is not run, and what it says of each."""
+"""`python -m fullgrad audit`: what it finds in source that is not run, and what it says about each finding."""
 
 import json
 
 import pytest
 
-from fullgrad._suite.audit import audit, audit_source
-from fullgrad._suite.audit._probe import PROBES, probe
 from fullgrad._suite.cli import main
+from fullgrad.audit import audit, audit_source
+from fullgrad.audit._probe import PROBES, probe
 
 
 def function(forward, backward, setup="", extra=""):
@@ -68,7 +68,7 @@ class Own(torch.autograd.Function):
     ],
 )
 def test_a_function_is_replaced_by_its_shape(forward, backward, write):
-    """By what its forward and its backward return; a shape that is not known is adopted."""
+    """The returns of forward and backward decide the replacement; a class of unknown form is adopted."""
     (finding,) = audit_source(function(forward, backward), "own.py")
     assert (finding.kind, finding.name, finding.line) == ("Function", "Own", 4)
     assert finding.replacement == write
@@ -98,7 +98,7 @@ def test_a_function_is_replaced_by_its_shape(forward, backward, write):
     ],
 )
 def test_a_detach_trick_in_any_order(expression, write):
-    """A sum with a term and the same detached, negative; nothing else."""
+    """A sum with a term and the same term detached and negated is a detach trick; nothing else is."""
     found = audit_source(f"def f(x, y, z):\n    return {expression}\n", "f.py")
     assert [f.replacement for f in found] == ([] if write is None else [write])
     assert all(f.breaks == ("float16", "inf", "-0.0") and f.line == 2 for f in found)
@@ -124,7 +124,7 @@ def test_a_detach_trick_in_any_order(expression, write):
     ],
 )
 def test_hooks_and_code_in_place(statement, kind, write):
-    """In what is a forward; an initialization may change data."""
+    """Hooks and code in place count in a forward; an initialization may change data."""
     found = audit_source(f"def forward(self, x, y):\n    {statement}\n", "f.py")
     assert [f.kind for f in found] == ([kind] if kind else [])
     assert all(f.replacement.startswith(write) for f in found)
@@ -133,7 +133,7 @@ def test_hooks_and_code_in_place(statement, kind, write):
 
 
 def test_what_breaks_is_what_the_class_lacks():
-    """Rules that it declares do not break; a context that is misused does."""
+    """Rules that a class declares do not break; a misused context does."""
     text = function("x.round()", "g", setup="ctx.x = x")
     assert audit_source(text, "")[0].breaks == ("func.grad", "vmap", "jvp", "compiled transforms", "in-place changes unnoticed")
     whole = """
@@ -164,7 +164,7 @@ SOURCE = function("x.round()", "g")
 
 
 def test_the_command(tmp_path, capsys):
-    """A table, or a list in JSON; 1 where something was found, 0 where nothing was, 2 for what does not exist."""
+    """The command prints a table or JSON, and exits with 1 if it found something, 0 if not, 2 for paths that do not exist."""
     (tmp_path / "inner").mkdir()
     file = tmp_path / "inner" / "own.py"
     file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
@@ -183,7 +183,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_a_package_is_read_and_not_imported():
-    """By its name, and a module in it by a dotted one."""
+    """A package is found by its name, and a module in it by its dotted name."""
     found = audit(["torch.utils.checkpoint"])
     assert {f.file for f in found} == {"torch/utils/checkpoint.py"}
     assert "CheckpointFunction" in [f.name for f in found if f.kind == "Function"]
@@ -191,7 +191,7 @@ def test_a_package_is_read_and_not_imported():
 
 @pytest.mark.long
 def test_probes_run_what_was_found(tmp_path):
-    """As it is and adopted; what cannot be imported or called says so."""
+    """Probes run each class as it is and adopted; a class that cannot be imported or called says so."""
     file = tmp_path / "audited_own.py"
     file.write_text(SOURCE)
     (finding,) = audit([str(file)])

@@ -1,4 +1,4 @@
-"""The benchmark suite: it measures what it says, for every operator; and the costs that do not depend on the machine are kept."""
+"""The benchmark suite: it measures every operator, and the costs that do not depend on the machine are kept."""
 
 import importlib.util
 import json
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._suite.bench import _growth, _report, _softtorch
+from fullgrad._core.fast import ENABLED, ENTRIES
+from fullgrad._suite.bench import _fast, _growth, _report, _softtorch
 from fullgrad._suite.bench._comparison import Comparison, Result, run
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
 from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
@@ -21,14 +22,14 @@ EVERYDAY = [pytest.param(case, id=case.name) for case in chosen((), variants=Fal
 
 
 def statement(function, n, **names) -> Statement:
-    """Forward and backward of one row."""
+    """The forward and backward of one row."""
     x = torch.linspace(-2, 2, n).sin().requires_grad_()
     return Statement("grad(f(x), x, g)", {"f": function, "x": x, "g": torch.ones(n), "grad": torch.autograd.grad, **names})
 
 
 @pytest.mark.parametrize("case", EVERYDAY)
 def test_every_operator_can_be_measured_in_every_way(case):
-    """At two sizes, on inputs that stay in the range of the case's own; ours never fails."""
+    """Every operator runs at two sizes, on inputs in the range of the case's own; ours never fails."""
     for n in (16, 4096 if case.of == "elements" else 64):
         inputs = enlarged(case, n, n, torch.float32, "cpu")
         assert tensors(inputs)[0].numel() == n
@@ -48,7 +49,7 @@ COMPOSITES = [
 
 @pytest.mark.parametrize("case", COMPOSITES)
 def test_a_composite_with_matrices_computes_the_same(case):
-    """A rival that did less would be no rival: values and gradients agree."""
+    """Values and gradients of a composite agree with ours, as a rival that did less would not be one."""
     (comparison,) = comparisons(case, 12, torch.float64, "cpu", ["forward+backward"], one_row=True)
     ours, rival = comparison.ours, comparison.rivals["composite"]
     torch.testing.assert_close(rival.names["f"](rival.names["x0"]), ours.names["f"](ours.names["x0"]))
@@ -57,14 +58,14 @@ def test_a_composite_with_matrices_computes_the_same(case):
 
 
 def test_times_of_something_twice_as_long_are_twice_as_long():
-    """The ratio that is measured is the ratio that there is, within a wide margin."""
+    """The measured ratio is the true ratio, within a wide margin."""
     once, twice = (Statement("for _ in range(k): sin(x)", {"x": torch.randn(20_000), "sin": torch.sin, "k": k}) for k in (5, 10))
     times = measure([once, twice], seconds=0.05)
     assert 1.5 < times[twice].minimum / times[once].minimum < 2.7
 
 
 def test_a_rival_that_raises_is_left_out_and_ours_is_not():
-    """What torch cannot do in plain code is no reason to measure nothing; what we cannot do is a failure."""
+    """A rival that torch cannot run is left out; an operator of ours that fails is a failure."""
     good, bad = Statement("x + 1", {"x": torch.ones(3)}), Statement("1 / 0", {})
     made = {"operator": "add", "what": "forward", "n": 3, "dtype": "float32"}
     (result,) = run([Comparison(**made, ours=good, rivals={"bad": bad, "same": good})], 0.001)
@@ -74,7 +75,7 @@ def test_a_rival_that_raises_is_left_out_and_ours_is_not():
 
 
 def test_what_softtorch_cannot_do_is_told(monkeypatch):
-    """A way in which it raises has a row of ours alone, which says so; the others have both."""
+    """A way in which softtorch raises has a row with our time only, which says so; other ways have both."""
 
     def max_without_vmap(x, dim):
         assert not x.isnan().any()  # which vmap cannot tell
@@ -120,7 +121,7 @@ def test_reports_mark_what_is_noisy_and_contradictory():
 
 
 def test_the_page_of_the_benchmarks_shows_the_committed_runs():
-    """Its tables are what the files in benchmarks/ hold, and all that they hold; ``python benchmarks/page.py`` writes both."""
+    """The tables hold what the files in benchmarks/ hold; ``python benchmarks/page.py`` writes both."""
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
@@ -153,9 +154,27 @@ def test_exponents_are_fitted_over_the_larger_sizes():
     assert fit["memory"] == pytest.approx(1)
 
 
+@pytest.mark.skipif(not ENABLED, reason="no entry runs")
+def test_every_entry_has_a_gain_and_one_that_gains_nothing_is_marked(monkeypatch):
+    """The arguments are those of the cases, every entry has a row, and an entry that is its formula is marked."""
+    name = "fullgrad.spikes._atan.ScaledStep.slope_times"
+    case = next(c for c in CASES if c.name == "spikes.atan")
+    monkeypatch.setitem(ENTRIES, name, ENTRIES[name]._replace(version=ENTRIES[name].formula))
+    rows = _fast.gains(16, torch.float32, "cpu", 0.001, [case])
+    assert [row["entry"] for row in rows] == list(ENTRIES)
+    (found,) = [row for row in rows if row["entry"] == name]
+    assert (found["size"], found["case"]) == (16, "spikes.atan")
+    assert any(row["gain"] is None for row in rows)
+    head, line = _fast.fast_table([found | {"gain": 1.01}])
+    assert head == ["entry", "dtype", "16", "1.3 reached"]
+    assert line == ["spikes._atan.ScaledStep.slope_times", "float32", "1.01", "NO"]
+    (_, line) = _fast.fast_table([found | {"gain": 2.5, "n": 4_000_000, "size": 65_536}])
+    assert line[2:] == ["2.50 of 65,536", ""]
+
+
 @pytest.mark.long
 def test_the_command(tmp_path, capsys):
-    """Names, sizes and dtypes are taken, a table printed, numbers and a picture written; a wrong name is told."""
+    """The command takes names, sizes and dtypes, prints a table, writes numbers and a picture, and reports a wrong name."""
     numbers, picture = tmp_path / "n.json", tmp_path / "p.png"
     command = ["bench", "round", "sort_st", "--sizes", "16", "64", "--ways", "forward+backward", "--seconds", "0.001", "--memory"]
     assert main([*command, "--json", str(numbers), "--plot", str(picture)]) == 0
@@ -185,7 +204,7 @@ def test_targets_can_be_measured():
 
 
 def test_bytes_are_counted():
-    """The instruments themselves: a composite that saves a float and a mask is caught, and so is one that holds a matrix."""
+    """A composite that saves a float and a mask is caught, and so is one that holds a matrix."""
     x = torch.randn(1000, requires_grad=True)
     assert saved_bytes(lambda x: x.sin().sigmoid().cos(), (x,)) == 4 * 1000  # x and the value are not counted
     assert saved_bytes(fullgrad.round, (x,)) == 0
@@ -213,7 +232,7 @@ def test_memory_grows_with_n_and_not_with_its_square(name):
 
 
 def test_memory_that_grows_with_the_square_is_seen():
-    """The same check, on n by n weights."""
+    """The check of memory catches n by n weights."""
     sizes = [256, 512, 1024]
     peaks = [peak_bytes(statement(lambda x: torch.softmax(-(x[:, None] - x).abs(), -1) @ x, n)) for n in sizes]
     assert _growth.exponent(sizes, peaks) > 1.8
@@ -222,7 +241,7 @@ def test_memory_that_grows_with_the_square_is_seen():
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
 def test_work_of_a_sort_grows_like_n_log_n(mode):
-    """What is allocated in all, whose growth is that of the numbers computed, has an exponent of little more than 1."""
+    """The total of allocations, which grows like the numbers computed, has an exponent little above 1."""
     sizes = [4096, 16_384, 65_536]
     operator = lambda x: fullgrad.sort_st(x, method="softsort", mode=mode).values  # noqa: E731
     work = [sum(change for change in allocations(statement(operator, n)) if change > 0) for n in sizes]

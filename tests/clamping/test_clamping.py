@@ -1,4 +1,4 @@
-"""What is special to the operators of `clamping`: bounds of every kind, NaN, and the range that the original lost."""
+"""Properties specific to `clamping`: bounds of every kind, NaN, and the range that the original lost."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_both_bounds_are_inside(device):
 
 @pytest.mark.parametrize("size", [1, 7, 16, 17, 33])
 def test_nan_has_no_gradient_at_any_position(size, device):
-    """The fused kernels treat NaN differently in and behind their vector registers; the operator does not."""
+    """The fused kernels treat NaN differently inside and behind their vector registers; the operator does not."""
     assert gradient(torch.full((size,), NAN, device=device), -1.0, 1.0) == [0] * size
     assert gradient(torch.full((size,), NAN, device=device), None, 1.0) == [0] * size
     assert gradient(torch.full((size,), NAN, device=device), -1.0, None) == [0] * size
@@ -46,7 +46,7 @@ def test_infinite_input_and_bounds():
 
 
 def test_outside_is_zero_for_an_infinite_gradient():
-    """0, not infinity times 0."""
+    """The gradient outside is 0, not infinity times 0."""
     assert gradient([-2.0, 0.0, 2.0], -1.0, 1.0, g=INF) == [0, INF, 0]
     assert gradient([-2.0, 0.0, 2.0], torch.tensor(-1.0), torch.tensor(1.0), g=INF) == [0, INF, 0]
 
@@ -90,7 +90,7 @@ def test_flushed_denormals():
 
 
 def test_bounds_of_every_kind_by_keyword_and_position():
-    """Numbers, tensors, a mixture, one bound, none; by keyword through the function and the class."""
+    """Bounds may be numbers, tensors, a mixture, or absent; by keyword through the function and the class."""
     x = torch.tensor([-2.0, 0.5, 2.0])
     for call in (fullgrad.clamp, fullgrad.Clamp.apply):
         assert call(x, max_value=1.0).tolist() == [-2, 0.5, 1]
@@ -102,8 +102,8 @@ def test_bounds_of_every_kind_by_keyword_and_position():
         fullgrad.clamp(x, 0.0, "1")
 
 
-def test_the_call_of_the_card():
-    """``vmap(fullgrad.clamp)`` with shared and with per-sample bounds, and its gradients, against the loop."""
+def test_a_batch_with_shared_or_per_sample_bounds_is_a_loop():
+    """``vmap(fullgrad.clamp)`` with shared and with per-sample bounds, and its gradients, equal the loop."""
     x, low, high = torch.randn(4, 3), -torch.rand(4), torch.rand(4)
     assert torch.equal(vmap(fullgrad.clamp, in_dims=(0, None, None))(x, -1.0, 1.0), x.clamp(-1, 1))
     loop = torch.stack([x[i].clamp(low[i], high[i]) for i in range(4)])
@@ -143,7 +143,7 @@ def test_clamp_of_integers():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("constant", [0.0, 1.0, 3.0, 300.0, 6e4])
 def test_constant_input_is_zero(constant, dtype):
-    """Also where eps is lost beside the maximum, and the original gives NaN."""
+    """Constant input gives 0, also where eps is lost beside the maximum and the original gives NaN."""
     x = torch.full((3,), constant, dtype=dtype, requires_grad=True)
     y = fullgrad.clamp_by_linear(x)
     assert y.tolist() == [0, 0, 0]
@@ -202,7 +202,7 @@ def test_nan_and_infinity_spread():
 
 @pytest.mark.parametrize("side", ["min_value", "max_value"])
 def test_a_tie_with_one_tensor_bound_is_inside(side):
-    """Its gradient goes to x alone, as with two bounds; beyond the bound it goes to the bound alone."""
+    """The gradient of a tie goes to x alone, as with two bounds; beyond the bound it goes to the bound alone."""
     x = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
     bound = torch.tensor([0.5, 0.5, 0.5], requires_grad=True)
     to_x, to_bound = torch.autograd.grad(fullgrad.clamp(x, **{side: bound}).sum(), (x, bound))
@@ -215,13 +215,13 @@ def test_a_tie_with_one_tensor_bound_is_inside(side):
     ("arguments", "name"), [(("a", torch.ones(2), 0.0, 1.0), "grad_output"), ((torch.ones(2), "a", 0.0, 1.0), "x")]
 )
 def test_errors_of_the_helper_name_the_argument(arguments, name):
-    """Operator, argument, and what was found."""
+    """Errors give the operator, the argument, and what was found."""
     with pytest.raises(TypeError, match=f"^clamp_backward: `{name}` must be a tensor"):
         fullgrad.clamp_backward(*arguments)
 
 
 def test_a_number_in_a_batch_of_batches_is_alone():
-    """Its range is its own."""
+    """A number in a batch of batches has its own range."""
     x = torch.tensor([[1.0, 2.0, 4.0], [0.5, -1.0, 3.0]])
     assert torch.func.vmap(torch.func.vmap(fullgrad.clamp_by_linear))(x).tolist() == [[0.0] * 3] * 2
     assert torch.func.vmap(torch.func.vmap(torch.func.grad(fullgrad.clamp_by_linear)))(x).tolist() == [[0.0] * 3] * 2

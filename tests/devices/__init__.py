@@ -18,7 +18,7 @@ NAME = "second"
 
 
 def _special_operations() -> tuple[list[str], list[str]]:
-    """From torch's own list: operations whose kernels may meet tensors of two devices, and operations that are one kernel on CUDA
+    """Operations of torch's list: those whose kernels may meet tensors of two devices, and those that are one kernel on CUDA
     though other devices get them in steps.
     """
     import torchgen
@@ -37,7 +37,7 @@ def _special_operations() -> tuple[list[str], list[str]]:
 
 
 class _Device(contextlib.AbstractContextManager):
-    """The current device, for the length of a block."""
+    """Sets the current device for a block."""
 
     def __init__(self, device):
         index = torch.device(device).index if isinstance(device, (str, torch.device)) else device
@@ -54,7 +54,7 @@ class _Device(contextlib.AbstractContextManager):
 
 @functools.cache
 def register() -> types.ModuleType:
-    """Give torch the device, and return the extension. It needs a C++ compiler and ninja."""
+    """Give torch the device, and return the extension. This needs a C++ compiler and ninja."""
     from torch.utils import cpp_extension
 
     # ninja, where it is installed beside this Python
@@ -95,7 +95,7 @@ def register() -> types.ModuleType:
 
 @contextlib.contextmanager
 def log() -> Iterator[list[tuple[str, str, int]]]:
-    """A list that has, after the block, what happened in it: "launch", "wait" or "upload", the operation, its elements."""
+    """A list that holds, after the block, each "launch", "wait" or "upload" in it, with the operation and its elements."""
     entries: list[tuple[str, str, int]] = []
     register().start_log()
     try:
@@ -106,7 +106,7 @@ def log() -> Iterator[list[tuple[str, str, int]]]:
 
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
-    """An error, in the block, of what makes the host wait for the device, as of ``torch.cuda.set_sync_debug_mode("error")``."""
+    """Raise, in the block, where the host waits for the device, like ``torch.cuda.set_sync_debug_mode("error")``."""
     before = register().forbid_waiting(True)
     try:
         yield

@@ -7,7 +7,7 @@ from tests import devices
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests():
-    """Before any test asks which devices there are; not when the suite imports this file for its examples."""
+    """Register before any test asks for the devices, except when the suite imports this file for its examples."""
     from fullgrad.testing import _subject
 
     devices.register()

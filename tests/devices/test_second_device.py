@@ -1,4 +1,4 @@
-"""The second device: it has CUDA's rules, so that what passes on it is told apart from what only passes on the CPU."""
+"""The second device: its rules are those of CUDA, so that it finds what fails there and passes on the CPU."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ def on(index=0, *values):
 
 
 def test_fresh_memory_is_garbage():
-    """What nobody wrote is neither 0 nor what was there before."""
+    """Memory that nobody wrote is neither 0 nor what it was before."""
     assert (torch.empty(64, dtype=torch.uint8, device=devices.NAME).cpu() == 0xFB).all()
 
 
 @pytest.mark.parametrize("other", [torch.ones(3), torch.ones(3)[None]], ids=["CPU", "CPU, matrix"])
 def test_tensors_of_two_devices_do_not_meet(other):
-    """Neither those of the CPU, nor those of another index; a number of the CPU may."""
+    """Tensors of the CPU, or of another index, are refused; a number on the CPU is not."""
     for tensor in (other, on(1)):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             on(0) + tensor
@@ -27,7 +27,7 @@ def test_tensors_of_two_devices_do_not_meet(other):
 
 
 def test_launches_waits_and_uploads_are_logged():
-    """In their order, with what they are of."""
+    """The log has launches, waits and uploads in order, with their operations."""
     with devices.log() as entries:
         x = on(0)
         (x * 2).sum().item()
@@ -37,7 +37,7 @@ def test_launches_waits_and_uploads_are_logged():
 
 @pytest.mark.parametrize("wait", [torch.Tensor.cpu, torch.Tensor.tolist, lambda x: bool(x.sum() > 0), torch.nonzero])
 def test_waiting_may_be_an_error(wait):
-    """For numbers, for their count, and for a copy."""
+    """Waiting for numbers, for their count, or for a copy may raise."""
     x = on(0)
     with devices.no_waiting():
         x * 2
@@ -47,7 +47,7 @@ def test_waiting_may_be_an_error(wait):
 
 
 def test_each_has_a_generator():
-    """Of which the CPU's knows nothing, nor that of the other index."""
+    """Each index has a generator, independent of the CPU's and of the other index's."""
     before = torch.get_rng_state()
     torch.manual_seed(0)
     first = torch.rand(3, device=f"{devices.NAME}:0").cpu()
@@ -60,7 +60,7 @@ def test_each_has_a_generator():
 
 
 def test_autograd_has_a_thread_for_it():
-    """Hooks run there."""
+    """Autograd runs hooks in a thread for the device."""
     import threading
 
     threads = []

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.dispatch.operators import (
+from tests.operators import (
     CASES,
     Affine,
     Cube,
@@ -47,7 +47,7 @@ def derivatives(function, x, order):
 
 
 def test_any_order(case):
-    """Value and the first four derivatives through create_graph."""
+    """Value and the first four derivatives through create_graph are right."""
     x = sample()
     assert_close(derivatives(case.function, x, 4), derivatives(case.oracle, x, 4))
 
@@ -83,14 +83,14 @@ def test_gradcheck(name):
 
 @pytest.mark.parametrize("operator", [ThroughRound, CubicRound])
 def test_gradgradcheck_of_a_derivative_that_is_not_the_true_one(operator):
-    """The declared derivative is itself differentiated truly."""
+    """gradgradcheck differentiates the declared derivative, which is not the true one."""
     x = sample(2).requires_grad_()
     assert torch.autograd.gradgradcheck(operator.apply, x, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
 @pytest.mark.parametrize(("operator", "trick"), [(ThroughRound, through_round), (CubicRound, cubic_round)])
 def test_value_is_exact(operator, trick):
-    """The value is that of round, bit for bit, whether a derivative is needed or not; that of the detach trick is not."""
+    """The value is that of round, bit for bit, with or without a derivative; that of the detach trick is not."""
     x = torch.cat([torch.randn(1000) * 3, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, -0.2])])
     expected = x.round()
     for value in (operator.apply(x), operator.apply(x.clone().requires_grad_()), torch.func.jvp(operator.apply, (x,), (x,))[0]):
@@ -99,7 +99,7 @@ def test_value_is_exact(operator, trick):
 
 
 def test_forward_ad(case):
-    """Dual tensors: the tangent, and the tangent of a gradient (forward over reverse)."""
+    """Dual tensors have the tangent, and the tangent of a gradient (forward over reverse)."""
     x, t = sample(), sample(seed=1)
     results = []
     for function in case:
@@ -126,7 +126,7 @@ def test_reverse_over_forward_ad(case):
 
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
 def test_autograd_functional(case, strategy):
-    """torch.autograd.functional, looped and vectorized, in both modes."""
+    """torch.autograd.functional is right, looped and vectorized, in both modes."""
     x = sample()
     assert_close(
         jacobian(case.function, x, vectorize=True, strategy=strategy), jacobian(case.oracle, x, vectorize=True, strategy=strategy)
@@ -158,7 +158,7 @@ def test_gradients_accumulate():
 
 
 def test_second_backward_without_the_graph_is_an_error():
-    """As for torch's operators: the saved tensors are freed."""
+    """A second backward is an error, as for torch's operators: the saved tensors are freed."""
     y = Cube.apply(sample().requires_grad_()).sum()
     y.backward()
     with pytest.raises(RuntimeError, match="second time"):
@@ -176,7 +176,7 @@ def test_in_place_change_of_a_saved_tensor_is_an_error():
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
 def test_anomaly_mode():
-    """It names the operator, and changes nothing."""
+    """Anomaly mode names the operator, and changes nothing."""
     x = torch.zeros(3, requires_grad=True)
     with torch.autograd.detect_anomaly():
         Cube.apply(x).sum().backward()
@@ -201,7 +201,7 @@ def test_tensor_hooks():
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(case, use_reentrant):
-    """Recomputed in the backward pass, the gradients are the same."""
+    """Gradients that are recomputed in the backward pass are the same."""
     results = []
     for function in case:
         x, w = sample().requires_grad_(), sample(seed=1).requires_grad_()
@@ -231,7 +231,7 @@ def test_double_backward_through_a_checkpoint(case):
 
 
 def test_saved_tensor_hooks(case):
-    """What hooks pack, they unpack: a round trip through numpy changes nothing, and all that is saved goes through it."""
+    """Hooks pack and unpack all that is saved: a round trip through numpy changes nothing."""
     x = sample().requires_grad_()
     packed, unpacked = [], []
 
@@ -255,7 +255,7 @@ def test_saved_tensor_hooks(case):
     [(ThroughRound.apply, 0), (Cube.apply, 1), (SinCos.apply, 1), (MatMul.apply, 2), (Norm.apply, 2), (MaxOver.apply, 1)],
 )
 def test_number_of_saved_tensors(function, count):
-    """Nothing is saved beyond what the operator needs."""
+    """Only what the operator needs is saved."""
     saved = []
     x = sample(3).requires_grad_()
     with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -265,7 +265,7 @@ def test_number_of_saved_tensors(function, count):
 
 
 def test_nothing_is_saved_when_nobody_asks():
-    """Neither without an input that requires a gradient, nor in no_grad."""
+    """Nothing is saved without an input that requires a gradient, or in no_grad."""
     saved = []
     with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         Cube.apply(sample())
@@ -275,7 +275,7 @@ def test_nothing_is_saved_when_nobody_asks():
 
 
 def test_save_on_cpu(case):
-    """Offloading."""
+    """Saved tensors may be offloaded."""
     x = sample().requires_grad_()
     with save_on_cpu():
         y = case.function(x).sum()
@@ -300,7 +300,7 @@ def test_autocast(name):
 
 
 def test_autocast_inside_a_transform():
-    """torch.func.grad of a function that uses autocast."""
+    """torch.func.grad of a function that uses autocast is right."""
 
     def loss(function, w, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -335,7 +335,7 @@ def test_enable_grad_inside_no_grad():
 
 
 def test_forward_ad_in_no_grad():
-    """no_grad is about reverse mode: tangents flow on, as they do in torch's own operators."""
+    """Tangents flow through no_grad, as in torch's own operators: no_grad is about reverse mode."""
     x = sample()
     with forward_ad.dual_level(), torch.no_grad():
         dual = forward_ad.make_dual(x, torch.ones_like(x))

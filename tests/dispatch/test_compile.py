@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from fullgrad._dispatch import FakeTensorMode, recomputed
 from fullgrad._dispatch.torch_private import node_notes
-from tests.dispatch.operators import (
+from tests.dispatch.test_transforms import spell
+from tests.operators import (
     CASES,
     Affine,
     Cube,
@@ -26,7 +27,6 @@ from tests.dispatch.operators import (
     affine,
     sample,
 )
-from tests.dispatch.test_transforms import spell
 
 BACKENDS = ("eager", "aot_eager")
 
@@ -53,7 +53,7 @@ def compiled(function, backend="aot_eager", **options):
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_transforms_inside(name, word):
-    """A compiled nesting of transforms. Operators whose value and derivative disagree show a rule that was dropped."""
+    """A compiled nesting of transforms is right; operators whose value and derivative disagree show a dropped rule."""
     case = CASES[name]
     x = sample(*(2,) * word.count("vmap"))
     backend = BACKENDS[len(word) % 2]
@@ -65,7 +65,7 @@ def test_transforms_inside(name, word):
     [*((name, "aot_eager") for name in CASES), ("cubic_round", "eager"), ("sin_cos", "eager"), ("max", "eager")],
 )
 def test_value_and_gradient(name, backend):
-    """One graph; value and gradient of a function of an operator."""
+    """A function of an operator is one graph, with the right value and gradient."""
     case = CASES[name]
     counter = CompileCounterWithBackend(backend)
     x, y = sample().requires_grad_(), sample().requires_grad_()
@@ -102,7 +102,7 @@ def test_gradient_and_forward_mode_in_one_graph(name):
     ],
 )
 def test_operator_itself(operator, args):
-    """torch.compile(MyOp.apply), and the same in a wrapper: value, type of the output and gradient."""
+    """torch.compile(MyOp.apply), alone and in a wrapper, has the right value, output type and gradient."""
     expected = operator.apply(*args())
     for function, backend in ((operator.apply, "aot_eager"), (lambda *a: operator.apply(*a), "eager")):
         x, *rest = args()
@@ -121,7 +121,7 @@ def test_operator_itself(operator, args):
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("transform", [grad, hessian])
 def test_transform_of_the_operator_itself(transform):
-    """torch.compile(vmap(transform(MyOp.apply)))."""
+    """torch.compile(vmap(transform(MyOp.apply))) is right."""
     x = sample(2)[0]
     if transform is hessian:
         assert_close(compiled(hessian(lambda x: Cube.apply(x).sum()))(x), torch.diag(6 * x))
@@ -130,7 +130,7 @@ def test_transform_of_the_operator_itself(transform):
 
 
 def test_value_is_exact():
-    """Bit for bit the value of eager, also where the soft value would be far from it."""
+    """The value equals that of eager code bit for bit, also where the soft value would be far from it."""
     x = torch.cat([torch.randn(100) * 3, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, -0.2, 1e30])])
     y = compiled(CubicRound.apply)(x.clone().requires_grad_()).detach()
     assert torch.equal(y.view(torch.int32), x.round().view(torch.int32))
@@ -192,7 +192,7 @@ def test_grad_mode_outside(mode):
 
 @pytest.mark.parametrize(("name", "backend"), [("cubic_round", "eager"), ("norm", "aot_eager"), ("sin_cos", "aot_eager")])
 def test_dynamic_shapes(name, backend):
-    """One graph for all sizes, with the gradient."""
+    """One graph, with the gradient, serves all sizes."""
     case = CASES[name] if name != "norm" else (lambda x: Norm.apply(x[:, None] * x, 0), lambda x: (x[:, None] * x).norm(dim=0))
     function, oracle = case
     counter = CompileCounterWithBackend(backend)
@@ -248,14 +248,14 @@ def test_numbers_that_change_between_calls(backend):
 
 
 def test_keywords_and_defaults():
-    """As in eager."""
+    """Keywords and defaults work as in eager code."""
     x, w = sample(), sample(seed=1)
     wrapped = compiled(lambda x, w: Affine.apply(w=w, x=x, power=2) + Affine.apply(x, w) + Affine.apply(x, w, b=x, scale=0.5))
     assert_close(wrapped(x, w), affine(w=w, x=x, power=2) + affine(x, w) + affine(x, w, b=x, scale=0.5))
 
 
 def test_namedtuple_inside():
-    """The fields of a namedtuple, by name."""
+    """The fields of a namedtuple can be read by name."""
 
     def function(x):
         pair = SinCos.apply(x)
@@ -267,7 +267,7 @@ def test_namedtuple_inside():
 
 
 def test_tensor_in_a_container_is_refused():
-    """As in eager, with the same words or Dynamo's."""
+    """Such a tensor is refused as in eager code, with the same words or Dynamo's."""
     with pytest.raises(Exception, match=r"takes tensors as arguments of their own|allow_in_graph|Unsupported|unsupported"):
         compiled(lambda x: Affine.apply(x, [x]))(sample())
 
@@ -305,7 +305,7 @@ class Block(torch.nn.Module):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_module(backend):
-    """A compiled module that holds ``MyOp.apply``: the same gradients for every parameter, step after step."""
+    """A compiled module that holds ``MyOp.apply`` has the same gradients for every parameter, step after step."""
     module = Block(CubicRound.apply).double()
     other = copy.deepcopy(module)
     wrapped = compiled(module, backend)
@@ -419,7 +419,7 @@ def test_graph_break():
 
 
 def test_compiled_autograd():
-    """The backward pass itself compiled."""
+    """The backward pass itself may be compiled."""
     case = CASES["cubic_round"]
     x, y = sample().requires_grad_(), sample().requires_grad_()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
@@ -447,8 +447,8 @@ def test_inductor():
     assert_close(*results)
 
 
-def test_what_is_marked():
-    """The nodes of a tensor on the CPU that is traced; nothing in eager code, of other devices or of numbers alone."""
+def test_nodes_are_marked_for_traced_tensors_on_the_cpu():
+    """Nodes are marked for a traced tensor on the CPU; not in eager code, on other devices, or for numbers alone."""
     marked = []
 
     def function(x):
@@ -463,7 +463,7 @@ def test_what_is_marked():
 
 
 def test_marks_of_threads_that_trace_at_once_are_taken_back():
-    """The notes of a graph's nodes are one dict for all threads: what one marks, the other does not restore."""
+    """Notes on a graph's nodes are one dict for all threads: what one thread marks, another does not restore."""
     notes, entered, left = node_notes(), threading.Barrier(2), threading.Event()
 
     def slow(x):

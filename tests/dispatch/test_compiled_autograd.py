@@ -33,13 +33,13 @@ def gradients(function, inputs, *, compiled):
 
 
 def assert_thread_is_whole():
-    """``backward()`` raises in a thread that takes itself for one inside torch's legacy vmap."""
+    """Check that ``backward()`` works; it raises in a thread that thinks it is inside torch's legacy vmap."""
     torch.ones(2, requires_grad=True).sin().sum().backward()
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in NONE_GRADIENTS and not c.exhaustive], ids=lambda c: c.name)
 def test_every_backward_is_one_graph(case):
-    """The backward of every operator, with numbers that change from call to call."""
+    """The backward of every operator is one graph, with numbers that change from call to call."""
     for factor in (1.0, 1.01, 1.02):
         some = replace(case, inputs=tuple(v * factor if isinstance(v, float) else v for v in case.inputs))
         torch.manual_seed(0)
@@ -59,7 +59,7 @@ def test_every_backward_is_one_graph(case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in NONE_GRADIENTS and c.exhaustive], ids=lambda c: c.name)
 def test_every_backward_is_one_graph_in_every_mode(case):
-    """The same of all modes and variants."""
+    """The backward of every mode and variant is one graph."""
     test_every_backward_is_one_graph(case)
 
 
@@ -78,7 +78,7 @@ NUMBERS = {
 @pytest.mark.short
 @pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
 def test_numbers_may_change_from_step_to_step(function):
-    """A softness that is annealed: Dynamo makes a symbol of a number that changes."""
+    """A softness may be annealed: Dynamo makes a symbol of a number that changes."""
     x = torch.tensor([0.3, -1.0, 2.0, 0.7])
     for n in (0.1, 0.2, 0.3, 0.45):
         expected = gradients(lambda x, n=n: function(x, n), [x.clone().requires_grad_()], compiled=False)

@@ -1,4 +1,4 @@
-"""Operators inside a composite operator of torch.library: while its code runs torch hides the transforms further down."""
+"""Operators inside a composite operator of torch.library: while its code runs, torch hides the transforms further down."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
-from tests.dispatch.operators import Cube, CubicRound, MatMul, SinCos
+from tests.operators import Cube, CubicRound, MatMul, SinCos
 
 pytestmark = pytest.mark.short
 
@@ -55,21 +55,21 @@ TRANSFORMS = {
 @pytest.mark.skipif(DISPATCH == "fallback", reason="torch raises for its own autograd.Function there")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_composite_operator_is_its_code(name):
-    """Each transform gives of it what it gives of the code, to the last bit."""
+    """Each transform of the operator equals that of its code, to the last bit."""
     transform = TRANSFORMS[name]
     assert_close(transform(composite), transform(mixed), rtol=0, atol=0)
 
 
 @pytest.mark.skipif(DISPATCH == "functorch", reason="the fallback alone raises")
 def test_the_fallback_raises():
-    """With torch's error message; nothing is silently wrong."""
+    """The fallback raises torch's error; nothing is silently wrong."""
     with pytest.raises(NotImplementedError, match="custom_function_call"):
         grad(total(composite))(X)
     assert_close(composite(X), mixed(X))
 
 
-def test_the_keys_are_as_before():
-    """After a call, and after one that fails below a level."""
+def test_dispatch_keys_are_restored():
+    """Dispatch keys are restored after a call, and after a call that fails below a level."""
     state = lambda: (torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set())  # noqa: E731
     before = [keys.raw_repr() for keys in state()]
     for call in (lambda: composite(X), lambda: hessian(total(composite))(torch.ones(3, 1, dtype=torch.float64))):

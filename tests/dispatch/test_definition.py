@@ -1,4 +1,4 @@
-"""What may be defined, how an operator is called, and what is refused, with the name of the operator and what to do."""
+"""Definitions and calls of operators: what works, and errors with the name of the operator and what to do."""
 
 import collections
 import inspect
@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from tests.dispatch.operators import Affine, Cube, affine, cube, sample
+from tests.operators import Affine, Cube, affine, cube, sample
 
 pytestmark = pytest.mark.short
 
@@ -29,7 +29,7 @@ def test_class_that_lacks_a_rule_is_refused(rule):
 
 
 def test_all_missing_rules_are_named():
-    """One error for all of them."""
+    """One error names all missing rules."""
     with pytest.raises(TypeError, match=r"^Incomplete lacks setup_context, vjp, jvp, vmap:"):
         type("Incomplete", (Function,), rules_of(Cube, without=set(RULES[1:])))
 
@@ -104,7 +104,7 @@ def test_member_of_an_incomplete_family_is_refused():
 
 
 def test_subclass_of_an_operator_is_an_operator_of_its_own():
-    """A new forward does not change the operator that it was derived from."""
+    """A subclass with a new forward does not change the operator that it derives from."""
 
     class Other(Cube):
         @staticmethod
@@ -147,7 +147,7 @@ class HiddenInPlace(Cube):
 
 @pytest.mark.parametrize("call", [lambda f, x: f(x.requires_grad_() * 1), lambda f, x: grad(lambda x: f(x).sum())(x)])
 def test_mark_dirty_is_refused_at_call(call):
-    """Where the definition does not show it, the first call that is differentiated does."""
+    """The first differentiated call refuses mark_dirty where the definition does not show it."""
     with pytest.raises(NotImplementedError, match=r"^HiddenInPlace.setup_context calls ctx.mark_dirty"):
         call(HiddenInPlace.apply, sample())
 
@@ -205,13 +205,13 @@ def test_positional_and_keyword_arguments(call):
     ("args", "kwargs"), [((), {}), ((1.0, 2.0), {"x": 3.0}), ((1.0, 2.0), {"unknown": 3.0}), ((1.0,) * 6, {})]
 )
 def test_wrong_arguments_are_a_type_error(args, kwargs):
-    """As in any Python function."""
+    """Wrong arguments are a TypeError, as in any Python function."""
     with pytest.raises(TypeError, match=r"argument"):
         Affine.apply(*args, **kwargs)
 
 
 def test_apply_has_the_signature_of_forward():
-    """For editors and documentation."""
+    """Editors and documentation see the signature of forward."""
     assert list(inspect.signature(Affine.apply).parameters) == ["x", "w", "b", "scale", "power"]
     assert inspect.signature(Affine.apply).parameters["scale"].default == 1.0
     assert Affine.apply.__qualname__ == "Affine.apply"
@@ -346,7 +346,7 @@ class NoTangent(Affine):
 
 
 def test_vjp_with_too_many_gradients_is_refused():
-    """In eager autograd and under transforms."""
+    """Too many gradients are refused in eager autograd and under transforms."""
     x = sample()
     with pytest.raises(TypeError, match=r"^TwoGradients\.vjp must return one gradient for each of the 1 inputs"):
         TwoGradients.apply(x.clone().requires_grad_()).sum().backward()
@@ -355,7 +355,7 @@ def test_vjp_with_too_many_gradients_is_refused():
 
 
 def test_jvp_with_too_few_tangents_is_refused():
-    """By torch, with an error and not a zero."""
+    """torch refuses too few tangents with an error, and does not take them for 0."""
     x = sample()
     with pytest.raises((RuntimeError, TypeError)):
         jvp(lambda x: NoTangent.apply(x, x), (x,), (x,))

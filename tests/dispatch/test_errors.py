@@ -10,8 +10,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from fullgrad._dispatch import derivatives
-from tests.dispatch.operators import Cube, MatMul, SinCos, ThroughRound, sample
+from tests.operators import Cube, MatMul, SinCos, ThroughRound, sample
 
 pytestmark = pytest.mark.short
 
@@ -84,11 +83,11 @@ def test_state_after_a_rule_that_fails(name, monkeypatch):
     """The author's exception comes through, and every mode and the stack of transforms are as before."""
     rule, call = FAILURES[name]
     before = _state()
-    monkeypatch.setattr(Failing, "rule", rule)
-    with pytest.raises(Failure, match=rule):
-        call(Failing.apply, sample())
+    with monkeypatch.context() as patch:
+        patch.setattr(Failing, "rule", rule)
+        with pytest.raises(Failure, match=rule):
+            call(Failing.apply, sample())
     assert _state() == before
-    monkeypatch.undo()
     x = sample()
     assert_close(jacfwd(jacrev(lambda x: Failing.apply(x).sum()))(x), torch.diag(6 * x))
 
@@ -104,7 +103,7 @@ class WrongShape(Cube):
 
 
 def test_gradient_of_another_shape_is_refused():
-    """By torch, in each mode."""
+    """torch refuses such a gradient in each mode."""
     x = sample()
     with pytest.raises(RuntimeError, match="invalid gradient"):
         WrongShape.apply(x.clone().requires_grad_()).sum().backward()
@@ -118,7 +117,7 @@ SCALE = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
 
 
 class Capturing(ThroughRound):
-    """Multiplies by a tensor from outside, which is no input."""
+    """Multiplies by a tensor from outside, which is not an input."""
 
     @staticmethod
     def forward(x):
@@ -126,14 +125,14 @@ class Capturing(ThroughRound):
 
 
 def test_captured_tensor_has_no_gradient():
-    """What forward does is not differentiated, whether an input requires a gradient or not, as in torch's own Function."""
+    """Tensors that forward captures are constants, whether an input requires a gradient or not, as in torch's own Function."""
     assert not Capturing.apply(sample()).requires_grad
     y = Capturing.apply(sample().requires_grad_())
     assert torch.autograd.grad(y.sum(), SCALE, allow_unused=True) == (None,)
 
 
 class Mutating(Function):
-    """Works in place on a temporary of its own."""
+    """Works in place on its own temporary."""
 
     @staticmethod
     def forward(x):
@@ -156,19 +155,35 @@ class Mutating(Function):
         return Mutating.apply(x), in_dims[0]
 
 
-def test_gradients_are_checked_until_they_are_right_once(monkeypatch):
-    """Then the rule runs as it is: a check at each call would cost as much as a small operation."""
-    checked, check = [], derivatives._check_gradients
-    monkeypatch.setattr(derivatives, "_check_gradients", lambda *given: checked.append(given) or check(*given))
-    operator = type("Operator", (Cube,), {"forward": staticmethod(lambda x: x * x * x)})
-    for _ in range(3):
+def test_gradients_are_checked_until_they_are_right_once():
+    """A rule that was right once runs unchecked, and torch has the error: a check costs as much as a small operation."""
+
+    class Changing(Cube):
+        gradient = None
+
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def vjp(ctx, g):
+            return Changing.gradient
+
+    def backward(gradient):
+        Changing.gradient = gradient
         x = sample().requires_grad_()
-        torch.autograd.grad(operator.apply(x).sum(), x)
-    assert len(checked) == 1
+        return torch.autograd.grad(Changing.apply(x).sum(), x)
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"Changing\.vjp must return floating tensors or None, got a str for input 0"):
+            backward("wrong")
+    backward(sample())
+    with pytest.raises((TypeError, RuntimeError), match=r"expected Variable or None \(got str\)"):
+        backward("wrong")
 
 
 def test_in_place_on_a_temporary():
-    """Rules may work in place on what they made themselves."""
+    """Rules may work in place on tensors that they made."""
     x = sample()
     assert torch.equal(Mutating.apply(x), 2 * x + 1)
     for transform in (jacrev, jacfwd, lambda f: jacrev(jacfwd(lambda x: f(x) ** 2))):
@@ -189,7 +204,7 @@ def test_in_place_on_a_temporary():
 )
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_nothing_is_kept_alive(call, requires_grad):
-    """When the results are gone so are the inputs, without the garbage collector."""
+    """The inputs are gone with the results, without the garbage collector."""
     x = sample() * 1
     x.requires_grad_(requires_grad)
     gone = weakref.ref(x)
@@ -203,7 +218,7 @@ def test_nothing_is_kept_alive(call, requires_grad):
 
 
 class Product(Function):
-    """x y^n, right."""
+    """x y^n, with right rules."""
 
     @staticmethod
     def forward(x, y, n=1):
@@ -284,7 +299,7 @@ FORWARDS = {
 @pytest.mark.short
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_named(name):
-    """The class, the rule, and what was found: at each call until the rule is right."""
+    """Errors name the class, the rule, and what was found, at each call until the rule is right."""
     rule, body, words = MISTAKES[name]
     wrong = type("Mistaken", (Product,), {rule: staticmethod(body)})
     for call in (FORWARDS if rule == "jvp" or name.endswith("jvp") else BACKWARDS).values():
@@ -297,6 +312,6 @@ def test_mistake_is_named(name):
     ("rule", "body"), [("jvp", lambda ctx, t: t), ("vmap", lambda info, x: x), ("setup_context", lambda ctx: None)]
 )
 def test_rule_that_cannot_be_called_is_refused(rule, body):
-    """When the class is defined, with what it is called with."""
+    """The definition of the class raises, and says what the rule is called with."""
     with pytest.raises(TypeError, match=rf"^Mistaken\.{rule} is called with \(.*\), got the signature"):
         type("Mistaken", (Product,), {rule: staticmethod(body)})

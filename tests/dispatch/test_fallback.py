@@ -1,4 +1,4 @@
-"""Which dispatch is in use, and what broke when it is the fallback."""
+"""The choice of the dispatch, and what is lost when it is the fallback."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_functorch_dispatch_is_in_use():
 
 
 def test_names_with_a_default_are_found():
-    """Names without which something small is lost; each says what."""
+    """Names that have a default are found; each says what is lost without it."""
     broken = "; ".join(f"{name} is gone: {what}" for name, what in LOST.items())
     assert not LOST, f"torch {torch.__version__} changed, see fullgrad/_dispatch/torch_private.py. {broken}."
 
@@ -36,7 +36,7 @@ def test_a_name_or_a_method_that_is_gone_is_missing(monkeypatch):
 
 
 def test_where_inductor_is_not_in_use_there_is_nothing_to_tell(monkeypatch):
-    """And where it knows all, it keeps the dict that it has."""
+    """The dict stays as it is where inductor is not in use, or where it knows all names."""
     monkeypatch.setitem(sys.modules, "torch._inductor.config", None)
     torch_private.mark_cacheable({"f": "key"})
     config = types.SimpleNamespace(unsafe_marked_cacheable_functions={"f": "key", "g": "other"})
@@ -51,7 +51,7 @@ def test_where_inductor_is_not_in_use_there_is_nothing_to_tell(monkeypatch):
 
 
 def test_a_private_name_stands_in_the_table_alone():
-    """No other file of the package spells one."""
+    """Only `torch_private` spells torch's private names."""
     folder = os.path.dirname(torch_private.__file__)
     private = ("torch._C", "torch._VF", "torch._subclasses", "torch.utils._", "_functorch.", "._backward_cls", "unsafe_marked")
     for root, _, files in os.walk(os.path.dirname(folder)):
@@ -64,7 +64,7 @@ def test_a_private_name_stands_in_the_table_alone():
 
 
 def _run(code: str, **environment: str) -> str:
-    """What a new interpreter prints."""
+    """The output of a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
     )
@@ -89,7 +89,7 @@ assert (DISPATCH, MISSING) == ("fallback", ["torch._C._functorch.{name}"]), (DIS
 
 @pytest.mark.long
 def test_a_missing_name_with_a_default_is_told():
-    """Without it the operators work as before, and what is lost is said."""
+    """Without such a name the operators work as before, and a message says what is lost."""
     code = """
 import torch
 from torch.func import hessian

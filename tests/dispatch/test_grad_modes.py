@@ -11,14 +11,14 @@ from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
 from fullgrad._dispatch.state import is_differentiating
-from tests.dispatch.operators import CASES, sample
 from tests.dispatch.test_transforms import WORDS, spell
+from tests.operators import CASES, sample
 
 pytestmark = pytest.mark.short
 
 
-def test_what_computes_derivatives():
-    """Grad mode, forward mode and transforms, each alone; in none of them a call may take the short way."""
+def test_grad_mode_forward_mode_and_transforms_forbid_the_shortcut():
+    """Grad mode, forward mode and transforms, each alone, forbid the shortcut."""
     assert is_differentiating()
     with torch.no_grad():
         assert not is_differentiating()
@@ -56,7 +56,7 @@ def _under(mode, function, *args):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("word", [word for word in WORDS if set(word) != {"vmap"}], ids="-".join)
 def test_no_grad_inside(word, place):
-    """no_grad inside any nesting of jacrev, jacfwd and vmap."""
+    """no_grad inside any nesting of jacrev, jacfwd and vmap means what it means for torch's operators."""
     x = sample(*(2,) * word.count("vmap"))
     for name in NAMES[:3]:
         function, oracle = (spell(word, PLACES[place](f, torch.no_grad)) for f in CASES[name])
@@ -66,7 +66,7 @@ def test_no_grad_inside(word, place):
 @pytest.mark.parametrize("place", ["part", "whole"])
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
 def test_inference_mode_inside(word, place):
-    """inference_mode inside transforms: what torch makes of it for its own operators, an error included."""
+    """inference_mode inside transforms does what it does for torch's own operators, errors included."""
     x = sample(*(2,) * word.count("vmap"))
     for name in NAMES:
         function, oracle = (spell(word, PLACES[place](f, torch.inference_mode)) for f in CASES[name])
@@ -91,7 +91,7 @@ def _result_or_error(function, x):
 @pytest.mark.parametrize("word", [word for word in WORDS if set(word) != {"vmap"} and len(word) < 3], ids="-".join)
 @pytest.mark.parametrize("name", CASES)
 def test_no_grad_inside_for_every_operator(name, word):
-    """Several outputs, several inputs, plain arguments."""
+    """no_grad works with several outputs, several inputs and plain arguments."""
     x = sample(*(2,) * word.count("vmap"))
     function, oracle = (spell(word, PLACES["part"](f, torch.no_grad)) for f in CASES[name])
     assert_close(function(x), oracle(x))
@@ -99,7 +99,7 @@ def test_no_grad_inside_for_every_operator(name, word):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_grad_inside_grad_of_grad(name):
-    """The two nestings that torch's own Function gets wrong."""
+    """The two nestings that torch's own Function gets wrong are right."""
     x = sample()
     for transform in (
         lambda f: jacrev(grad(lambda x: PLACES["part"](f, torch.no_grad)(x).sum())),
@@ -111,8 +111,8 @@ def test_no_grad_inside_grad_of_grad(name):
 
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
 @pytest.mark.parametrize("mode", MODES_AROUND)
-def test_mode_around(word, mode):
-    """A transform called in no_grad or inference_mode."""
+def test_a_transform_may_be_called_without_grad_mode(word, mode):
+    """A transform may be called in no_grad or inference_mode."""
     x = sample(*(2,) * word.count("vmap"))
     for name in NAMES:
         results = []
@@ -125,7 +125,7 @@ def test_mode_around(word, mode):
 
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) == 2 and "vmap" not in word], ids="-".join)
 def test_mode_between_levels(word):
-    """no_grad in the outer function, around the inner transform."""
+    """no_grad may stand in the outer function, around the inner transform."""
     inner, outer = word
     x = sample()
     for name in NAMES:
@@ -142,7 +142,7 @@ def test_mode_between_levels(word):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_set_grad_enabled(name):
-    """The other spelling of both modes."""
+    """set_grad_enabled is the other spelling of both modes."""
     x = sample()
     for enabled in (True, False):
         results = []
@@ -160,7 +160,7 @@ def test_set_grad_enabled(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("modes", list(itertools.product([torch.no_grad, torch.enable_grad, contextlib.nullcontext], repeat=2)))
 def test_leaf_outside(name, modes):
-    """A leaf that requires a gradient, with a mode outside and another inside a transform."""
+    """A leaf that requires a gradient is right, with a mode outside and another inside a transform."""
     outside, inside = modes
     results = []
     for f in CASES[name]:

@@ -9,7 +9,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Affine, CubicRound, SinCos, affine, sample
+from tests.operators import CASES, Affine, CubicRound, SinCos, affine, sample
 
 
 @pytest.fixture(params=CASES)
@@ -40,7 +40,7 @@ def test_make_fx_of_a_transform(case, name):
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", ["cubic_round", "sin_cos", "nested", "total"])
 def test_make_fx_with_fake_tensors(name, mode):
-    """Traced with fake tensors, and with symbolic sizes."""
+    """Tracing with fake tensors and with symbolic sizes is right."""
     case = CASES[name]
     graph = make_fx(grad(lambda x: case.function(x).sin().sum()), tracing_mode=mode)(sample())
     x = sample(seed=1)
@@ -94,7 +94,7 @@ def test_export_keeps_the_value(case, strict):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_keeps_the_value_of_every_element(strict):
-    """Bit for bit."""
+    """Every element has the eager value, bit for bit."""
     x = torch.cat([torch.randn(100) * 3, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, -0.2])])
     y = torch.export.export(Module(CubicRound.apply), (x,), strict=strict).module()(x)
     assert torch.equal(y.view(torch.int32), x.round().view(torch.int32))
@@ -115,7 +115,7 @@ def test_export_warns_when_a_derivative_is_lost(kind, strict):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_under_no_grad_is_silent(strict):
-    """As the warning says; the tests make errors of warnings."""
+    """There is no warning under no_grad; the tests make errors of warnings."""
     module = Module(CubicRound.apply, torch.nn.Linear(3, 2).double())
     with torch.no_grad():
         program = torch.export.export(module, (sample(2),), strict=strict)
@@ -134,7 +134,7 @@ def test_export_with_dynamic_shapes(strict):
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_of_several_outputs_and_plain_arguments(strict):
-    """Namedtuples, numbers and None."""
+    """Namedtuples, numbers and None can be exported."""
 
     class Both(torch.nn.Module):
         def forward(self, x):

@@ -38,7 +38,7 @@ def run(code):
 
 
 def test_the_compilers_are_not_imported():
-    """Nor what they import: a fresh process has none of it that torch itself has not loaded."""
+    """A fresh process has no compiler of torch, nor its imports, that torch itself has not loaded."""
     # Something else that is imported later does not bring them either.
     imports = "import torch, sys; before = {*sys.modules}; import fullgrad; fullgrad.round(torch.ones(2)); import ftplib"
     done = run(f"{imports}; print(*{{*{HEAVY}}} & {{*sys.modules}} - before)")
@@ -108,7 +108,7 @@ print("right")
     ],
 )
 def test_first_use_inside_a_transform(inside):
-    """What is imported in the middle of a transform is as it is otherwise."""
+    """A first import in the middle of a transform works as any other."""
     done = run("import warnings; warnings.simplefilter('ignore')" + FIRST_USE.replace("INSIDE", inside))
     assert done.stdout.strip() == "right", done.stderr[-1500:]
 
@@ -125,14 +125,14 @@ def test_first_use_inside_a_transform(inside):
     ],
 )
 def test_compiled_code_is_right(order):
-    """With Dynamo before, after, or by the first ``torch.compile``; for operators of the package and of users."""
+    """Compiled code is right with Dynamo imported before, after, or by ``torch.compile``; for our operators and users'."""
     done = run(order + COMPILED)
     assert done.stdout.strip() == "right", done.stderr[-1500:]
 
 
 @pytest.mark.long
 def test_operators_that_are_gone_are_forgotten():
-    """What waits for Dynamo keeps no class alive."""
+    """Callbacks that wait for Dynamo keep no class alive."""
     code = """
 import gc, weakref, fullgrad
 def define():

@@ -15,7 +15,7 @@ LEVEL = 1
 
 
 def in_thread_of_a_device(function):
-    """What a function returns there, and whether the thread has the key of legacy vmap afterwards, as it must."""
+    """The result of a function in such a thread, and whether the thread then has the key of legacy vmap, as it must."""
     found = []
 
     def run():

@@ -1,4 +1,4 @@
-"""What an operator keeps alive: nothing once it is gone, however it was made and used."""
+"""Operators that are gone keep nothing alive, however they were made and used."""
 
 import gc
 import weakref
@@ -12,7 +12,7 @@ from fullgrad import spikes
 
 
 class Held:
-    """What a user's function closes over: a model, a batch of images."""
+    """An object that a user's function closes over, such as a model or a batch of images."""
 
 
 def by_straight_through(held):
@@ -53,7 +53,7 @@ def by_adoption(held):
 
 
 def reference_to_what_is_held(maker, compiled):
-    """Of an operator that is made, used and dropped."""
+    """A weak reference to the object held by an operator that is made, used and dropped."""
     held = Held()
     operator, reference = maker(held), weakref.ref(held)
     f, x = lambda x: operator(x).sum(), torch.randn(3)
@@ -69,14 +69,14 @@ def reference_to_what_is_held(maker, compiled):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("maker", [by_straight_through, by_from_slope, by_a_class, by_adoption])
 def test_nothing_is_kept(maker, compiled):
-    """Neither by the next operator of the same name, nor by any table."""
+    """Neither the next operator of the same name nor any table keeps an operator alive."""
     references = [reference_to_what_is_held(maker, compiled) for _ in range(4)]
     gc.collect()
     assert [r() for r in references] == [None] * 4
 
 
 def test_an_operator_keeps_no_globals_of_its_module():
-    """What the module of its forward drops is gone, though the operator stays."""
+    """An object that the module of its forward drops is gone, though the operator stays."""
     held = Held()
     reference = weakref.ref(held)
     globals()["dropped"] = held

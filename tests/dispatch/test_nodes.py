@@ -32,7 +32,7 @@ def nodes(graph):
 
 
 def test_eager_calls_are_calls_of_the_function():
-    """No dispatcher in between."""
+    """Eager calls use no dispatcher."""
     CALLS.clear()
     assert torch.equal(running_maximum(X), torch.cummax(X, -1).values)
     assert CALLS[0] is X
@@ -45,19 +45,19 @@ def test_it_is_one_node_of_a_graph():
 
 
 def test_compiled_code_calls_it():
-    """With the same numbers, in one graph."""
+    """Compiled code is one graph with the same numbers."""
     compiled = torch.compile(running_maximum, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(X), running_maximum(X))
 
 
 def test_tensors_without_data_have_the_shape_of_the_output():
-    """On the meta device, in lists too."""
+    """Outputs on the meta device have the right shape, in lists too."""
     assert running_maximum(X.to("meta")).shape == X.shape
     assert [y.device.type for y in scaled([X.to("meta"), X.to("meta")], 2.0)] == ["meta", "meta"]
 
 
 def test_vmap_of_the_node():
-    """By the rule that was given: one call for the batch."""
+    """The given vmap rule is called once for the batch."""
     CALLS.clear()
     graph = make_fx(torch.func.vmap(running_maximum, in_dims=1))(X)
     assert nodes(graph).count("fullgrad.test_running_maximum.default") == 1
@@ -67,6 +67,6 @@ def test_vmap_of_the_node():
 @pytest.mark.parametrize(
     ("arguments", "traced"), [((X, 2), False), (([X], 2), False), ((X.to("meta"),), True), (([X, X.to("meta")], 2), True)]
 )
-def test_what_counts_as_traced(arguments, traced):
-    """A tensor without data, wherever it stands."""
+def test_a_tensor_without_data_counts_as_traced(arguments, traced):
+    """A tensor without data counts as traced, wherever it is among the arguments."""
     assert is_traced(*arguments) is traced

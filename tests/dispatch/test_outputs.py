@@ -1,4 +1,4 @@
-"""Outputs, optional inputs, and what the context offers to the rules."""
+"""Outputs, optional inputs, and what the context gives to the rules."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from fullgrad import Function
-from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
+from tests.operators import Affine, Cube, MatMul, MaxOver, Pair, SinCos, Total, affine, sample, sin_cos
 
 pytestmark = pytest.mark.short
 
@@ -73,7 +73,7 @@ def test_setup_context_sees_the_type_of_the_tuple(operator, transform):
 
 
 class Either(Function):
-    """A Pair or a plain tuple, as its argument says."""
+    """Returns a Pair or a plain tuple, as its argument says."""
 
     @staticmethod
     def forward(x, named):
@@ -98,7 +98,7 @@ class Either(Function):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_type_of_the_output_is_that_of_this_call(way):
-    """It is not remembered from another call."""
+    """The type of the output is not remembered from another call."""
     for named in (True, False, True):
         assert type(WAYS[way](lambda x, named=named: Either.apply(x, named), sample())) is (Pair if named else tuple)
 
@@ -108,7 +108,7 @@ class One(NamedTuple):
 
 
 class OneTuple(Function):
-    """A tuple of one."""
+    """Returns a tuple of one."""
 
     @staticmethod
     def forward(x):
@@ -134,7 +134,7 @@ class OneTuple(Function):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tuple_of_one(way):
-    """It is not unpacked."""
+    """A tuple of one is not unpacked."""
     x = sample()
     output = WAYS[way](OneTuple.apply, x)
     assert type(output) is One
@@ -143,7 +143,7 @@ def test_tuple_of_one(way):
 
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
 def test_derivative_of_a_tuple_of_one(transform):
-    """In reverse and forward mode, and twice."""
+    """A tuple of one has derivatives in reverse and forward mode, and second ones."""
     x = sample()
     assert_close(transform(lambda x: OneTuple.apply(x).only)(x), torch.diag(2 * x))
     assert_close(transform(transform(lambda x: OneTuple.apply(x).only.sum()))(x), 2 * torch.eye(3, dtype=x.dtype))
@@ -151,7 +151,7 @@ def test_derivative_of_a_tuple_of_one(transform):
 
 @pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
 def test_outputs_that_are_not_used(used):
-    """Their cotangents arrive as zeros: right gradients whichever outputs are used."""
+    """Unused outputs have cotangents of zeros: gradients are right whichever outputs are used."""
 
     def total(function, x):
         return sum((output * 2).sum() for output, use in zip(function(x), used, strict=True) if use)
@@ -165,7 +165,7 @@ def test_outputs_that_are_not_used(used):
 
 
 class Unmaterialized(SinCos):
-    """`SinCos` whose vjp sees which cotangents there are."""
+    """`SinCos`, whose vjp records which cotangents there are."""
 
     seen = ()
 
@@ -191,7 +191,7 @@ class Unmaterialized(SinCos):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_set_materialize_grads(index):
-    """With False, the cotangent of an unused output is None; the gradient is right in every mode."""
+    """With False the cotangent of an unused output is None; the gradient is right in every mode."""
     x = sample()
     expected = grad(lambda x: sin_cos(x)[index].sum())(x)
     leaf = x.clone().requires_grad_()
@@ -216,7 +216,7 @@ def test_integer_output_is_not_differentiable():
 
 
 class ValueAndMask(Function):
-    """relu, and as a floating output where it is active: marked as not differentiable."""
+    """relu, and a floating mask of where it is active, marked as not differentiable."""
 
     @staticmethod
     def forward(x):
@@ -249,21 +249,33 @@ def value_and_mask(x):
     return x**2 * mask, mask
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: grad(lambda x: f(x)[0].sum()),
-        lambda f: jacrev(jacrev(lambda x: f(x)[0])),
-        lambda f: jacfwd(jacfwd(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: jacrev(jacfwd(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: vmap(grad(lambda x: f(x)[0] * f(x)[1])),
-        lambda f: jacrev(lambda x: f(x)[1]),
-        lambda f: jacfwd(lambda x: f(x)[1]),
-        lambda f: lambda x: jvp(f, (x,), (x,)),
-        lambda f: lambda x: vjp(f, x)[1]((x, x)),
-        lambda f: grad(lambda x: (f(x)[0].sum(), f(x)[1]), has_aux=True),
-    ],
-)
+def value_of(f):
+    return lambda x: f(x)[0]
+
+
+def mask_of(f):
+    return lambda x: f(x)[1]
+
+
+def product_of(f):
+    return lambda x: f(x)[0] * f(x)[1]
+
+
+DERIVATIVES = {
+    "gradient of the value": lambda f: grad(lambda x: f(x)[0].sum()),
+    "gradient with the mask aside": lambda f: grad(lambda x: (f(x)[0].sum(), f(x)[1]), has_aux=True),
+    "gradient of the product per sample": lambda f: vmap(grad(product_of(f))),
+    "second derivative of the value": lambda f: jacrev(jacrev(value_of(f))),
+    "second derivative of the product, forward": lambda f: jacfwd(jacfwd(product_of(f))),
+    "second derivative of the product, mixed": lambda f: jacrev(jacfwd(product_of(f))),
+    "derivative of the mask, reverse": lambda f: jacrev(mask_of(f)),
+    "derivative of the mask, forward": lambda f: jacfwd(mask_of(f)),
+    "tangents of both": lambda f: lambda x: jvp(f, (x,), (x,)),
+    "cotangents of both": lambda f: lambda x: vjp(f, x)[1]((x, x)),
+}
+
+
+@pytest.mark.parametrize("transform", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_non_differentiable_output(transform):
     """A floating output marked as not differentiable has a zero derivative everywhere, and the other one is right."""
     x = sample(seed=3)
@@ -313,7 +325,7 @@ class Watcher(MatMul):
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (True, True)])
 def test_needs_input_grad(needs):
-    """It tells setup_context and vjp which inputs are differentiated, in eager autograd and under a transform."""
+    """setup_context and vjp see which inputs are differentiated, in eager autograd and under a transform."""
     a, b = sample(3), sample(3, seed=1)
     expected = (("setup_context", needs), ("vjp", needs))
     Watcher.seen = ()
@@ -340,7 +352,7 @@ def test_one_of_two_tensors(transform, argnums):
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_variadic_forward(count):
-    """Any number of tensors."""
+    """A forward may take any number of tensors."""
     xs = [v.clone().requires_grad_() for v in sample(count)]
     assert torch.equal(Total.apply(*xs), sum(xs))
     Total.apply(*xs).sum().backward()
@@ -388,7 +400,7 @@ def test_save_for_forward_apart_from_save_for_backward(inner, outer):
 
 
 class WithPlainValues(Function):
-    """2 x with the derivative 5, and next to it a number and None."""
+    """2 x with the derivative 5, next to a number and None."""
 
     @staticmethod
     def forward(x):
@@ -413,7 +425,7 @@ class WithPlainValues(Function):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_plain_values_among_the_outputs(way):
-    """Numbers and None are passed on as they are."""
+    """Numbers and None are passed on unchanged."""
     x = sample()
     call = (lambda x: WithPlainValues.apply(x)[0]) if way == "vmap" else WithPlainValues.apply
     output = WAYS[way](call, x)
@@ -424,7 +436,7 @@ def test_plain_values_among_the_outputs(way):
 
 
 def test_derivative_next_to_plain_values():
-    """In reverse and forward mode; https://github.com/pytorch/pytorch/issues/100574 reported an error of torch's."""
+    """Derivatives are right in both modes; https://github.com/pytorch/pytorch/issues/100574 reported an error in torch."""
     x = sample()
     first = lambda x: WithPlainValues.apply(x)[0]  # noqa: E731
     assert torch.equal(jacrev(first)(x), 5 * torch.eye(3, dtype=x.dtype))
@@ -469,7 +481,7 @@ class Gather(Function):
 @pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0), (-1, 0)])
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
 def test_integer_tensor_as_an_input(transform, dims):
-    """It has no gradient, and is batched like any other."""
+    """Integer tensors have no gradient, and are batched like any other."""
     x = sample(3)[0] if dims[0] is None else sample(3)
     index = torch.tensor([[2, 0, 2], [1, 1, 0], [0, 2, 1]])
     index = index[0] if dims[1] is None else index
@@ -481,7 +493,7 @@ def test_integer_tensor_as_an_input(transform, dims):
 
 
 class Twice(Function):
-    """The same tensor as both outputs."""
+    """Returns the same tensor as both outputs."""
 
     @staticmethod
     def forward(x):
@@ -508,7 +520,7 @@ class Twice(Function):
 
 
 def test_one_tensor_as_two_outputs():
-    """What torch's own Function makes of it: right, or an error, and never half of the gradient."""
+    """The result is right, or an error, as for torch's own Function, and never half of the gradient."""
     x = sample()
     for transform in (jacrev, jacfwd):
         try:
@@ -571,7 +583,7 @@ def test_forward_that_returns_its_input_in_forward_mode():
 
 
 class Halves(Function):
-    """The first number of a vector, and the rest."""
+    """Returns the first number of a vector, and the rest."""
 
     @staticmethod
     def forward(x):
@@ -603,7 +615,7 @@ def test_outputs_of_other_shapes():
 
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
 def test_input_used_twice(transform):
-    """The same tensor as both inputs: the gradients add up."""
+    """Gradients add up where the same tensor is both inputs."""
     a = sample(3)
     assert_close(transform(lambda a: MatMul.apply(a, a))(a), transform(lambda a: a @ a)(a))
 

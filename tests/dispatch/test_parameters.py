@@ -67,8 +67,8 @@ class Twice(Function):
         return Twice.apply(x, times), in_dims[0]
 
 
-def test_any_name_will_do():
-    """Eager, under transforms and compiled; by keyword; with the defaults of forward."""
+def test_parameters_may_have_any_name():
+    """Any name works: eager, under transforms and compiled; by keyword; with the defaults of forward."""
     x = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.equal(torch.autograd.grad(Awkward.apply(x, base=x, kind="k").sum(), x)[0], 2 * x)
     torch.testing.assert_close(hessian(lambda x: Awkward.apply(x, x).sum())(x.detach()), 2 * torch.eye(3, dtype=x.dtype))
@@ -78,7 +78,7 @@ def test_any_name_will_do():
 
 
 def test_apply_looks_like_forward():
-    """Its signature, defaults and annotations, which mean what they mean where ``forward`` is."""
+    """``apply`` has the signature, defaults and annotations of ``forward``, evaluated where ``forward`` is defined."""
     for operator in (Clamp, Awkward, Twice):
         assert inspect.signature(operator.apply) == inspect.signature(operator.forward)
         assert get_type_hints(operator.apply) == get_type_hints(operator.forward)
@@ -86,7 +86,7 @@ def test_apply_looks_like_forward():
 
 
 def test_the_source_of_apply_can_be_seen():
-    """By ``inspect``, and in a traceback down to the author's line."""
+    """``inspect`` shows the source, and a traceback the author's line."""
     source = inspect.getsource(Twice.apply)
     assert source.strip().startswith("def apply(x, /, times)")
     with pytest.raises(TypeError) as caught:
@@ -108,7 +108,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_is_told_in_the_words_of_python(name):
-    """The words are those of any Python function."""
+    """Errors about wrong calls are those of any Python function."""
     call, words = WRONG[name]
     with pytest.raises(TypeError) as expected:
         call(Twice.forward)

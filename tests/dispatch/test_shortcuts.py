@@ -1,7 +1,7 @@
-"""Without a derivative a call is short: what each shortcut must still see, and that its value is that of the full call."""
+"""Shortcuts of calls without a derivative: what each must still see, and that its value is that of the full call."""
 
-import builtins
-import dis
+import contextlib
+import functools
 import math
 from unittest import mock
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullgrad
-from fullgrad._dispatch import can_skip_autograd, surely
-from fullgrad._function import Function, alias, pure
+from fullgrad._core.function import Function, pure
+from fullgrad._dispatch import can_skip_autograd
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
 
@@ -24,7 +26,7 @@ X = torch.tensor([-math.inf, -2.5, -1.0, -0.0, 0.0, 0.4, 1.0, 3.0, math.inf, mat
 
 
 def _operators(base=Function):
-    """Every operator of fullgrad itself: tests define more."""
+    """Every operator of fullgrad itself, without those that tests define."""
     for operator in base.__subclasses__():
         if operator.__module__.startswith("fullgrad."):
             yield operator
@@ -32,98 +34,94 @@ def _operators(base=Function):
 
 
 PURE = {operator.__name__: operator for operator in _operators() if hasattr(getattr(operator, "forward", None), "is_pure")}
-# What a pure forward may name: torch and what it does element by element, and types.
-GLOBALS = {"torch": torch, "Tensor": Tensor, "alias": alias, "surely": surely, "isinstance": isinstance, "float": float}
 
 
-def _is_elementwise(name):
-    """Whether torch has an operation of that name that acts element by element on tensors, in a new one, without chance."""
-    operation = getattr(torch.ops.aten, name, None)
-    if operation is None or name.endswith("_"):
-        return False
-    found = [getattr(operation, overload) for overload in operation.overloads()]
-    tags = [overload.tags for overload in found if str(overload._schema.returns[0].type) == "Tensor"]
-    return bool(tags) and all(torch.Tag.pointwise in t and torch.Tag.nondeterministic_seeded not in t for t in tags)
+@functools.cache
+def _calls():
+    """The arguments with which the cases call each pure operator."""
+    calls = {operator: [] for operator in PURE.values()}
+    with contextlib.ExitStack() as patches:
+        for operator in PURE.values():
+
+            def apply(*args, operator=operator, own=operator.apply):
+                calls[operator].append(args)
+                return own(*args)
+
+            patches.enter_context(mock.patch.object(operator, "apply", staticmethod(apply)))
+        for case in CASES:
+            if not case.exhaustive:
+                case.op(*case.tensors)
+    return calls
 
 
-def _unproved(forward):
-    """What of the code of a forward is not known to be a function of its arguments alone, the same in both grad modes."""
-    if forward.__closure__:
-        yield "a closure"
-    for step in dis.get_instructions(forward):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found = forward.__globals__.get(step.argval, getattr(builtins, step.argval, None))
-            if found is not GLOBALS.get(step.argval, _unproved):
-                yield step.argval
-        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")) and not (
-            step.argval == "__class__" or _is_elementwise(step.argval)
-        ):
-            yield step.argval
-        elif (
-            step.opname.startswith(("IMPORT", "MAKE_FUNCTION", "STORE_GLOBAL", "BINARY_SUBSCR", "BINARY_SLICE"))
-            or "[" in step.argrepr
-        ):
-            yield step.opname
+class ArithmeticOfArguments(TorchDispatchMode):
+    """Lets through what is elementwise, draws nothing, and reads the given tensors and what was computed of them alone."""
+
+    def __init__(self, args):
+        super().__init__()
+        self.given, self.computed = [a for a in args if isinstance(a, Tensor)], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        mutates = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
+        copies = func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+        assert copies or (torch.Tag.pointwise in func.tags and not mutates), f"{func} is not elementwise"
+        assert torch.Tag.nondeterministic_seeded not in func.tags, f"{func} draws"
+        for t in pytree.tree_leaves((args, kwargs)):
+            known = not isinstance(t, Tensor) or any(t is k for k in (*self.given, *self.computed))
+            assert known, f"{func} reads a tensor that is no argument"
+        y = func(*args, **(kwargs or {}))
+        self.computed.append(y)
+        return y
+
+
+def check_pure(forward, *args):
+    """Check that the value is new, computed by elementwise operations on the arguments, and the same in both grad modes."""
+    values = []
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded), ArithmeticOfArguments(args) as mode:
+            values.append(forward(*args))
+        assert any(values[-1] is t for t in mode.computed), "the value is not computed"
+    assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
-def test_what_is_marked_pure_is_pure(operator):
-    """Its code computes with its arguments alone."""
-    assert list(_unproved(operator.forward)) == []
+def test_a_pure_forward_computes_with_its_arguments_alone(operator):
+    """The shortcut calls it in either grad mode, and nothing cuts its value off from what else it might read."""
+    assert _calls()[operator]
+    for args in _calls()[operator]:
+        check_pure(operator.forward, *args)
 
 
-def test_what_is_not_pure_is_seen():
-    """The check before this one can fail, in each of its ways."""
-    table = torch.ones(3)
-    for forward, found in (
-        (lambda x: x + table, "a closure"),
-        (lambda x: x + X, "X"),
-        (lambda x: x.view_as(x), "view_as"),
-        (lambda x: torch.is_grad_enabled(), "is_grad_enabled"),
-    ):
-        assert found in list(_unproved(forward))
-    for name, elementwise in (
-        ("trunc", True),
-        ("trunc_", False),
-        ("bernoulli", False),
-        ("sum", False),
-        ("is_grad_enabled", False),
-    ):
-        assert _is_elementwise(name) == elementwise
-    assert list(_unproved(lambda x: x[0]))
-    assert list(_unproved(lambda x: lambda: x))
+TABLE = torch.ones(())
+IMPURE = {
+    "reads another tensor": lambda x: x + TABLE,
+    "returns its argument": lambda x: x,
+    "returns a view": lambda x: x.view_as(x),
+    "returns a part": lambda x: x[:1],
+    "sums": lambda x: x.sum(),
+    "draws": lambda x: torch.bernoulli(x),
+    "writes in place": lambda x: x.trunc_(),
+    "asks for the grad mode": lambda x: x * 2 if torch.is_grad_enabled() else x * 3,
+}
 
 
-class _Called(Exception):
-    """Carries the arguments."""
-
-
-def _arguments(operator):
-    """Those with which the first case that has the operator calls it."""
-
-    def apply(*args):
-        raise _Called(*args)
-
-    with mock.patch.object(operator, "apply", staticmethod(apply)):
-        for case in CASES:
-            try:
-                case.op(*case.tensors)
-            except _Called as call:
-                return call.args
-    raise AssertionError(f"no case calls {operator.__name__}")
+@pytest.mark.parametrize("forward", IMPURE.values(), ids=IMPURE)
+def test_a_forward_that_is_not_pure_is_seen(forward):
+    with pytest.raises(AssertionError):
+        check_pure(forward, torch.full((3,), 0.5))
 
 
 @pytest.mark.parametrize("operator", PURE.values(), ids=PURE)
 def test_a_forward_that_replaces_a_pure_one_is_called(operator):
-    """The kit's surrogates are, for one."""
-    x, *rest = _arguments(operator)
+    """A replaced forward is called, as that of the kit's surrogates."""
+    x, *rest = _calls()[operator][0]
     with mock.patch.object(operator, "forward", staticmethod(lambda x, *_: x * 7)):
         assert torch.equal(operator.apply(x, *rest), x * 7)
     assert not torch.equal(operator.apply(x, *rest), x * 7)
 
 
 class Recorder(Tensor):
-    """A subclass that sees what is done with it."""
+    """A subclass that records its operations."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -135,7 +133,7 @@ seen: list[str] = []
 
 
 def test_a_subclass_is_not_taken_for_a_tensor():
-    """Its type is kept, and it sees the operation."""
+    """A subclass keeps its type, and sees the operation."""
     x = torch.randn(3).as_subclass(Recorder)
     seen.clear()
     y = fullgrad.round(x)
@@ -161,8 +159,8 @@ OTHERS = list(_of_other_arguments())
 
 
 @pytest.mark.parametrize(("f", "at", "derivative"), [other[1:] for other in OTHERS], ids=[other[0] for other in OTHERS])
-def test_another_argument_wants_a_derivative(f, at, derivative):
-    """In every way: a leaf, a dual tensor, and inside transforms, where the first argument is a plain tensor from outside."""
+def test_there_is_no_shortcut_past_the_derivative_of_another_argument(f, at, derivative):
+    """Another argument may be a leaf, a dual tensor, or inside transforms, where the first one is a plain tensor from outside."""
     d = derivative.expand(3)
     weights = torch.tensor([1.0, 2.0, 3.0])
     leaf = at.clone().requires_grad_()
@@ -198,7 +196,7 @@ STRAIGHT_THROUGH = {
 @pytest.mark.parametrize(("operator", "plain"), STRAIGHT_THROUGH.values(), ids=STRAIGHT_THROUGH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_a_straight_through_value_is_the_same_under_every_transform(operator, plain, dtype):
-    """With and without a gradient, in no_grad, in inference mode and under a transform: to the last bit."""
+    """A value is the same to the last bit with and without a gradient, in no_grad, inference mode and transforms."""
     x = X.to(dtype)
     expected = plain(x)
     for y in (
@@ -218,12 +216,12 @@ def test_a_straight_through_value_is_the_same_under_every_transform(operator, pl
 
 
 def test_a_softness_with_a_shape_gives_the_hard_value_its_shape():
-    """A number has none; a tensor takes the full call."""
+    """A number has no shape; a tensor takes the full call."""
     assert fullgrad.abs_st(torch.ones(3), torch.full((2, 1), 0.1)).shape == (2, 3)
 
 
 def test_a_closure_is_not_recorded():
-    """A forward that is not marked runs without grad mode, which is then as before, after an error too."""
+    """An unmarked forward runs without grad mode, which is then restored, after an error too."""
     weight = torch.ones(3, requires_grad=True)
 
     class Closes(ThroughRound):

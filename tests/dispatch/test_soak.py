@@ -27,7 +27,7 @@ FUNCTIONS = {
     "rounding": fullgrad.round,
     "clamping": lambda x: fullgrad.clamp(x, -1.0, x.detach().abs() + 0.1),
     "gradients": lambda x: fullgrad.clip_grad(x, 0.5),
-    "estimators": fullgrad.straight_through(torch.round, torch.tanh),
+    "functions": fullgrad.straight_through(torch.round, torch.tanh),
     "elementwise relaxations": soft.round,
     "order statistics": lambda x: soft.sort(x)[0],
     "order statistics, straight-through": fullgrad.rank_st,
@@ -45,7 +45,7 @@ ERRORS = (
 
 
 class Fails(fullgrad.Function):
-    """Rules that raise, an interruption among what they raise."""
+    """Rules that raise, with a KeyboardInterrupt among the errors."""
 
     error: type[BaseException] = ValueError
 
@@ -71,13 +71,13 @@ class Fails(fullgrad.Function):
 
 
 def state():
-    """What must be as it was after every step."""
+    """The state that must be the same after every step."""
     modes = torch.is_grad_enabled(), is_forward_mode(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
     return modes, tuple(active_transforms()), torch.autograd.forward_ad._current_level
 
 
 def step(i, forward_mode=True):
-    """Every family in every way, and one error of each kind; what the families gave."""
+    """Call every family in every way, and cause one error of each kind; return the results of the families."""
     x, found = torch.randn(3, 5, generator=torch.Generator().manual_seed(i)), []
     for function in FUNCTIONS.values():
         leaf = x.clone().requires_grad_()
@@ -105,7 +105,7 @@ def step(i, forward_mode=True):
 
 
 def alive():
-    """How many objects there are, and how many tensors among them."""
+    """The number of live objects, and of tensors among them."""
     gc.collect()
     objects = gc.get_objects()
     return len(objects), sum(issubclass(type(o), torch.Tensor) for o in objects)
@@ -124,7 +124,7 @@ def measure(steps):
 
 @pytest.mark.long
 def test_nothing_is_kept():
-    """Objects, tensors and memory."""
+    """Objects, tensors and memory do not grow."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (objects, tensors, memory), (objects_after, tensors_after, memory_after) = measure(60)
@@ -135,7 +135,7 @@ def test_nothing_is_kept():
 
 @pytest.mark.long
 def test_other_dispatch():
-    """The same through torch's public path."""
+    """Nothing grows through torch's public path, either."""
     script = "import runpy, sys; sys.argv = ['soak', '20']; runpy.run_path(sys.orig_argv[-1], run_name='__main__')"
     environment = {**os.environ, "FULLGRAD_DISPATCH": "fallback", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "ignore", "-c", script, __file__]
@@ -149,7 +149,7 @@ def test_other_dispatch():
 
 @pytest.mark.long
 def test_compiled():
-    """Called a hundred times after it was compiled, with another error in between."""
+    """A hundred calls of compiled code, with errors in between, keep nothing."""
 
     gradients = vmap(grad(lambda x: sum(scalar(f)(x) for f in FUNCTIONS.values())))
     compiled = torch.compile(gradients, backend="aot_eager")
@@ -168,7 +168,7 @@ def test_compiled():
 
 
 def test_threads():
-    """Eight at once give what one gives; one of them is in forward mode, of which torch has one level per process."""
+    """Eight threads at once give what one gives; one of them uses forward mode, which has one level per process."""
     expected = [step(i, forward_mode=i == 0) for i in range(8)]
     found, failures = {}, []
 
@@ -194,7 +194,7 @@ def test_threads():
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes(method):
-    """After operators were called here, a child calls them: its values are ours."""
+    """A child process that calls operators after its parent did has the same values."""
     context = multiprocessing.get_context(method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of a fork where there are threads

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, SinCos, ThroughRound, sample
+from tests.operators import CASES, Cube, CubicRound, MatMul, SinCos, ThroughRound, sample
 
 pytestmark = pytest.mark.short
 
@@ -43,7 +43,7 @@ def test_meta(case, name):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_fake(case, name):
-    """So they do with fake tensors."""
+    """Fake tensors have the shape, dtype and device of every transform."""
     expected = TRANSFORMS[name](case.oracle, sample())
     with FakeTensorMode() as mode:
         result = TRANSFORMS[name](case.function, mode.from_tensor(sample()))
@@ -53,7 +53,7 @@ def test_fake(case, name):
 
 @pytest.mark.parametrize("place", ["meta", "fake"])
 def test_backward_without_data(case, place):
-    """Eager autograd."""
+    """Eager autograd runs on tensors without data."""
     mode = FakeTensorMode()
     x = sample().to("meta") if place == "meta" else mode.from_tensor(sample())
     with mode if place == "fake" else contextlib.nullcontext():
@@ -90,7 +90,7 @@ def test_dtensor(mesh, operator, placement):
 
 
 def test_dtensor_of_several_outputs_and_inputs(mesh):
-    """A namedtuple of distributed tensors, and a product of two."""
+    """A namedtuple of distributed tensors, and a product of two, are right."""
     x = sample(3)
     leaf = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
     pair = SinCos.apply(leaf)
@@ -102,7 +102,7 @@ def test_dtensor_of_several_outputs_and_inputs(mesh):
 
 
 def test_second_derivative_of_a_dtensor(mesh):
-    """create_graph."""
+    """A second derivative by create_graph is right."""
     x = sample(4)
     leaf = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
     (gradient,) = torch.autograd.grad(Cube.apply(leaf).sum(), leaf, create_graph=True)

@@ -45,7 +45,7 @@ def names(exhaustive, long):
     ],
 )
 def test_tangents_of_each_input_alone_are_traced(names):
-    """The tangent of the gradient along one input of several, traced, is the one that is not traced."""
+    """The tangent of the gradient along each input is the same traced as not traced."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", TRACES, *names], capture_output=True, text=True)
     printed = run.stdout.splitlines() or [""]
     assert printed[-1] == "done", f"ended with {run.returncode} after {printed[-1]}: {run.stderr[-1500:]}"

@@ -20,7 +20,7 @@ from torch.func import (
 from torch.testing import assert_close
 
 from fullgrad._dispatch import DISPATCH
-from tests.dispatch.operators import CASES, Cube, CubicRound, MatMul, Nested, SinCos, sample
+from tests.operators import CASES, Cube, CubicRound, MatMul, Nested, SinCos, sample
 
 pytestmark = pytest.mark.short
 
@@ -52,7 +52,7 @@ def test_nesting(case, word):
 )
 @pytest.mark.parametrize("name", ["cube_twice", "cubic_round", "sin_cos", "norm"])
 def test_fourth_order(name, word):
-    """Four deep and beyond."""
+    """Nestings four deep and beyond are right."""
     case = CASES[name]
     x = sample(*(2,) * word.count("vmap"))
     assert_close(spell(word, case.function)(x), spell(word, case.oracle)(x))
@@ -141,7 +141,7 @@ def test_captured_tensor(case):
 
 @pytest.mark.parametrize("name", ["cube", "nested", "sin_cos", "matmul", "exp", "norm"])
 def test_vjp_function_after_its_level_has_ended(name):
-    """What torch.func.vjp returns is called later: alone, batched, differentiated, and twice."""
+    """The function that torch.func.vjp returns may be called later: alone, batched, differentiated, and twice."""
     case = CASES[name]
     x, g = sample(), sample(seed=1)
     pulls = [vjp(function, x)[1] for function in case]

@@ -1,4 +1,4 @@
-"""Sizes and numbers that data decides, in compiled and exported code: what plain torch compiles, every operator compiles."""
+"""Sizes and numbers that data decides, in compiled and exported code: every operator compiles where plain torch does."""
 
 import functools
 import inspect
@@ -53,7 +53,7 @@ def groups(cases, size=8):
 
 
 def some_rows(case, dim):
-    """The inputs of a case, of which a mask leaves out the second row, or column, of those that have as many as the first."""
+    """The inputs of a case; in those of the first one's size a mask leaves out the second row, or column."""
     size = case.tensors[0].shape[dim]
     mask = torch.arange(size) != 1
 
@@ -83,7 +83,7 @@ def one_tensor(y):
 
 
 def number_of(function):
-    """One number of all that a function returns."""
+    """A scalar that depends on all that a function returns."""
     return lambda *arguments: scalar(lambda: function(*arguments))()
 
 
@@ -267,8 +267,8 @@ def test_export_fixes_no_size(cases, dim):
             assert all(bounds.lower < bounds.upper for bounds in exported.range_constraints.values()), case.name
 
 
-def test_what_is_known_is_compared_as_it_is():
-    """Outside of a graph each question is the comparison itself; a number that fails a rule is told."""
+def test_questions_outside_a_graph_are_plain_comparisons():
+    """Outside a graph each question is the plain comparison; a number that fails a rule raises."""
     for question in (unknown.surely, unknown.perhaps, unknown.holds):
         assert question(3 > 2) is True
         assert question(3 < 2) is False
@@ -288,7 +288,7 @@ def test_what_is_known_is_compared_as_it_is():
     ],
 )
 def test_a_rule_is_checked_when_the_code_runs(function, value):
-    """A number that breaks a rule raises in compiled code, too, where nothing was known of it before."""
+    """A number that breaks a rule raises also in compiled code that could not know it before."""
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         compiled = torch.compile(lambda x, n: function(x, n.sum().item()), backend="aot_eager", fullgraph=True)
         compiled(torch.ones(3), torch.tensor([0.5]))
@@ -319,7 +319,7 @@ def test_one_row_of_a_size_that_data_decides(function):
         close(compiled(x, ~mask | (x > 1)), function(x[~mask | (x > 1)]))
 
 
-def test_a_row_of_nothing_raises_when_the_code_runs():
+def test_rows_that_a_mask_leaves_empty_raise_when_the_code_runs():
     """Rows that a mask leaves empty raise where an operator needs an element."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         f = torch.compile(lambda x, mask: fullgrad.clamp_by_linear(x[mask]), backend="aot_eager", fullgraph=True)

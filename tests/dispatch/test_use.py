@@ -11,8 +11,8 @@ import torch
 from torch.func import grad, jacrev, jvp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import CASES, Cube, CubicRound, Pair, SinCos, sample
 from tests.dispatch.test_outputs import Either
+from tests.operators import CASES, Cube, CubicRound, Pair, SinCos, sample
 
 pytestmark = pytest.mark.short
 
@@ -33,7 +33,7 @@ def in_threads(work):
 
 @pytest.mark.parametrize("name", CASES)
 def test_calls_and_backwards_in_threads(name):
-    """Each thread calls the operator and runs its own backward pass."""
+    """Each thread may call the operator and run its own backward pass."""
     case = CASES[name]
 
     def gradient(function, index):
@@ -55,7 +55,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("name", ["cubic_round", "nested", "sin_cos", "max"])
 def test_transforms_in_threads(name):
-    """A different transform in each thread, at the same time."""
+    """Threads may run different transforms at the same time."""
     case, names = CASES[name], list(TRANSFORMS)
 
     def work(function):
@@ -65,7 +65,7 @@ def test_transforms_in_threads(name):
 
 
 def test_forward_mode_next_to_other_threads():
-    """One thread in forward mode, the others in reverse mode."""
+    """One thread may run forward mode while others run reverse mode."""
     case = CASES["cubic_round"]
 
     def work(function):
@@ -95,7 +95,7 @@ def test_types_of_outputs_in_threads():
 
 
 def test_backward_in_another_thread():
-    """The forward in one thread, the backward in another."""
+    """The forward may run in one thread, the backward in another."""
     leaves = [sample(seed=i).requires_grad_() for i in range(THREADS)]
     losses = [(SinCos.apply(x).sin * CubicRound.apply(x * 3)).sum() for x in leaves]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -152,7 +152,7 @@ def test_copies_of_a_module(through):
 
 @pytest.mark.parametrize("thing", [Cube, Cube.apply, SinCos.apply(sample())], ids=["class", "apply", "output"])
 def test_pickle(thing):
-    """The class, its apply and a namedtuple that it returned."""
+    """The class, its apply and a namedtuple that it returned can be pickled."""
     other = pickle.loads(pickle.dumps(thing))
     if isinstance(thing, tuple):
         assert type(other) is Pair
@@ -162,6 +162,6 @@ def test_pickle(thing):
 
 
 def test_deepcopy_of_a_module_with_a_hook_and_an_operator_in_sequence():
-    """A list of functions."""
+    """A module with a list of functions can be deep-copied."""
     operators = [Cube.apply, CubicRound.apply, SinCos.apply]
     assert copy.deepcopy(operators) == operators

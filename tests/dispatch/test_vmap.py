@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
-from tests.dispatch.operators import Affine, Cube, MatMul, MaxOver, Norm, Reparametrized, SinCos, Total, affine, sample
+from tests.operators import Affine, Cube, MatMul, MaxOver, Norm, Reparametrized, SinCos, Total, affine, sample
 
 pytestmark = pytest.mark.short
 
@@ -25,7 +25,7 @@ def operands(*dims):
 
 @pytest.mark.parametrize("dims", PAIRS, ids=str)
 def test_in_dims(dims):
-    """Any sign, and None for an argument that is not batched."""
+    """in_dims may have any sign, and are None for an argument that is not batched."""
     a, b = operands(*dims)
     assert_close(vmap(MatMul.apply, dims)(a, b), vmap(torch.matmul, dims)(a, b))
 
@@ -33,7 +33,7 @@ def test_in_dims(dims):
 @pytest.mark.parametrize("dims", [(0, None), (None, -1), (-1, 1), (2, -3)], ids=str)
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
 def test_in_dims_of_derivatives(transform, dims):
-    """Per-sample Jacobians, and second derivatives, of both arguments."""
+    """Per-sample Jacobians, and second derivatives, of both arguments are right."""
     a, b = operands(*dims)
     assert_close(vmap(transform(MatMul.apply, (0, 1)), dims)(a, b), vmap(transform(torch.matmul, (0, 1)), dims)(a, b))
     twice = transform(jacrev(lambda f, a, b: f(f(a, b), b), 2), 1)
@@ -52,14 +52,14 @@ def test_in_dims_below_a_derivative(transform, dims):
 
 @pytest.mark.parametrize("out_dim", [0, 1, 2, -1, -2, -3])
 def test_out_dims(out_dim):
-    """Any sign."""
+    """out_dims may have any sign."""
     a, b = operands(0, 0)
     assert_close(vmap(MatMul.apply, out_dims=out_dim)(a, b), vmap(torch.matmul, out_dims=out_dim)(a, b))
 
 
 @pytest.mark.parametrize("out_dims", [(0, 1), (-1, 0), (1, -2)])
 def test_out_dims_of_several_outputs(out_dims):
-    """One for each output."""
+    """Each output may have its own out_dim."""
     x = sample(4, 2)
     sin, cos = vmap(lambda x: tuple(SinCos.apply(x)), out_dims=out_dims)(x)
     assert torch.equal(sin, x.sin().movedim(0, out_dims[0]))
@@ -89,7 +89,7 @@ def test_chunk_size(chunk_size):
 
 @pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (-1, -1)])
 def test_nested(dims):
-    """Two levels, with the batch anywhere at each."""
+    """Two levels of vmap may have the batch anywhere."""
     x = sample(4, 4)
     inner, outer = dims
     assert_close(vmap(vmap(Norm.apply, inner), outer)(x), vmap(vmap(lambda x: x.square().sum(-1).sqrt(), inner), outer)(x))
@@ -105,7 +105,7 @@ def test_nested_over_different_arguments(dims):
 
 
 def test_optional_and_plain_arguments():
-    """None, numbers and tensors of both kinds side by side."""
+    """None, numbers, and tensors with and without a batch may be arguments of one call."""
     x, w, b = sample(3), sample(seed=1), sample(3, seed=2)
     dims = (0, None, 0, None, None)
     assert_close(vmap(Affine.apply, dims)(x, w, b, 0.5, 2), vmap(affine, dims)(x, w, b, 0.5, 2))
@@ -144,8 +144,8 @@ class Told(Cube):
 
 
 @pytest.mark.parametrize("randomness", ["error", "same", "different"])
-def test_what_the_rule_is_told(randomness):
-    """Batch size, randomness, one in_dim for each argument of forward, and the arguments themselves."""
+def test_the_rule_gets_batch_size_randomness_and_dims(randomness):
+    """The rule gets the batch size, the randomness, one in_dim for each argument of forward, and the arguments."""
     Told.calls = ()
     vmap(Told.apply, (0, None), randomness=randomness)(sample(5), sample())
     vmap(lambda x, y: Told.apply(y, x, 2), (-1, 0), randomness=randomness)(sample(2).mT, sample(2))
@@ -192,7 +192,7 @@ def test_randomness_error():
 
 
 class Centered(Cube):
-    """x itself, but its vmap rule subtracts the mean of the batch: a rule that shows when it is used."""
+    """x itself, with a vmap rule that subtracts the mean of the batch and so shows when it is used."""
 
     @staticmethod
     def forward(x):
@@ -228,7 +228,7 @@ def test_declared_rule_is_used():
 
 @pytest.mark.parametrize("dims", [0, (0,)])
 def test_forms_of_out_dims_of_one_tensor(dims):
-    """An int, or a tuple of one."""
+    """out_dims of one tensor may be an int, or a tuple of one."""
 
     class Form(Cube):
         @staticmethod
@@ -240,7 +240,7 @@ def test_forms_of_out_dims_of_one_tensor(dims):
 
 @pytest.mark.parametrize("dims", [-1, (-1, -1), [-1, -1], (1, -1)])
 def test_forms_of_out_dims_of_several_tensors(dims):
-    """One int for all, or a sequence, of any sign."""
+    """out_dims of several tensors may be one int, or a sequence, of any sign."""
 
     class Form(SinCos):
         @staticmethod

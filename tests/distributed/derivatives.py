@@ -8,12 +8,12 @@ from tests.distributed.ranks import laid_out, like
 
 
 def plain_inputs(case):
-    """The inputs, those that are differentiated as leaves."""
+    """The inputs of a case, as leaves where they are differentiated."""
     return [v.detach().clone().requires_grad_() if i in case.diff_argnums else v for i, v in enumerate(case.inputs)]
 
 
 def distributed_inputs(case, mesh, placements):
-    """Tensors laid out, those without dimensions plain, as parameters of a step size are."""
+    """The inputs as distributed tensors; those without dimensions stay plain, like the parameters of a step size."""
     inputs = [laid_out(v.detach(), mesh, placements) if isinstance(v, Tensor) and v.ndim else v for v in case.inputs]
     leaves = [_leaf(v) if i in case.diff_argnums else v for i, v in enumerate(inputs)]
     assert [v.placements for v in leaves if isinstance(v, DTensor)] == [v.placements for v in inputs if isinstance(v, DTensor)]
@@ -21,7 +21,7 @@ def distributed_inputs(case, mesh, placements):
 
 
 def _leaf(t):
-    """Of a distributed tensor without a copy: a clone of a sum in parts is that sum on every rank."""
+    """A leaf made from a distributed tensor without a copy: a clone of a sum in parts would be that sum on every rank."""
     return (t if isinstance(t, DTensor) else t.detach().clone()).requires_grad_()
 
 
@@ -35,7 +35,7 @@ def floating(y):
 
 
 def derive(case, inputs, wanted=("value", "gradient", "second"), cotangents=None):
-    """The value; the gradient for a cotangent; the gradient of that, for inputs and cotangent; and vmap(grad) of two samples.
+    """The value; the gradient for a cotangent; its gradient for inputs and cotangent; and vmap(grad) of two samples.
 
     Cotangents are laid out as what they belong to, or by placements.
     """

@@ -35,7 +35,7 @@ PLACEMENTS = {"Shard(0)": Shard(0), "Shard(1)": Shard(1), "Replicate": Replicate
 
 
 def on_ranks(shape: tuple[int, ...], function: Callable[[Any], Any], timeout: float = 60.0) -> list[Any]:
-    """What a function of a mesh of that shape returns on each rank, or the exception that it raises."""
+    """The result of a function of a mesh of that shape on each rank, or the exception that it raises."""
     world, store = torch.Size(shape).numel(), dist.HashStore()
     results: list[Any] = [None] * world
 
@@ -69,7 +69,7 @@ def on_ranks(shape: tuple[int, ...], function: Callable[[Any], Any], timeout: fl
 
 
 def in_processes(function: Callable[..., Any], world: int, *args: Any) -> None:
-    """Run ``function(rank, world, *args)`` in so many processes on gloo; an error of one ends all."""
+    """Run ``function(rank, world, *args)`` in several processes on gloo; an error in one ends all."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -91,7 +91,7 @@ def _process(rank: int, world: int, port: int, function: Callable[..., Any], arg
 
 
 def possible(t: torch.Tensor, placements: Any) -> tuple[Any, ...]:
-    """The placements as far as a tensor can have them: a dimension of size 1 is not split, and only floats are summed."""
+    """The placements that a tensor can have: a dimension of size 1 is not split, and only floats are summed."""
 
     def allowed(p: Any) -> bool:
         if p.is_shard():
@@ -102,7 +102,7 @@ def possible(t: torch.Tensor, placements: Any) -> tuple[Any, ...]:
 
 
 def laid_out(t: torch.Tensor, mesh: Any, placements: Any) -> Any:
-    """A distributed tensor of that value, without communication; the parts of a sum differ from rank to rank."""
+    """A distributed tensor of that value, made without communication; the parts of a sum differ from rank to rank."""
     placements, sizes, place = possible(t, placements), tuple(mesh.shape), mesh.get_coordinate()
     local = t
     for size, p, i in zip(sizes, placements, place, strict=True):
@@ -118,7 +118,7 @@ def laid_out(t: torch.Tensor, mesh: Any, placements: Any) -> Any:
 
 
 def like(t: torch.Tensor, y: Any, placements: Any = None) -> Any:
-    """A tensor laid out as another or, if that is distributed, by placements."""
+    """A tensor laid out like another, or by placements if that one is distributed."""
     if not isinstance(y, DTensor):
         return t
     return laid_out(t, y.device_mesh, placements or [Replicate() if p.is_partial() else p for p in y.placements])

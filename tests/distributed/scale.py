@@ -1,4 +1,4 @@
-"""What a call sends and holds on each rank: counted in processes, and by a model of four terms."""
+"""The bytes that a call sends and holds on each rank: counted in processes, and by a model of four terms."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from tests.distributed.ranks import laid_out
 
 
 class Cost(NamedTuple):
-    """Of a forward and a backward on one rank, in bytes; and how many collectives they run."""
+    """The cost of a forward and a backward on one rank, in bytes, and their number of collectives."""
 
     sent: float
     held: float
@@ -24,11 +24,11 @@ class Cost(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Operators that distribute alike: an example, where its input lies, and their cost.
+    """Operators that distribute alike: an example, the placement of its input, and their cost.
 
     ``gathers`` and ``reduces`` are how often all elements are gathered from the ranks, or summed over them; ``numbers`` are those
     that each rank sends besides. ``whole`` is how many tensors of all elements a rank holds at most, ``shards`` how many of its
-    share, beyond the input.
+    share, beyond the input. ``elements`` are the sizes at which a test counts.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Family(NamedTuple):
     reduces: int = 0
     numbers: int = 0
     number_collectives: int = 0
+    elements: tuple[int, int] = (2**16, 2**18)
 
     @property
     def computes(self) -> str:
@@ -47,7 +48,7 @@ class Family(NamedTuple):
         return "all" if self.whole else "1/R"
 
     def cost(self, elements: int, ranks: int, itemsize: int = 4) -> Cost:
-        """By the usual algorithms: rings, in which a gathered shard passes every rank, and a sum goes around twice."""
+        """The cost by the usual algorithms: rings, where a gathered shard passes every rank, and a sum goes around twice."""
         size = elements * itemsize
         ring = size * (ranks - 1) / ranks
         sent = (self.gathers + 2 * self.reduces) * ring + self.numbers * (ranks - 1) * itemsize
@@ -67,10 +68,14 @@ def _argmax(x: Tensor) -> Tensor:
 ARGMAX, SORT = 5, 40.75
 
 
+# Sizes at which elementwise formulas are computed in pieces, by which they hold less.
+LARGE = (2**20, 2**22)
+
+
 # What is held is that of one process, and of split rows and sums one tensor more, which is gathered or summed.
 FAMILIES = [
-    Family("elementwise: `soft.abs`", soft.abs, Shard(0), 0, 3),
-    Family("the same of a sum in parts", soft.abs, Partial(), 4, 0, reduces=1),
+    Family("elementwise: `soft.abs`", soft.abs, Shard(0), 0, 2, elements=LARGE),
+    Family("the same of a sum in parts", soft.abs, Partial(), 3, 0, reduces=1, elements=LARGE),
     Family("`quantizers.fake_quantize`", lambda x: quantizers.fake_quantize(x, 0.1), Shard(0), 0, 2),
     Family("whole tensor: `scale_grad`", fullgrad.scale_grad, Shard(0), 0, 1, numbers=2, number_collectives=1),
     Family("rows not split: `soft.argmax`", _argmax, Shard(0), 0, ARGMAX),
@@ -102,7 +107,7 @@ class Sent(TorchDispatchMode):
 
 
 def counted(family: Family, elements: int, ranks: int) -> Cost:
-    """On this rank, of a square of float32 numbers."""
+    """The cost on this rank, for a square of float32 numbers."""
     side = int(elements**0.5)
     mesh = init_device_mesh("cpu", (ranks,))
     x = torch.randn(side, side, generator=torch.Generator().manual_seed(0))

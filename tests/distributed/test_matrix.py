@@ -22,12 +22,12 @@ OTHERS = [c for c in SUBJECTS if c.long and not c.exhaustive]
 
 
 def derivatives_of(case):
-    """What is compared beside batches."""
+    """The kinds of derivatives that are compared, besides batches."""
     return ["value", "gradient"] + ["second"] * (case.name not in OF_STACKS)
 
 
 def check(case, placement, shape, wanted, cotangents=None):
-    """On every rank the same as on plain tensors. Placements are given by name, those of the cotangents too."""
+    """Check that every rank has the result of plain tensors. Placements, also of the cotangents, are given by name."""
 
     def of_ranks(mesh):
         closes_over = case.name.startswith(WITH_PLAIN_TENSORS)
@@ -49,7 +49,7 @@ def check(case, placement, shape, wanted, cotangents=None):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)
 def test_operator(case, placement):
-    """One case of each class of operators, rows of odd lengths among them, so that shards are uneven."""
+    """One case of each operator class is right, also with rows of odd lengths, whose shards are uneven."""
     check(case, (placement,), (2,), [*derivatives_of(case), "vmap(grad)"])
 
 
@@ -58,7 +58,7 @@ def test_operator(case, placement):
 @pytest.mark.parametrize("placement", ["Shard(0)", "Partial"])
 @pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)
 def test_cotangents_of_another_layout(case, placement, cotangent):
-    """A gradient comes from an operation that lays it out by its own rules."""
+    """A gradient may come from an operation that lays it out by its own rules."""
     check(case, (placement,), (2,), derivatives_of(case), (cotangent,))
 
 
@@ -67,5 +67,5 @@ def test_cotangents_of_another_layout(case, placement, cotangent):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("case", OTHERS, ids=lambda c: c.name)
 def test_variant(case, placement):
-    """The variants."""
+    """The variants are right."""
     check(case, (placement,), (2,), derivatives_of(case))

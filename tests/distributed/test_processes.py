@@ -1,4 +1,4 @@
-"""A few of the same in real processes, on gloo."""
+"""Distributed operators in real processes, on gloo."""
 
 import itertools
 
@@ -18,7 +18,7 @@ NAMES = {
 
 
 class RaisesByNumbers(fullgrad.Elementwise):
-    """The identity of what is not negative."""
+    """The identity of nonnegative numbers; raises for others."""
 
     reads = {0: ()}
     raises_by_numbers = True
@@ -48,7 +48,7 @@ def compare(rank, world, shape):
                     )
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
     for rows in (x, x.flip(0)):
-        low, high = fullgrad._distributed.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
+        low, high = fullgrad._core.shards.extremes(laid_out(rows, mesh, [PLACEMENTS["Shard(0)"]] * len(shape)), (0, 1))
         assert whole(low).isnan().all()
         assert whole(high).isnan().all()
     with pytest.raises(IndexError):
@@ -65,5 +65,5 @@ def compare(rank, world, shape):
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
 def test_processes(shape):
-    """A mesh of one dimension and one of two."""
+    """The placements are right on a mesh of one dimension and of two."""
     in_processes(compare, torch.Size(shape).numel(), shape)

@@ -1,4 +1,4 @@
-"""What the guide on distributed training promises beyond the matrix: communication, errors, and what was silently wrong once."""
+"""Promises of the guide on distributed training beyond the matrix: communication, errors, and former silent errors."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import fullgrad
 from fullgrad import quantizers, sampling, soft
-from fullgrad._distributed import extremes
+from fullgrad._core.shards import extremes
 from tests.distributed.ranks import PLACEMENTS, laid_out, needs_threads, on_ranks, whole
 from tests.operators import ThroughRound
 
@@ -20,7 +20,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 
 
 def of_ranks(function, *placements, x=X, shape=(2,)):
-    """A function of a distributed tensor, on each rank: its results, whole. An error of a rank is raised."""
+    """The whole results, on each rank, of a function of a distributed tensor. An error of a rank is raised."""
 
     def run(mesh):
         results = function(laid_out(x, mesh, placements).requires_grad_(x.is_floating_point()))
@@ -51,7 +51,7 @@ def equals_one_process(f, *placements, x=X, shape=(2,)):
 
 
 def collectives(f, *placements, x=X):
-    """How many a call, its gradient and its second derivative run. Cotangents lie as what they belong to."""
+    """The number of collectives in a call, its gradient and its second derivative, with cotangents laid out like outputs."""
 
     def count(x):
         found = []
@@ -76,24 +76,24 @@ def collectives(f, *placements, x=X):
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
 @pytest.mark.parametrize("f", [fullgrad.round, lambda x: fullgrad.clamp(x, -1.0, 1.0), soft.abs, fullgrad.heaviside_st])
 def test_elementwise_operators_send_nothing(f, placement):
-    """Value, gradient and second derivative."""
+    """Value, gradient and second derivative need no communication."""
     assert sum(collectives(f, placement)) == 0
 
 
 @pytest.mark.parametrize("f", [fullgrad.round, soft.abs])
 def test_elementwise_operators_sum_parts_once(f):
-    """A function of a sum needs the sum."""
+    """An elementwise function of a sum in parts needs one all-reduce."""
     assert collectives(f, Partial())[:2] == [1, 0]
 
 
 @pytest.mark.parametrize("f", [fullgrad.scale_grad, lambda x: fullgrad.clip_grad(x, 0.1)])
 def test_an_identity_leaves_a_sum_in_parts(f):
-    """Its value is that of its input, part by part."""
+    """The value of an identity is that of its input, part by part."""
     assert collectives(f, Partial())[0] == 0
 
 
 def test_rows_are_gathered_once():
-    """A row that is split is gathered; one that is not is not."""
+    """A split row is gathered; one that is not split is not."""
 
     def sort(x):
         return fullgrad.sort_st(x, 1, method="softsort").values
@@ -103,7 +103,7 @@ def test_rows_are_gathered_once():
 
 
 def test_a_maximum_is_gathered_once():
-    """Two numbers of each shard, the smallest and the largest."""
+    """Each shard sends two numbers, the smallest and the largest."""
     assert collectives(fullgrad.scale_grad, Shard(0))[:2] == [0, 1]
 
 
@@ -111,7 +111,7 @@ def test_a_maximum_is_gathered_once():
 
 
 def test_ranks_of_long_split_rows():
-    """Blocks of rows were written into a slice, which of a split dimension is a copy: every rank was 0.5."""
+    """Blocks of rows were written into a slice, which is a copy for a split dimension: every rank was 0.5."""
     x = torch.randn(2, 600, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for found in of_ranks(lambda x: [soft.rank(x, method="sigmoid")], Shard(1), x=x):
         assert_close(found[0], soft.rank(x, method="sigmoid"), rtol=1e-9, atol=1e-11)
@@ -130,20 +130,20 @@ def test_soft_logic_of_sums_in_parts(name):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_windows_with_a_soft_start(dim):
-    """The weights are a vector beside rows, whole on each rank."""
+    """The weights are a vector beside the rows, whole on each rank."""
     equals_one_process(lambda x: soft.narrow(x, torch.softmax(x.sum(1 - dim), 0), 2, dim), Shard(0))
 
 
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Partial())], ids=str)
 @pytest.mark.parametrize("mode", ["c0", "c1"])
 def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
-    """A loop that asks whether it is done was left by ranks at different steps: they waited for each other."""
+    """Ranks left a solver's loop at different steps, and waited for each other."""
     equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
 
 
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(1), Replicate())], ids=str)
 def test_extremes_of_rows_on_a_mesh_of_two_dimensions(placements):
-    """One dimension of the mesh may split the rows, and the other what is in them."""
+    """One dimension of the mesh may split the rows, and the other their elements."""
 
     def between(x):
         low, high = extremes(x, (1,))
@@ -153,7 +153,7 @@ def test_extremes_of_rows_on_a_mesh_of_two_dimensions(placements):
 
 
 def test_batched_cotangents_of_what_is_split_twice():
-    """One dimension of the tensor by both of the mesh, the second first: torch marks such shards as strided."""
+    """Both dimensions of the mesh may split one of the tensor, the second first: torch marks such shards as strided."""
     cotangents = torch.eye(X.numel(), dtype=X.dtype).reshape(-1, *X.shape)
 
     def pulled(x, cotangents):
@@ -171,7 +171,7 @@ def test_batched_cotangents_of_what_is_split_twice():
 
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Replicate(), Partial())], ids=str)
 def test_the_gradient_of_a_plain_number_on_a_mesh_of_two_dimensions(placements):
-    """That of the whole, on every rank."""
+    """The gradient is that of the whole, on every rank."""
 
     def by_bound(x):
         bound = torch.tensor(0.7, dtype=x.dtype, requires_grad=True)
@@ -185,7 +185,7 @@ def test_the_gradient_of_a_plain_number_on_a_mesh_of_two_dimensions(placements):
 
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
 def test_a_gradient_of_a_batch(placement):
-    """The other way round than per-sample gradients: the batch is inside."""
+    """The batch may be inside, unlike in per-sample gradients."""
     for f in (fullgrad.round, soft.abs, lambda row: fullgrad.sort_st(row).values, lambda row: fullgrad.scale_grad(row) ** 2):
         gradient = torch.func.grad(lambda x: torch.func.vmap(f)(x).square().sum())  # noqa: B023
         expected = gradient(X)
@@ -195,7 +195,7 @@ def test_a_gradient_of_a_batch(placement):
 
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=str)
 def test_levels_are_whole(placement):
-    """Of elements that are spread, with a scale for all, for each row and for each element."""
+    """Levels are found for distributed elements, with a scale for all, for each row and for each element."""
     for scale in (0.7, torch.tensor(0.7), torch.full((4, 1), 0.7), torch.full((6,), 0.7)):
 
         def quantize(x, scale=scale):
@@ -207,7 +207,7 @@ def test_levels_are_whole(placement):
 
 @pytest.mark.parametrize("gradient", ["identity", "rotation"])
 def test_vectors_are_whole(gradient):
-    """Of vectors that are spread, and of vectors in parts."""
+    """Vectors may be distributed, or sums in parts."""
     codebook = torch.stack((X[0] + 0.1, X[1] - 0.3, -X[2]))
 
     def quantize(x):
@@ -220,7 +220,7 @@ def test_vectors_are_whole(gradient):
 
 
 def test_several_quantiles_of_rows():
-    """Of the rows that a rank has, without a word to the others."""
+    """Each rank computes the quantiles of its rows without communication."""
     q, softness = torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64)
 
     def quantiles(x):
@@ -233,7 +233,7 @@ def test_several_quantiles_of_rows():
 
 
 def test_plain_tensors_of_a_rule_are_the_same_everywhere():
-    """Of an operator without a layout, in `implicit_replication` of the caller and outside; which goes on after the call."""
+    """The caller's `implicit_replication` may be on or off for an operator without a layout; it is the same after the call."""
 
     class Weighted(fullgrad.Function):
         @staticmethod
@@ -274,7 +274,7 @@ STATISTICS = {name: name for name in ("std", "rms", "mean_abs", "max_abs")} | {"
 
 @pytest.mark.parametrize("stat", STATISTICS.values(), ids=[*STATISTICS])
 def test_scales_are_those_of_the_whole(stat):
-    """A rank's own number was recorded, that of a sum in parts."""
+    """Each rank recorded its own number; a sum in parts, that of its part."""
 
     def track(x):
         pair = fullgrad.ScalePair()
@@ -288,7 +288,7 @@ def test_scales_are_those_of_the_whole(stat):
 
 
 def test_second_derivatives_through_shards():
-    """torch's own conversions lose terms where a gradient lies otherwise than the value; an operator's do not."""
+    """torch's own conversions lose terms where a gradient and the value have different layouts; an operator's do not."""
     x = torch.arange(1.0, 5.0, dtype=torch.float64)
 
     class Cube(fullgrad.Elementwise):
@@ -319,14 +319,14 @@ def test_second_derivatives_through_shards():
 @pytest.mark.parametrize("operator", [fullgrad.scale_grad, fullgrad.clamp_by_linear])
 @pytest.mark.parametrize("element", [(0, 0), (3, 5)])
 def test_a_nan_of_one_shard_reaches_all(operator, element):
-    """A maximum by collectives compares with it, and may lose it."""
+    """A maximum by collectives compares with NaN, and may lose it."""
     x = X.clone()
     x[element] = torch.nan
     equals_one_process(operator, Shard(0), x=x)
 
 
 def test_tied_extremes_share_the_derivative_over_shards():
-    """As they do in one process, also where shards have different numbers of them."""
+    """Extremes share the derivative as in one process, also where shards have different numbers of them."""
     x = torch.tensor([[1.0, 3.0, 3.0], [3.0, 0.0, -3.0]], dtype=torch.float64)
     equals_one_process(fullgrad.clamp_by_linear, Shard(0), x=x)
     equals_one_process(lambda x: fullgrad.scale_grad(x * x), Shard(0), x=x)
@@ -337,13 +337,13 @@ def test_tied_extremes_share_the_derivative_over_shards():
 
 
 def test_a_shard_of_zeros_has_a_second_derivative():
-    """The norm of its part is 0, where a norm of norms would have none."""
+    """The norm of a rank's part may be 0, where a norm of norms would have no derivative."""
     x = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
     equals_one_process(lambda x: fullgrad.clip_grad_norm(x, 0.1), Shard(0), x=x)
 
 
 def test_fewer_elements_than_ranks():
-    """Some shards are empty."""
+    """Some shards may be empty."""
     x = torch.tensor([[0.5, -1.5, 2.5]], dtype=torch.float64).mT.contiguous()
     sort = lambda x: fullgrad.sort_st(x, 0).values  # noqa: E731
     for f in (fullgrad.round, soft.abs, sort, fullgrad.scale_grad, fullgrad.clamp_by_linear):
@@ -362,7 +362,7 @@ class Rows(ThroughRound):
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_fewer_rows_than_ranks(rows):
-    """Or fewer than fill the last rank: no rank gets none of them."""
+    """Ranks agree with one process also where some have no rows, or fewer than the others."""
     equals_one_process(Rows.apply, Shard(0), x=X.repeat(2, 1)[:rows].clone(), shape=(4,))
 
 
@@ -370,7 +370,7 @@ def test_fewer_rows_than_ranks(rows):
 
 
 class Undeclared(fullgrad.Function):
-    """Says nothing about how it may be split."""
+    """Does not declare how it may be split."""
 
     @staticmethod
     def forward(x):
@@ -398,14 +398,14 @@ def errors(function, *placements, x=X, shape=(2,)):
 
 
 def test_an_operator_without_declaration_says_what_to_declare():
-    """Where torch has no rule."""
+    """The error appears where torch has no sharding rule."""
     for error in errors(Undeclared.apply, Shard(0)):
         assert isinstance(error, NotImplementedError)
         assert all(text in str(error) for text in ("Undeclared", "whole_dims", "Shard(dim=0)"))
 
 
 def test_noise_is_spread_as_what_it_is_for():
-    """A distributed tensor, of as many numbers, of the dtype that noise has."""
+    """Noise is a distributed tensor of the same layout, with the dtype of noise."""
 
     def noises(x):
         found = [sampling.uniform_like(x), sampling.uniform_like(x.bfloat16(), (3,))]
@@ -421,7 +421,7 @@ def test_noise_is_spread_as_what_it_is_for():
 
 
 def test_plain_tensors_are_not_mixed_in():
-    """Nobody said that each rank has the same; a number is allowed."""
+    """A plain tensor raises, as nobody said that each rank has the same; a number is allowed."""
     for error in errors(lambda x: fullgrad.clamp(x, -torch.ones(6, dtype=torch.float64), 1.0), Shard(1)):
         assert isinstance(error, TypeError)
         assert all(text in str(error) for text in ("Clamp: plain tensors cannot be mixed", "`min_value`"))
@@ -434,7 +434,7 @@ def test_plain_tensors_are_not_mixed_in():
 
 
 def test_a_batch_of_cotangents_that_torch_func_does_not_know():
-    """The rule for a batch is not asked."""
+    """The rule for a batch is not called."""
 
     def gradients(x):
         y = fullgrad.sort_st(x.requires_grad_(), 1).values
@@ -446,7 +446,7 @@ def test_a_batch_of_cotangents_that_torch_func_does_not_know():
 
 
 def test_every_rank_raises():
-    """What is wrong with the arguments is seen from what all ranks know, so none waits for another."""
+    """Errors about arguments depend on what all ranks know, so no rank waits for another."""
     functions = (
         lambda x: fullgrad.sort_st(x, 7),
         lambda x: soft.max(x[:, :0], 1),
@@ -462,7 +462,7 @@ def test_every_rank_raises():
 
 @pytest.mark.long
 def test_every_rank_raises_what_the_numbers_of_one_make_it_raise():
-    """A transport plan that does not converge, in the rows of one rank."""
+    """A transport plan that does not converge in the rows of one rank raises on all."""
     shares = torch.full((3,), 1 / 3, dtype=torch.float64)
     cost = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     cost[1] *= 1e200  # the second rank has it
@@ -496,7 +496,7 @@ class RaisesInBackward(fullgrad.Elementwise):
 
 
 def test_every_rank_raises_what_the_numbers_of_one_make_its_backward_raise():
-    """By itself, in a graph that is differentiated again, and where other collectives follow, for which a rank would wait."""
+    """All ranks raise: alone, in a graph differentiated again, and where other collectives follow."""
     good = torch.ones(2, 3, dtype=torch.float64)
     bad = torch.tensor([[1.0] * 3, [-1.0] * 3], dtype=torch.float64)  # the second rank has it
 
@@ -519,7 +519,7 @@ def test_every_rank_raises_what_the_numbers_of_one_make_its_backward_raise():
 
 
 def test_ranks_agree_on_order_statistics_by_transport_alone():
-    """By one all-reduce in the forward, and one in the backward, where a straight-through estimator computes its plan."""
+    """Transport takes one all-reduce in the forward, and one in the backward, where a straight-through version plans."""
     by = lambda statistic, method: lambda x: statistic(x, 1, method=method).values  # noqa: E731
     for statistic in (soft.sort, fullgrad.sort_st):
         assert collectives(by(statistic, "ot"), Shard(0))[:2] == [1, 1]
@@ -530,7 +530,7 @@ def test_ranks_agree_on_order_statistics_by_transport_alone():
 
 
 def of_two(f, x, other, x_placement, other_placement):
-    """Value and second derivative of a function of two tensors, of two ranks and of one process."""
+    """The value and second derivative of a function of two tensors, on two ranks and in one process."""
 
     def run(mesh):
         both = [laid_out(t, mesh, [p]) for t, p in ((x, x_placement), (other, other_placement))]
@@ -555,7 +555,7 @@ def of_two(f, x, other, x_placement, other_placement):
 @pytest.mark.parametrize("other", [Shard(0), Shard(1), Replicate(), Partial()], ids=str)
 @pytest.mark.parametrize("x", [Partial(), Shard(0), Replicate()], ids=str)
 def test_identity_of_a_sum_in_parts_next_to_another_tensor(x, other):
-    """It stayed one where the other was split, with half of the rows; and its second derivative was counted by each rank."""
+    """The identity stayed in parts where the other tensor was split; each rank counted its second derivative."""
     surrogate = X.flip(0).contiguous()
     of_two(fullgrad.replace_grad, X, surrogate, x, other)
     of_two(lambda x, bound: fullgrad.clip_grad(x, bound.abs().detach()), X, surrogate, x, other)
@@ -574,7 +574,7 @@ IDENTITIES = {
 
 @pytest.mark.parametrize("placements", [(Partial(), Replicate()), (Shard(0), Partial()), (Partial(), Partial())], ids=str)
 def test_an_identity_of_a_sum_in_parts_counts_derivatives_once(placements):
-    """The second derivative, through the cotangent, was counted by each rank; so was the third, which has it twice."""
+    """Each rank counted the second derivative, through the cotangent, and the third, which has it twice."""
     for f in IDENTITIES.values():
         equals_one_process(f, *placements, shape=(2, 2))
         equals_one_process(lambda x: f(f(x) ** 3), *placements, shape=(2, 2))  # noqa: B023
@@ -586,7 +586,7 @@ def test_an_identity_of_a_sum_in_parts_counts_derivatives_once(placements):
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_projections_onto_the_permutahedron(placement, mode):
-    """Plain tensors of places met distributed ones."""
+    """Plain tensors of positions met distributed ones."""
     w = X.flip(1)[0]
 
     def project(x):
@@ -631,7 +631,7 @@ BLOCKWISE = {
 
 @pytest.mark.parametrize("name", BLOCKWISE)
 def test_blocks_of_uneven_shards(name):
-    """Three scales of a row that two ranks share, of numbers that are split; and where both or the scales alone are."""
+    """Ranks may share scales, numbers, or both: here three scales of a split row."""
 
     def quantize(x, s):
         with implicit_replication():
@@ -648,7 +648,7 @@ def test_blocks_of_uneven_shards(name):
 
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1,)], ids=str)
 def test_a_dimension_of_one_element_that_is_split(shape):
-    """One rank has it, the others nothing: torch has no rule for its extremes, and the error told to declare something."""
+    """One rank has the element; torch has no rule for such extremes, and the error asked for a declaration."""
     x = X.flatten()[: torch.Size(shape).numel()].reshape(shape)
 
     def run(mesh, f):
@@ -677,7 +677,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_ranks_outside_of_the_mesh(placement):
-    """They run the same program, with tensors of the same shape and layout that have no numbers, as torch's operations do."""
+    """Ranks outside run the same program, with tensors of the same shape and layout without data, like torch's operations."""
 
     def run(mesh):
         sub = DeviceMesh("cpu", [1, 2])
@@ -707,7 +707,7 @@ def test_ranks_outside_of_the_mesh(placement):
 
 
 def drawn(f, placements, seeds, shape=(2, 2)):
-    """What each rank of a mesh draws with a generator of its own: the whole, and what lies on this rank."""
+    """The noise that ranks of a mesh draw with their own generators: the whole, and the part on this rank."""
 
     def run(mesh):
         generator = torch.Generator().manual_seed(seeds[mesh.get_rank()])
@@ -736,7 +736,7 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("placements", [(Shard(0), Replicate()), (Shard(1), Shard(0)), (Partial(), Replicate())], ids=str)
 def test_noise_is_that_of_one_process(placements, name):
-    """All shards had the same numbers where ranks have one seed, and replicas others where they have not."""
+    """All shards had the same numbers where ranks share a seed, and replicas different ones where they do not."""
     f, x = DRAWS[name], X[:3, :5].clone()
     generator = torch.Generator().manual_seed(5)
     expected = [f(x, generator) for _ in range(2)]
@@ -747,7 +747,7 @@ def test_noise_is_that_of_one_process(placements, name):
 
 
 def test_replicas_have_the_same_noise():
-    """The local tensors, whatever the seeds of the ranks."""
+    """Local tensors are the same, whatever the seeds of the ranks."""
     found = drawn(DRAWS["uniform_like"], (Shard(0), Replicate()), [1, 2, 3, 4])
     by_place = {tuple(place): local for _, place, local, _ in found}
     assert torch.equal(by_place[0, 0], by_place[0, 1])

@@ -1,4 +1,4 @@
-"""Ten steps in four processes on gloo, in each way of torch to split a model: the parameters are those of one process."""
+"""Ten steps in four processes on gloo, for each way of torch to split a model: the parameters are those of one process."""
 
 import copy
 
@@ -67,14 +67,14 @@ def start():
 
 
 def batches():
-    """The same ones to everybody."""
+    """The batches, the same in every process."""
     g = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
         yield torch.rand(BATCH, 8, 8, generator=g, dtype=torch.float64), torch.randint(0, 10, (BATCH,), generator=g)
 
 
 def train(network, part=slice(None), scale=1.0, dtype=torch.float64):
-    """Gradient descent on a part of each batch; the loss is a sum over the part, divided by the whole batch."""
+    """Run gradient descent on a part of each batch; the loss is a sum over the part, divided by the whole batch."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for x, y in batches():
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ def tensor_parallel(world):
 
 
 def tensor_parallel_with_plain_activations(world):
-    """torch's default."""
+    """torch's default tensor parallelism, with plain activations."""
     plan = {"block.up": ColwiseParallel(), "block.down": RowwiseParallel()}
     return train(parallelize_module(start(), init_device_mesh("cpu", (world,)), plan))
 
@@ -106,7 +106,7 @@ def tensor_parallel_compiled(world):
 
 
 def sequence_parallel(world):
-    """Activations are split along the sequence outside of the layers; the attention gathers what it normalizes."""
+    """Activations are split along the sequence outside the layers; the attention gathers what it normalizes."""
     split = {"use_local_output": False}
     plan = {
         "embed": ColwiseParallel(output_layouts=Shard(1), **split),
@@ -121,7 +121,7 @@ def sequence_parallel(world):
 
 
 def sharded_and_tensor_parallel(world):
-    """On a mesh of two dimensions: parts of the batch along one, parts of the layers along the other."""
+    """A mesh of two dimensions has parts of the batch along one, parts of the layers along the other."""
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "tensor"))
     network = parallelize_module(start(), mesh["tensor"], LAYERS)
     fully_shard(network.block, mesh=mesh["data"])
@@ -152,7 +152,7 @@ WAYS = [
 
 
 def mixed_precision(world):
-    """Fully sharded, computed in bfloat16, reduced in float32."""
+    """Fully sharded training, computed in bfloat16 and reduced in float32."""
     mesh, network = init_device_mesh("cpu", (world,)), start().float()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fully_shard(network, mesh=mesh, mp_policy=policy)
@@ -160,7 +160,7 @@ def mixed_precision(world):
 
 
 def mixed_precision_in_one_process(world):
-    """Each part of the batch by a copy in bfloat16, gradients averaged in float32."""
+    """Training of each part of the batch by a copy in bfloat16, with gradients averaged in float32."""
     network = start().float()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for x, y in batches():
@@ -177,13 +177,13 @@ def mixed_precision_in_one_process(world):
 
 
 def parameters(network):
-    """By name, whole."""
+    """The whole parameters, by name."""
     whole = lambda p: p.full_tensor() if isinstance(p, DTensor) else p  # noqa: E731
     return {name.removeprefix("_orig_mod."): whole(p).detach() for name, p in network.named_parameters()}
 
 
 def compare(rank, world):
-    """In each process."""
+    """Compare in each process."""
     expected = parameters(train(start()))
     for way in WAYS:
         for name, p in parameters(way(world)).items():
@@ -195,13 +195,13 @@ def compare(rank, world):
 
 @pytest.mark.long
 def test_the_parameters_of_four_processes_are_those_of_one():
-    """To a rounding of float64; with mixed precision to one of float32 of a process that averages the parts' gradients."""
+    """Parameters agree to a rounding of float64, or with mixed precision of float32."""
     in_processes(compare, 4)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 def test_a_traced_pipeline_drops_declared_derivatives():
-    """As the guide says, with a warning; modules that are stages by themselves keep them."""
+    """A traced pipeline drops derivatives with a warning, as the guide says; modules that are stages keep them."""
     first, second = nn.Linear(3, 3), nn.Linear(3, 2)
 
     class Model(nn.Module):

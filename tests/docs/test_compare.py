@@ -13,6 +13,6 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 @pytest.mark.long
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is of torch 2.13")
 def test_table_of_the_landing_page_is_current():
-    """What the three ways give, when they run."""
+    """The table of the landing page is what ``docs/compare.py`` prints."""
     table = subprocess.run([sys.executable, DOCS / "compare.py", "--table"], capture_output=True, text=True, check=True).stdout
     assert table in (DOCS / "index.md").read_text()

@@ -1,4 +1,4 @@
-"""The site's lists and the package's say the same. That its pages build without a warning is CI's last step."""
+"""The site's lists agree with the package. CI's last step checks that the pages build without a warning."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def load(path):
-    """A module of the site's own."""
+    """A module of the site."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -30,13 +30,13 @@ FUNCTIONS = [path for path, found in names.PUBLIC.items() if inspect.isfunction(
 
 
 def test_every_public_name_is_documented_once():
-    """A name that no page documents, or that two do, is a failure; so is an entry for a name that is not public."""
+    """Each public name is documented on one page, and no page documents a name that is not public."""
     assert {path: pages for path, pages in names.pages().items() if len(pages) != 1} == {}
     assert {*names.pages()} == {*names.PUBLIC}
 
 
 def test_a_name_is_found_missing_and_found_twice(monkeypatch):
-    """The check above can fail: with a family that lists nothing, and with a name that a page documents by itself."""
+    """The check above fails for a family that lists nothing, and for a name that a page documents by itself."""
     rounding = next(family for family in names.families() if family.modules == ("fullgrad.rounding",))
     others = [family for family in names.families() if family != rounding]
     monkeypatch.setattr(names, "families", lambda: others)
@@ -46,7 +46,7 @@ def test_a_name_is_found_missing_and_found_twice(monkeypatch):
 
 
 def test_every_page_is_in_the_contents():
-    """The index lists every page but itself, and nothing that does not exist; the examples' page is made by the build."""
+    """The index lists every page but itself, and no page that does not exist; the build makes the examples' page."""
     listed = re.findall(r"^((?:families/|guides/)?[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in names.sources()}
     assert {*listed} == pages - {"index"}
@@ -63,14 +63,14 @@ def test_every_parameter_is_described(path):
 
 @pytest.mark.parametrize("project", ["torch", "python"])
 def test_names_of_others_exist(project):
-    """A name to which the pages may refer is one."""
+    """Every name in the lists of torch and Python exists."""
     for line in (DOCS / f"{project}-names.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             assert pkgutil.resolve_name(line.split()[0]) is not None
 
 
 def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():
-    """What was renamed or removed leaves it: ``python docs/prove.py`` makes it again. What is new may be missing until then."""
+    """Renamed or removed cases leave the table when ``python docs/prove.py`` runs again; new ones may be missing until then."""
     found = json.loads((DOCS / "data" / "check.json").read_text())
     assert {name.partition(" on ")[0] for name in found["cases"]} <= {case.name for case in CASES}
     assert {*found["groups"]} <= {*GROUPS}
@@ -80,7 +80,7 @@ def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():
 
 
 def test_the_table_of_versions_is_that_of_its_numbers(tmp_path, monkeypatch, capsys):
-    """A row for each environment that ran or cannot be had; CI's are among those that can be asked for."""
+    """The table has a row for each environment that ran or is not available; all rows can be asked for."""
     versions = load(DOCS / "versions.py")
     kept, known = json.loads(versions.DATA.read_text()), versions.known_rows()
     committed = versions.TABLE.read_text()
@@ -97,7 +97,7 @@ def test_the_table_of_versions_is_that_of_its_numbers(tmp_path, monkeypatch, cap
 
 
 def test_every_thread_of_the_tests_is_in_the_proof():
-    """The page on what torch loses names each public thread that `tests/test_upstream_issues.py` holds us to."""
+    """The page on what torch loses names each public issue in `tests/test_upstream_issues.py`."""
     held, told = (
         {*re.findall(r"pytorch/issues/(\d+)", page.read_text())}
         for page in (DOCS.parent / "tests" / "test_upstream_issues.py", DOCS / "proof.md")

@@ -42,7 +42,7 @@ WITHOUT_PICTURE = {"adopting", "distributed", "plugins"}  # the first has one wh
 @pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, tmp_path):
-    """It asserts what it promises (and exits with an error otherwise), prints what it found, and writes its picture."""
+    """Each example asserts its promises, prints its results, and writes its picture."""
     picture = tmp_path / "picture.png"
     command = [sys.executable, str(path), *ARGUMENTS.get(path.stem, []), str(picture)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "PYTHONIOENCODING": "utf-8"}
@@ -54,7 +54,7 @@ def test_example(path, tmp_path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_page(path):
-    """It is a page of the gallery: a title, and cells."""
+    """Each example is a page of the gallery: a title, and cells."""
     title, underline = path.read_text(encoding="utf-8").removeprefix("r").removeprefix('"""\n').splitlines()[:2]
     assert title
     assert underline == "=" * len(title)

@@ -1,4 +1,4 @@
-"""The calls of public functions that the tests of other kinds of tensors make."""
+"""Calls of public functions for the tests of other kinds of tensors."""
 
 from torch import Tensor
 
@@ -8,5 +8,5 @@ CALLS = [case for case in CASES if not (case.exhaustive or case.long or case.dra
 
 
 def first(output):
-    """The first tensor of what a function returns."""
+    """The first tensor that a function returns."""
     return output if isinstance(output, Tensor) else output[0]

@@ -1,4 +1,4 @@
-"""Our operators inside the packages that differentiate, approximate, optimize and train: the numbers that those compute.
+"""Our operators inside packages that differentiate, approximate, optimize and train: the numbers that these compute.
 
 The packages are the extra ``clients``; what is not installed is skipped.
 """
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 
 def package(name):
-    """The module, or a skip. Packages warn on import, of what is not ours to mend."""
+    """The module, or a skip. Warnings of packages on import are ignored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name)
@@ -38,7 +38,7 @@ def network(per_channel=False):
     step, alpha = (torch.full((4,), 0.1), torch.full((2,), 2.0)) if per_channel else (0.1, 2.0)
     quantizer = fnn.FakeQuantize(step, quant_min=-8, quant_max=7, dim=-1 if per_channel else None, learnable=("scale",))
     spike = fnn.ATanSpike(alpha=alpha, learnable=("alpha",))
-    return nn.Sequential(nn.Linear(3, 4), quantizer, fnn.SoftAbs(0.5), nn.Linear(4, 2), spike)
+    return nn.Sequential(nn.Linear(3, 4), quantizer, fnn.soft.Abs(0.5), nn.Linear(4, 2), spike)
 
 
 def data(samples=5):
@@ -64,7 +64,7 @@ def flat_loss(model, X, Y):
 
 
 def gradient(loss, model):
-    """By plain autograd, one vector."""
+    """The gradient by plain autograd, as one vector."""
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, tuple(model.parameters()), retain_graph=True)])
 
 
@@ -73,7 +73,7 @@ def gradient_of(model, x, y):
 
 
 def jacobian_of(model, X):
-    """Of all outputs of all samples by all parameters, a matrix."""
+    """The Jacobian of all outputs of all samples by all parameters, as a matrix."""
     named = {name: p.detach() for name, p in model.named_parameters()}
     parts = jacrev(lambda p: functional_call(model, p, (X,)))(named)
     return torch.cat([j.reshape(model(X).numel(), -1) for j in parts.values()], 1)
@@ -84,7 +84,7 @@ def loader(X, Y):
 
 
 def test_opacus():
-    """Per-sample gradients of learned steps and slopes are found by Opacus itself, and are those of a loop."""
+    """Opacus finds the per-sample gradients of learned steps and slopes, equal to those of a loop."""
     opacus = package("opacus")
     model, (X, Y) = network(), data()
     private = opacus.GradSampleModule(copy.deepcopy(model), loss_reduction="mean")
@@ -185,7 +185,7 @@ def test_backpack():
     backpack = package("backpack")
     from backpack.extensions import BatchGrad
 
-    model = nn.Sequential(nn.Linear(3, 4), fnn.Round(), fnn.SoftReLU(0.5), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(3, 4), fnn.Round(), fnn.soft.ReLU(0.5), nn.Linear(4, 2))
     X, Y = data()
     expected = [gradient_of(model, x[None], y[None]) for x, y in zip(X, Y, strict=True)]
     backpack.extend(model)
@@ -315,7 +315,7 @@ def test_evotorch():
 
 
 def test_unit_scaling():
-    """The scales that unit scaling's analysis measures through our modifiers are those through its own."""
+    """The scales that unit scaling measures through our modifiers are those through its own."""
     functional = package("unit_scaling.functional")
     x = data()[0].requires_grad_()
     for ours, theirs in ((fullgrad.scale_fwd, functional.scale_fwd), (fullgrad.scale_bwd, functional.scale_bwd)):
@@ -326,7 +326,7 @@ def test_unit_scaling():
 
 
 def test_unit_scaling_analysis():
-    """Its tracker of scales sees our operators as nodes of the graph, and the gradient that each receives and passes on."""
+    """unit scaling's tracker sees our operators as nodes of the graph, and the gradients that each receives and passes on."""
     package("unit_scaling")
     from unit_scaling.transforms import track_scales
 

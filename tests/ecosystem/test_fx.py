@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fullgrad
-from fullgrad import quantizers, spikes
+from fullgrad import spikes
 from tests.ecosystem.test_overrides import OVERRIDABLE, PUBLIC
 
 
@@ -19,8 +19,8 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.5))
-        self.spike = spikes.Spike(spikes.atan, learn="alpha", alpha=3.0)
-        self.quantizer = quantizers.Quantizer(quantizers.lsq, scale=nn.Parameter(torch.tensor(0.25)))
+        self.spike = fullgrad.nn.FunctionModule(spikes.atan, learnable="alpha", alpha=3.0)
+        self.quantizer = fullgrad.nn.LSQ(nn.Parameter(torch.tensor(0.25)))
 
     def forward(self, x):
         x = fullgrad.clamp(self.quantizer(x), max_value=self.scale * 4)
@@ -29,7 +29,7 @@ class Network(nn.Module):
 
 
 def gradients(network, x):
-    """Those of the input and of the parameters."""
+    """The gradients of the input and of the parameters."""
     x = x.clone().requires_grad_()
     y = network(x)
     parameters = [network.get_parameter(name) for name in ("scale", "spike.alpha", "quantizer.scale")]
@@ -37,7 +37,7 @@ def gradients(network, x):
 
 
 def saved_and_loaded(module):
-    """By `torch.save`, which writes the code of a graph and no functions."""
+    """The graph saved and loaded by `torch.save`, which writes its code and no functions."""
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
@@ -45,7 +45,7 @@ def saved_and_loaded(module):
 
 
 def test_a_graph_computes_value_and_declared_derivative():
-    """As the module that was traced, also when it was saved and loaded."""
+    """A graph equals the module that was traced, also after it was saved and loaded."""
     torch.manual_seed(0)
     network, x = Network(), torch.randn(5)
     y, expected = gradients(network, x)
@@ -57,7 +57,7 @@ def test_a_graph_computes_value_and_declared_derivative():
 
 
 def test_nodes_are_public_functions_with_the_arguments_of_the_call():
-    """By the names under which users know them."""
+    """Nodes have the public names of the functions."""
     graph = torch.fx.symbolic_trace(Network()).graph
     nodes = {node.target: node for node in graph.nodes if node.target in PUBLIC}
     names = ("quantizers.lsq", "clamp", "round", "soft.topk", "soft.sort", "spikes.atan")
@@ -70,7 +70,7 @@ def test_nodes_are_public_functions_with_the_arguments_of_the_call():
 
 
 def test_generated_code_reads_as_written():
-    """`print_readable` and the import of the package's public modules."""
+    """`print_readable` and the generated code use the package's public modules."""
     code = torch.fx.symbolic_trace(Network()).print_readable(print_output=False)
     assert "fullgrad_round(" in code
     assert "fullgrad_soft_sort(" in code
@@ -90,7 +90,7 @@ def test_every_public_function_is_one_node(function):
 
 
 def test_an_operator_of_ones_own_is_a_node_with_its_derivative():
-    """The ``apply`` of a class, and what `straight_through` makes, whose forwards would be traced otherwise."""
+    """The ``apply`` of a class and functions made by `straight_through`, whose forwards would be traced otherwise, are nodes."""
 
     class Step(fullgrad.Elementwise):
         reads = {0: (0,)}
@@ -113,7 +113,7 @@ def test_an_operator_of_ones_own_is_a_node_with_its_derivative():
 
 
 def test_transforms_and_shape_propagation_of_a_graph():
-    """A graph goes on to other passes: it is batched, differentiated forward, compiled, and traced by shape."""
+    """A graph works in other passes: vmap, forward mode, compilation, and shape propagation."""
     from torch.fx.passes.shape_prop import ShapeProp
 
     graph = torch.fx.symbolic_trace(lambda x: fullgrad.soft_round(fullgrad.soft.sort(x, softness=0.3).values))

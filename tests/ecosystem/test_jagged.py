@@ -1,4 +1,4 @@
-"""Jagged nested tensors: each public function of one is right, forward and backward, or says why there is none."""
+"""Jagged nested tensors: each public function is right for them, forward and backward, or says why it cannot be."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def jagged(values, offsets=OFFSETS):
 
 
 def value_and_gradient(call, values):
-    """Of the buffer, for a function of it."""
+    """The value and gradient of a function of the buffer."""
     values = values.clone().requires_grad_(values.is_floating_point())
     found = call(values)
     found = [v for v in (found if isinstance(found, tuple) else (found,)) if isinstance(v, Tensor)]
@@ -42,7 +42,7 @@ def value_and_gradient(call, values):
 @pytest.mark.short
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_a_jagged_tensor_is_right_or_an_error(case):
-    """One of samples like the input of the case, whose other tensors broadcast: as the loop over the samples."""
+    """A jagged tensor of samples like the case's input equals the loop over the samples; other tensors broadcast."""
     x, *rest = case.inputs
     values = torch.stack([x, x.flip(-1) if x.ndim else x / 2, x * 0.75] if x.is_floating_point() else [x, x, x])
     if case.name in RAISING:
@@ -84,7 +84,7 @@ ONCE = {"straight_through", "quantizers.vector_quantize, identity"}
 
 @pytest.mark.parametrize("case", [c for c in CALLS if c.name not in RAISING | ONCE], ids=lambda case: case.name)
 def test_a_second_derivative_is_right(case):
-    """Of a jagged leaf: torch cannot differentiate twice what makes a jagged tensor of a buffer."""
+    """The leaf is jagged: torch cannot differentiate twice through the construction of a jagged tensor from a buffer."""
     x, *rest = case.inputs
     if not x.is_floating_point():
         return
@@ -128,7 +128,7 @@ OF_ROWS = {
 @pytest.mark.long(but=4)
 @pytest.mark.parametrize("call", [*ELEMENTWISE.values(), *OF_ROWS.values()], ids=[*ELEMENTWISE, *OF_ROWS])
 def test_compiled_code_is_right(call):
-    """Forward and backward, in one graph."""
+    """Forward and backward are right in one graph."""
     values = torch.tensor([[0.3, -1.7, 0.8], [2.2, 0.1, -0.4], [1.4, -0.6, 0.9]], dtype=torch.float64)
     compiled, x = torch.compile(call, backend="aot_eager", fullgraph=True), jagged(values).requires_grad_()
     y = compiled(x)
@@ -139,7 +139,7 @@ def test_compiled_code_is_right(call):
 
 
 def test_order_statistics_go_along_the_dimensions_behind_the_ragged_one():
-    """By a negative or a positive ``dim``, and return types of torch hold jagged tensors."""
+    """``dim`` may be negative or positive, and torch's return types hold jagged tensors."""
     values = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for dim, inner in ((-1, -1), (2, 1)):
         found, expected = soft.sort(jagged(values), dim), soft.sort(values, inner)
@@ -151,7 +151,7 @@ def test_order_statistics_go_along_the_dimensions_behind_the_ragged_one():
 
 @pytest.mark.parametrize(("dims", "inner"), [((2, 3), (1, 2)), ((-1, 2), (-1, 1)), ((-2,), (-2,))])
 def test_several_dimensions_behind_the_ragged_one(dims, inner):
-    """From the front or the back."""
+    """Dimensions may be counted from the front or the back."""
     values = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     (found,), gradient = value_and_gradient(lambda v: fullgrad.clip_grad_norm(jagged(v) * 1.0, 0.5, dims), values)
     (expected,), plain = value_and_gradient(lambda v: fullgrad.clip_grad_norm(v * 1.0, 0.5, inner), values)
@@ -159,7 +159,7 @@ def test_several_dimensions_behind_the_ragged_one(dims, inner):
     torch.testing.assert_close(gradient, plain)
 
 
-def test_results_fit_what_they_are_made_of():
+def test_a_result_has_the_offsets_of_its_input():
     """A result has the offsets of its input, so that torch adds the two."""
     x = jagged(torch.randn(3, 4))
     assert torch.equal((x + fullgrad.round(x)).values(), x.values() + x.values().round())
@@ -184,14 +184,14 @@ ERRORS = {
 @pytest.mark.short
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_a_buffer_cannot_say_is_an_error(name):
-    """With the function, the rule and what was found."""
+    """The error gives the function, the rule and what was found."""
     call, message = ERRORS[name]
     with pytest.raises(ValueError, match=message):
         call()
 
 
 class Norm(fullgrad.Function):
-    """The length of rows, an operator of somebody's own."""
+    """The length of rows, as a user's operator."""
 
     whole_dims = 1
 
@@ -219,7 +219,7 @@ class Norm(fullgrad.Function):
 
 
 def test_an_operator_of_rows_takes_jagged_tensors():
-    """By what it declares for distributed tensors; a row may not be ragged."""
+    """The declaration for distributed tensors counts; a row may not be ragged."""
     x = torch.randn(3, 4, dtype=torch.float64)
     found, expected = value_and_gradient(lambda v: Norm.apply(jagged(v)), x), value_and_gradient(Norm.apply, x)
     torch.testing.assert_close(found, expected)
@@ -228,7 +228,7 @@ def test_an_operator_of_rows_takes_jagged_tensors():
 
 
 def test_a_tensor_with_holes_is_an_error():
-    """Between its samples lie elements that belong to none."""
+    """Elements between the samples belong to no sample."""
     x = torch.nested.nested_tensor_from_jagged(torch.randn(5, 2), torch.tensor([0, 3, 5]), lengths=torch.tensor([2, 1]))
     with pytest.raises(ValueError, match=r"clamp_by_linear: `x` must have .* no holes"):
         fullgrad.clamp_by_linear(x)

@@ -1,4 +1,4 @@
-"""`torch.jit.trace`, which TensorBoard's ``add_graph`` uses: the graph has the value, as that of torch.export."""
+"""`torch.jit.trace`, which TensorBoard's ``add_graph`` uses: the graph has the value, like that of torch.export."""
 
 import warnings
 
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import fullgrad
-from fullgrad import _buffers
 from fullgrad._dispatch import pytree
 from fullgrad._suite.cases import CASES
 from tests.operators import ThroughRound
@@ -38,7 +37,7 @@ def test_the_value_is_traced():
 
 
 def test_a_parameter_that_requires_a_gradient_is_warned_of_once():
-    """By the first operator that it meets: the derivative of the graph is that of the plain operations."""
+    """The first operator that meets the parameter warns: the graph has the derivative of the plain operations."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         traced = torch.jit.trace(Rounded(), (X,))
@@ -49,7 +48,7 @@ def test_a_parameter_that_requires_a_gradient_is_warned_of_once():
 
 
 def test_after_a_trace_derivatives_are_declared_again():
-    """The state of the tracer ends with it."""
+    """The state of the tracer ends with the trace."""
     layer = Rounded()
     with torch.no_grad():
         torch.jit.trace(layer, (X,))
@@ -60,7 +59,7 @@ CALLS = [case for case in CASES if not (case.exhaustive or case.draws) and isins
 
 
 def others(x):
-    """Inputs of the same shape that other branches of eager code would be for."""
+    """Inputs of the same shape for which eager code would take other branches."""
     if not x.is_floating_point() or x.numel() < 2:
         return []
     special = [x.flatten().index_fill(0, torch.tensor(0), v).reshape(x.shape) for v in (torch.inf, -torch.inf, torch.nan)]
@@ -71,7 +70,7 @@ def others(x):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_a_traced_operator_is_right_for_other_inputs(case):
-    """No choice that depends on the numbers is left in the graph."""
+    """The graph has no choice that depends on the numbers of its first inputs."""
 
     def call(*tensors):
         given = iter(tensors)
@@ -91,15 +90,14 @@ def test_a_traced_operator_is_right_for_other_inputs(case):
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_numbers_that_are_kept_are_constants_of_the_first_trace():
-    """As of a later one, though they are made in it: torch runs twice what it traces, and compares."""
-    _buffers.constant.cache_clear()
+    """Kept numbers are constants also of a later trace: torch traces twice, and compares."""
     with torch.no_grad():
         traced = torch.jit.trace(lambda x: fullgrad.soft.greater_equal(x, 0.5), (torch.ones(3, dtype=torch.float64),))
     assert "aten::detach" not in str(traced.graph)
 
 
 def test_keyword_arguments_of_what_a_forward_calls():
-    """The dtype of an index, for one, while it is traced."""
+    """Keywords such as the dtype of an index work in a trace."""
 
     class Total(ThroughRound):
         @staticmethod
@@ -111,7 +109,7 @@ def test_keyword_arguments_of_what_a_forward_calls():
 
 
 def test_torch_takes_large_constants_for_each_other():
-    """The row of docs/limits.md, which goes when torch mends it."""
+    """torch takes large constants for each other, as docs/limits.md says until torch fixes it."""
     x = torch.ones((), dtype=torch.float64)
     traced = torch.jit.trace(lambda x: torch.stack((x * 1e300, x * 1e200)), (x,), check_trace=False)
     assert traced(x).tolist() == [1e300, 1e300]

@@ -19,7 +19,7 @@ X = torch.tensor([0.3, -1.2, 2.5, 0.9], dtype=torch.float64)
 
 
 def ours(package, name):
-    """The function that has the name here."""
+    """Our function with the name of the published one."""
     return getattr(soft if package == "softtorch" and hasattr(soft, name) else fullgrad, name)
 
 
@@ -30,7 +30,7 @@ WITH_SOLVER = [name for name, known in PUBLISHED["softtorch"]["functions"].items
 @pytest.mark.short
 @pytest.mark.parametrize(("package", "name"), FUNCTIONS)
 def test_published_keywords_are_taken(package, name):
-    """Every one, in the published order, with the published default; ours may have more."""
+    """Our functions take every published keyword, in the published order with the published default; ours may have more."""
     renamed = RENAMED.get(name, {})
     published = {renamed.get(k, k): v for k, v in PUBLISHED[package]["functions"][name].items() if k != "ot_kwargs"}
     parameters = inspect.signature(ours(package, name)).parameters
@@ -44,14 +44,14 @@ def test_published_keywords_are_taken(package, name):
 @pytest.mark.short
 @pytest.mark.parametrize("name", PUBLISHED["shok"]["operators"])
 def test_published_operators_have_our_name(name):
-    """Classes that are called through ``apply``, by position."""
+    """Operator classes are called through ``apply``, by position."""
     assert [*inspect.signature(getattr(fullgrad, name).apply).parameters][:1]
 
 
 @pytest.mark.short
 @pytest.mark.parametrize("name", WITH_SOLVER)
 def test_settings_of_the_solver_are_refused(name):
-    """With a word that says what to do; None is taken."""
+    """The error says what to do; None is accepted."""
     args = {"topk": (X, 2), "topk_st": (X, 2)}.get(name, (X, 0.5) if "quantile" in name else (X,))
     f = ours("softtorch", name)
     with pytest.raises(TypeError, match=f"^{name}: `ot_kwargs` must be None: .* leave it out"):
@@ -69,7 +69,7 @@ def test_bounds_of_clamp_are_named():
 
 
 def test_straight_through_versions_without_indices():
-    """The values, and None; the gradient is that of the version with indices."""
+    """Without indices the result is the values and None; the gradient is that of the version with indices."""
     for f, args in ((fullgrad.sort_st, ()), (fullgrad.topk_st, (2,))):
         for x in (X, X.clone().requires_grad_()):
             both, alone = f(x, *args), f(x, *args, return_indices=False)
@@ -85,7 +85,7 @@ def test_straight_through_versions_without_indices():
 @pytest.mark.parametrize("q", [0.4, [0.0, 0.4, 1.0]])
 @pytest.mark.parametrize("method", ["softsort", "neuralsort"])
 def test_quantile_st_returns_its_weights(q, method):
-    """The pair of `quantile_st` and `argquantile_st`, with their derivatives."""
+    """The result is that of `quantile_st` and `argquantile_st`, with their derivatives."""
 
     def pair(x):
         return fullgrad.quantile_st(x, q, method=method, return_argquantile=True)
@@ -103,7 +103,7 @@ def test_quantile_st_returns_its_weights(q, method):
 @pytest.mark.short
 @pytest.mark.parametrize("package", PUBLISHED)
 def test_the_file_is_current(package):
-    """Where the package is installed."""
+    """The file agrees with the installed packages."""
     installed = published_signatures.installed()
     if package not in installed:
         pytest.skip(f"{package} is not installed")

@@ -25,7 +25,7 @@ def close(found, expected):
 @pytest.mark.short
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_is_right_or_an_error(kind):
-    """Torch's own error where it lacks an operation of a layout. Gradients likewise."""
+    """A missing operation of a layout raises torch's own error, for values and gradients."""
     make, plain = KINDS[kind]
     right = 0
     for case in CALLS:
@@ -54,7 +54,7 @@ def test_a_value_is_right_or_an_error(kind):
 @pytest.mark.short
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
 def test_a_quantized_tensor_is_an_error_that_names_the_rule(case):
-    """It has no gradient."""
+    """A quantized tensor has no gradient."""
     if case.name in ("ScaleTracker", "replace_grad", "straight_through") or case.name.startswith("averages"):
         return
     x, *rest = case.inputs
@@ -77,7 +77,7 @@ COMPUTE_FIRST = {
 
 @pytest.mark.short
 def test_a_masked_tensor_is_right_or_an_error():
-    """`torch.masked` knows some operations; what it does not know it refuses."""
+    """`torch.masked` supports some operations, and refuses the others."""
     for case in CALLS:
         x, *rest = case.inputs
         if not x.ndim:

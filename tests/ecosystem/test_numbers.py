@@ -1,4 +1,4 @@
-"""Numbers that are arguments: of compiled code, as a softness that is annealed, which torch traces as symbols; and numpy's."""
+"""Numbers as arguments: in compiled code, where torch traces them as symbols, such as an annealed softness; and numpy's."""
 
 import inspect
 
@@ -39,7 +39,7 @@ SQUARE = {"gumbel_sinkhorn", "proj_permutahedron"}
 
 
 def numbers(parameters):
-    """Those of a call by their names, and the words that it needs."""
+    """The numbers of a call by name, and the keywords that it needs."""
     found = {}
     for p in parameters:
         if p.annotation is Tensor and p.default is REQUIRED:
@@ -78,7 +78,7 @@ def value_and_gradient(function, x, numbers):
 @pytest.mark.long
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_of_every_function(function, tensors):
-    """One compiled function is right for one batch and set of numbers after the other: in float32, where numbers are rounded."""
+    """One compiled function is right for batch after batch and number after number, in float32, which rounds numbers."""
     named, words = numbers(inspect.signature(function).parameters.values())
 
     def of_numbers(x, *given):
@@ -118,7 +118,7 @@ def call_of(function, tensors, words):
 
 
 def outcome(call, x, named):
-    """Value and gradient, or the kind of error and what it says before the value."""
+    """The value and gradient, or the kind of error and its message up to the value."""
     try:
         torch.manual_seed(0)
         x = x.clone().requires_grad_()
@@ -130,7 +130,7 @@ def outcome(call, x, named):
 
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_numbers_of_numpy(function, tensors):
-    """Each argument that is a number may be one of numpy's: values, gradients and errors are those of Python's number."""
+    """A numpy scalar may replace each number: values, gradients and errors are those of Python's number."""
     named, words = numbers(inspect.signature(function).parameters.values())
     call = call_of(function, tensors, words)
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
@@ -152,7 +152,7 @@ def test_numbers_of_numpy(function, tensors):
 @pytest.mark.long(but=3)
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_numbers_of_numpy_compiled(function, tensors):
-    """As arguments of compiled code, which change. Dynamo makes tensors of them: where one is read, the graph breaks."""
+    """numpy scalars may be arguments of compiled code, and change. Dynamo makes tensors of them: reading one breaks the graph."""
     if function.__module__.startswith("fullgrad.sampling") or function.__name__ == "dorefa_gradient":
         pytest.skip("compiled code draws other numbers")
     named, words = numbers(inspect.signature(function).parameters.values())
@@ -169,7 +169,7 @@ def test_numbers_of_numpy_compiled(function, tensors):
 
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_what_is_no_number_is_refused(function, tensors):
-    """Several numbers, a complex one, and numpy's True where Python's is refused."""
+    """Several numbers, a complex one, and numpy's True where Python's is refused, are refused."""
     named, words = numbers(inspect.signature(function).parameters.values())
     call = call_of(function, tensors, words)
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
@@ -191,7 +191,7 @@ def test_what_is_no_number_is_refused(function, tensors):
 
 
 def test_sequences_of_numbers_of_numpy():
-    """Dimensions, sizes of noise, and levels."""
+    """numpy integers and floats may be dimensions, sizes of noise, and levels."""
     x = torch.randn(2, 3, 4, requires_grad=True)
     for dim in ((np.int64(0), -1), [np.int32(0), np.int8(-1)]):
         if isinstance(dim, tuple):
@@ -203,6 +203,6 @@ def test_sequences_of_numbers_of_numpy():
 
 
 def test_a_number_of_numpy_may_learn():
-    """As a parameter of a module."""
-    module = fullgrad.nn.SoftReLU(np.float32(0.5), learnable="softness")
+    """A numpy number may become a parameter of a module."""
+    module = fullgrad.nn.soft.ReLU(np.float32(0.5), learnable="softness")
     assert module.softness.item() == 0.5

@@ -1,4 +1,4 @@
-"""torchao's tensors as inputs: a public function is right for what they can do, or raises their error; no number is wrong.
+"""torchao's tensors as inputs: a public function is right where they can do it, or raises their error.
 
 torchao is in the extra ``clients``; where it is not installed these tests are skipped.
 """
@@ -113,7 +113,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_weight_of_mixed_precision_has_the_declared_gradient(name):
-    """That of the plain weight."""
+    """The gradient is that of the plain weight."""
     weight = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     kind, plain = mixed(weight.clone()).requires_grad_(), weight.clone().requires_grad_()
     g = torch.linspace(-1, 1, 16 * 8).reshape(16, 8)

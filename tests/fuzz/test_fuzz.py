@@ -34,7 +34,7 @@ MENDED = [
 
 
 class ByStride(Cube):
-    """A value that depends on the layout in memory."""
+    """A value that depends on the memory layout."""
 
     @staticmethod
     def forward(x):
@@ -42,7 +42,7 @@ class ByStride(Cube):
 
 
 class OneWay(Cube):
-    """A gradient that is another one while a graph of it is recorded."""
+    """A gradient that differs while a graph of it is recorded."""
 
     @staticmethod
     def vjp(ctx, g):
@@ -61,7 +61,7 @@ class Coarse(Cube):
 
 
 class LeavesGradModeOff(Cube):
-    """A rule that an error would leave in another mode."""
+    """A rule that leaves grad mode off."""
 
     @staticmethod
     def forward(x):
@@ -92,7 +92,7 @@ def case(operator):
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "compiled"])
 def test_law_holds_of_a_right_operator_and_finds_a_wrong_one(law, monkeypatch):
-    """In a few programs."""
+    """A few programs find a wrong operator, and pass a right one."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(Cube))
     assert search(["broken"], [law], count=60).failures == []
     monkeypatch.setitem(_program.BY_NAME, "broken", case(BROKEN[law]))
@@ -101,14 +101,14 @@ def test_law_holds_of_a_right_operator_and_finds_a_wrong_one(law, monkeypatch):
 
 @pytest.mark.long
 def test_compiled_programs(monkeypatch):
-    """The law whose programs take a second each."""
+    """The laws of compiled programs, which take a second each, hold and can fail."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(broken.BakedIn))
     assert search(["broken"], ["compiled"], count=12).failures
 
 
 @pytest.mark.long
 def test_a_failure_shrinks_to_a_program_that_runs(monkeypatch, tmp_path):
-    """To the simplest inputs that fail, as text."""
+    """A failure shrinks to the simplest failing inputs, as text that runs."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(ByStride))
     ((program, error),) = search(["broken"], ["layouts"], count=200).failures
     assert (program.sizes, program.specials, program.seed) == (None, (), 0)
@@ -120,7 +120,7 @@ def test_a_failure_shrinks_to_a_program_that_runs(monkeypatch, tmp_path):
 
 
 def test_a_mode_that_is_left_is_found(monkeypatch):
-    """Grad mode, forward mode, transforms and autocast stay as they were."""
+    """Grad mode, forward mode, transforms and autocast must be restored."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(LeavesGradModeOff))
     monkeypatch.setitem(LAWS, "value", lambda program: LeavesGradModeOff.forward(*program.tensors()))
     try:
@@ -132,7 +132,7 @@ def test_a_mode_that_is_left_is_found(monkeypatch):
 
 @pytest.mark.parametrize("program", MENDED, ids=lambda p: f"{p.case}-{p.law}")
 def test_what_was_found_stays_mended(program):
-    """Smallest programs of defects that were."""
+    """The smallest programs of fixed defects pass."""
     try:
         check(program)
     except Rejected as refusal:
@@ -146,14 +146,14 @@ def test_what_was_found_stays_mended(program):
 
 @pytest.mark.long
 def test_programs_of_today():
-    """A fixed number, with a new seed each day: a failure is told as a program."""
+    """A fixed number of programs with a new seed each day passes; a failure is printed as a program."""
     today = datetime.date.today()
     found = search(names(), [law for law in LAWS if law != "compiled"], first_seed=int(f"{today:%Y%m%d}"), count=1500)
     assert not found.failures, "\n\n".join(f"{program.text()}\n# {error}" for program, error in found.failures)
 
 
 def test_command(capsys, tmp_path):
-    """Counts, an exit status, and a file."""
+    """The command counts, exits with a status, and writes a file."""
     pytest.importorskip("rich")
     file = tmp_path / "found.json"
     assert main(["fuzz", "round", "--laws", "value", "loop", "--cases", "20", "--seed", "1", "--json", str(file)]) == 0

@@ -1,4 +1,4 @@
-"""What is special to the operators of `gradients`: their edges, per-sample maps, aliases, and agreement with their sources."""
+"""Properties specific to `gradients`: edge cases, per-sample maps, aliases, and agreement with the sources."""
 
 import importlib.util
 import math
@@ -21,7 +21,7 @@ X = torch.tensor([0.75, 1.4], dtype=torch.float64)
 
 
 def pulled(operator, g, *args, **kwargs):
-    """What the operator makes of the cotangent ``g``."""
+    """The operator's gradient for the cotangent ``g``."""
     x = torch.zeros_like(g).requires_grad_()
     return torch.autograd.grad(operator(x, *args, **kwargs), x, g)[0]
 
@@ -41,13 +41,13 @@ EDGES = [
 
 @pytest.mark.parametrize(("g", "expected"), EDGES)
 def test_scale_grad_at_the_edges(g, expected, device):
-    """Zero and NaN leave the gradient as it is, infinity gives NaN and 0, the smallest number gives 1, nothing gives nothing."""
+    """Zero and NaN leave the gradient unchanged, infinity gives NaN and 0, the smallest number 1, no elements none."""
     actual = pulled(fullgrad.scale_grad, torch.tensor(g, device=device))
     torch.testing.assert_close(actual, torch.tensor(expected, device=device), rtol=0, atol=0, equal_nan=True)
 
 
 def test_scale_grad_of_a_number_is_its_sign():
-    """A tensor without dimensions, and every sample of a vector under vmap."""
+    """The maximum of one number is its magnitude: a tensor without dimensions, and every sample of a vector under vmap."""
     assert pulled(fullgrad.scale_grad, torch.tensor(-3.0)) == -1
     assert pulled(fullgrad.scale_grad, torch.tensor(-3.0), dim=-1) == -1
     signs = vmap(grad(lambda x, g: fullgrad.scale_grad(x) * g))(torch.zeros(3), torch.tensor([2.0, 0.0, -7.0]))
@@ -100,7 +100,7 @@ def test_tensor_factors_broadcast_and_gradients_sum():
 @pytest.mark.parametrize("backward", [0.5, 1, 1.0, 2, 2.0, 3.0])
 @pytest.mark.parametrize("forward", [1, 1.0, 2, 2.0])
 def test_numbers_as_factors(forward, backward):
-    """1, by which nothing is multiplied, is one of them."""
+    """Factors may be numbers; a factor of 1 multiplies nothing."""
     x = torch.tensor([0.5, -3.0], requires_grad=True)
     y = fullgrad.scale(x, forward, backward)
     assert y.tolist() == [0.5 * forward, -3.0 * forward]
@@ -122,7 +122,7 @@ def test_tangents_of_both_inputs_add():
 
 @pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (1, 1)])
 def test_factors_per_sample(in_dims):
-    """A factor for each sample, for each, or for all, equals the loop."""
+    """Factors for each sample and for all samples equal the loop."""
     X, S = (like(torch.empty((3,) if d is None else (3, 3), dtype=torch.float64), i) for i, d in enumerate(in_dims))
     for operator in (fullgrad.scale_fwd, fullgrad.scale_bwd, fullgrad.reverse_grad):
 
@@ -138,7 +138,7 @@ def test_factors_per_sample(in_dims):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_norm_within_the_bound_is_unchanged_to_the_last_bit(dtype):
-    """A factor of exactly 1; beyond the bound, the norm is the bound."""
+    """The factor is exactly 1 within the bound; beyond it the norm becomes the bound."""
     g = like(torch.empty(50, dtype=dtype), 4)
     assert torch.equal(pulled(fullgrad.clip_grad_norm, g, 1e3), g)
     clipped = pulled(fullgrad.clip_grad_norm, g, 0.5)
@@ -172,7 +172,7 @@ def clipped_by_fractions(g, bound, p):
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipped_norms_of_the_smallest_to_the_largest_numbers(dtype, p):
-    """Of the largest, ordinary and subnormal numbers, by bounds of all sizes; bounds are numbers and tensors."""
+    """Gradients of the largest, ordinary and subnormal numbers are clipped by bounds of all sizes, numbers and tensors."""
     limits = torch.finfo(dtype)
     sizes = [limits.max, 1.0, limits.tiny, limits.tiny * limits.eps * 8]
     for size in sizes:
@@ -191,7 +191,7 @@ def test_clipped_norms_of_the_smallest_to_the_largest_numbers(dtype, p):
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipping_leaves_what_is_within_its_bound(dtype, p):
-    """To the last bit, for every bound: also a bound that is the norm, and one beyond the numbers of the dtype."""
+    """Gradients within the bound keep every bit, also where the norm is the bound, or the bound beyond the dtype."""
     limits = torch.finfo(dtype)
     generator = torch.Generator().manual_seed(0)
     for size in torch.rand(60, generator=generator, dtype=torch.float64).to(dtype).tolist():
@@ -204,7 +204,7 @@ def test_clipping_leaves_what_is_within_its_bound(dtype, p):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_elements_are_clipped_at_their_bound(dtype):
-    """From the smallest to the largest numbers; one beyond those of the dtype is rounded to it, as any number is."""
+    """Elements from the smallest to the largest are clipped; a bound beyond the dtype is rounded to it, as any number."""
     limits = torch.finfo(dtype)
     smallest = limits.tiny * limits.eps
     for bound in (smallest, limits.tiny, 0.1, 1.0, limits.max):
@@ -219,7 +219,7 @@ def test_elements_are_clipped_at_their_bound(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_largest_of_a_scaled_gradient_is_1(dtype):
-    """Of the smallest to the largest numbers."""
+    """The largest is 1 for the smallest and the largest numbers."""
     limits = torch.finfo(dtype)
     for size in (limits.max, 1.0, 0.3, limits.tiny, limits.tiny * limits.eps * 2):
         g = torch.tensor([size, -size, size / 2, 0.0], dtype=dtype)
@@ -250,7 +250,7 @@ def test_limits_per_sample():
 
 
 def test_limits_of_norms_have_the_shape_of_the_norms():
-    """With the dimensions that are reduced of size 1, or fewer in front."""
+    """Limits have the reduced dimensions with size 1, or fewer dimensions in front."""
     x = torch.zeros(3, 4)
     for dim, right, wrong in ((-1, (3, 1), (1, 4)), (0, (4,), (3, 1)), (None, (1, 1), (4,))):
         assert pulled(fullgrad.clip_grad_norm, x + 1, torch.ones(right), dim=dim).shape == x.shape
@@ -260,14 +260,14 @@ def test_limits_of_norms_have_the_shape_of_the_norms():
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_norms_of_numbers_per_sample(p):
-    """Each has its own, without dimensions to reduce."""
+    """Each number has its own norm, without dimensions to reduce."""
     slopes = torch.tensor([3.0, -0.5, 0.0, -4.0])
     found = vmap(grad(lambda x, s: s * fullgrad.clip_grad_norm(x, 1.0, norm_type=p)))(torch.ones(4), slopes)
     assert found.tolist() == [1.0, -0.5, 0.0, -1.0]
 
 
 def test_mask_stops_even_infinite_gradients():
-    """What is masked out is 0, whatever comes."""
+    """A masked gradient is 0, even if it is infinite."""
     mask = torch.tensor([True, False, False])
     g = torch.tensor([[1.0, INF, NAN], [2.0, -INF, 3.0]])
     assert pulled(fullgrad.mask_grad, g, mask).tolist() == [[1, 0, 0], [2, 0, 0]]
@@ -297,7 +297,7 @@ aliases = pytest.mark.parametrize("operator", ALIASES.values(), ids=ALIASES)
 
 @aliases
 def test_value_is_the_input_itself(operator):
-    """No copy, with and without a gradient; without grad mode, no claim to a gradient."""
+    """The value is no copy, with and without a gradient; without grad mode it does not require a gradient."""
     x = X.clone().requires_grad_()
     for tensor in (X, x):
         assert operator(tensor).data_ptr() == tensor.data_ptr()

@@ -44,7 +44,7 @@ BESIDE = {
     "_batching.py": ["test_elementwise.py", "dispatch/test_vmap.py", "property"],
     "_buffers.py": ["test_kernels.py", "test_pieces.py", "soft"],
     "_checks.py": ["rounding", "sampling", "spikes", "tracking"],
-    "_elementwise.py": ["test_pieces.py", "estimators"],
+    "_elementwise.py": ["test_pieces.py", "functions"],
     "_function.py": ["dispatch"],
     "_half_precision.py": ["test_pieces.py", "soft"],
     "_inputs.py": ["soft", "sampling"],
@@ -52,7 +52,7 @@ BESIDE = {
     "_neighbors.py": ["test_kernels.py", "rounding", "spikes"],
     "_noise.py": ["sampling", "quantizers", "distributed"],
     "_public.py": ["ecosystem/test_overrides.py"],
-    "_recompute.py": ["estimators", "soft", "sampling"],
+    "_recompute.py": ["functions", "soft", "sampling"],
     "_recomputed.py": ["soft", "sampling"],
     "_dispatch/compile_cache.py": ["test_compiled_graphs.py", "test_compiled.py"],
     "_dispatch/distributed.py": ["distributed"],
@@ -65,7 +65,7 @@ BESIDE = {
     "_dispatch/rules.py": ["ecosystem/test_jagged.py"],
     "_dispatch/state.py": ["tracking"],
     "_dispatch/torch_private.py": ["adopting", "ecosystem/test_overrides.py", "tracking"],
-    "_dispatch/trees.py": ["estimators"],
+    "_dispatch/trees.py": ["functions"],
 }
 # The same, of tests that take minutes.
 FAR = {
@@ -120,7 +120,7 @@ def _module(path):
 
 
 def _cases_of_files():
-    """By file, which cases run a line of one of its functions, backward, forward or in a batch: everyday ones, and all others."""
+    """The cases that run a line of each file's functions, backward, forward or in a batch: default ones, and all others."""
     from fullgrad._suite.cases import CASES
     from fullgrad.testing._check_operator import run_check
 
@@ -143,7 +143,7 @@ def _cases_of_files():
 
 
 def _few(names, count):
-    """So many of the names, from all over the list."""
+    """A number of the names, spread over the list."""
     return names[:: max(1, -(-len(names) // count))]
 
 
@@ -154,7 +154,7 @@ class Checks(NamedTuple):
     checks: tuple
 
     def failure(self):
-        """The first that fails, alone, and what it says."""
+        """The first check that fails, alone, and its message."""
         from fullgrad._suite.cases import CASES
         from fullgrad.testing._check_operator import run_check
         from fullgrad.testing._report import FAILED
@@ -177,7 +177,7 @@ class Tests(NamedTuple):
     options: tuple = ()
 
     def failure(self):
-        """That one fails."""
+        """The first test that fails."""
         command = ["-x", "-q", "-n0", "-p", "no:cacheprovider", *IMPORTED_BEFORE, *self.options, *self.paths]
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
             failed = pytest.main(command)
@@ -227,7 +227,7 @@ def _ask(path, source, stages, connection):
 
 
 def _in_child(function, *arguments):
-    """What a process of its own sends, where all of fullgrad is imported anew."""
+    """The result of a function in a child process that imports all of fullgrad anew."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=function, args=(*arguments, sender))
@@ -255,7 +255,7 @@ def _is_caught(path, source, stages, proved):
 
 
 def _chosen(files, options):
-    """By file, the mutants that are asked about: all, or those that were drawn."""
+    """The mutants of each file that run: all, or those that were drawn."""
     found = {path: mutants(path.read_text()) for path in files}
     if options.survivors:
         survived = json.loads(options.survivors.read_text())
@@ -272,7 +272,7 @@ def _chosen(files, options):
 
 
 def main():
-    """Each file's mutants, or a sample of them, and the score."""
+    """Run each file's mutants, or a sample of them, and print the score."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--sample", type=int, help="at most so many of each file")

@@ -18,7 +18,7 @@ _OPPOSITES = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE
 
 
 class Mutant(NamedTuple):
-    """One change of one node, which is numbered as ``ast.walk`` comes to it."""
+    """One change of one node, numbered in the order of ``ast.walk``."""
 
     line: int
     what: str
@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(source: str) -> list[Mutant]:
-    """What can be changed, in the order of its lines. What only names, annotates, documents, asserts or raises stays."""
+    """The possible changes, in the order of lines. Names, annotations, documentation, assertions and errors stay."""
     tree = ast.parse(source)
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     return sorted(
@@ -117,7 +117,7 @@ def _replace(tree: ast.AST, node: ast.AST, kind: str) -> None:
 
 
 def _put(tree: ast.AST, node: ast.AST, other: ast.AST) -> None:
-    """Another node in its place."""
+    """Put another node in the place of one."""
     for parent in ast.walk(tree):
         for name, value in ast.iter_fields(parent):
             if value is node:

@@ -1,4 +1,4 @@
-"""The changes are those that are wanted, and a file whose operator has no spare line has no survivor."""
+"""The mutation tool makes the changes that it should, and a file whose operator has no spare line has no survivor."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def f(x: float, y: float) -> float:
 
 
 def test_changes():
-    """Operators, sides, signs, constants, branches, arguments, dropped terms; not errors, assertions, names or documentation."""
+    """Changes concern operators, sides, signs, constants, branches, arguments and terms; not errors, assertions or names."""
     found = mutants(SOURCE)
     assert [(mutant.line, mutant.kind) for mutant in found] == [
         (8, "opposite"),
@@ -44,7 +44,7 @@ def test_changes():
 
 @pytest.mark.long
 def test_mutants_are_caught():
-    """Of one small file, each in a process of its own."""
+    """The mutants of one small file are caught, each in its own process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.mutants", "fullgrad/clamping/_clamp_by_linear.py", "--sample", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "caught 3 of 3" in done.stdout, done.stdout + done.stderr
@@ -52,7 +52,7 @@ def test_mutants_are_caught():
 
 @pytest.mark.long
 def test_what_changes_nothing_survives():
-    """The checks and the tests that a mutant is asked pass, one after the other, on the file as it is."""
+    """The checks and tests of a mutant pass, one after the other, on the unchanged file."""
     path = ROOT / "fullgrad/clamping/_clamp_by_linear.py"
     code = f"""
 import functools, pathlib

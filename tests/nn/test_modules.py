@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import operator
 import pickle
 
 import pytest
@@ -14,7 +15,7 @@ import fullgrad
 from fullgrad import quantizers, sampling, soft, spikes
 from fullgrad.nn import FunctionModule
 
-CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"]
+CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"] + [f"soft.{n}" for n in fullgrad.nn.soft.__all__]
 X = torch.tensor([[0.3, -1.2, 2.5, 0.9], [1.4, 0.1, -0.6, 0.7]])
 # Arguments without a default, those of some classes, and inputs that are no X.
 REQUIRED = {
@@ -26,23 +27,23 @@ REQUIRED = {
 ARGUMENTS = {
     "Clamp": {"min_value": -1.0},
     "MXQuantize": {"block_size": 4},
-    "SoftTakeAlongDim": {"dim": -1},
+    "soft.TakeAlongDim": {"dim": -1},
     "VectorQuantize": {"codebook": torch.randn(8, 4, generator=torch.Generator().manual_seed(0))},
 }
 WEIGHTS = torch.softmax(X, -1)
 INPUTS = {
-    "EntmaxLoss": (X, torch.tensor([1, 0])), "NormmaxLoss": (X, torch.tensor([1, 0])), "SoftTake": (X[0], WEIGHTS),
-    "SoftTakeAlongDim": (X, torch.stack([WEIGHTS, WEIGHTS])), "SoftIndexSelect": (X.T, WEIGHTS[0]),
-    "SoftNarrow": (X.T, WEIGHTS[0]), "GumbelSinkhorn": (X @ X.T,), "NVFP4Quantize": (torch.cat([X, X, X, X], -1),),
-    "ProjTransportPolytope": (X.T, torch.full((4,), 0.25), torch.full((2,), 0.5)), "BernoulliSpike": (WEIGHTS,),
-    "SoftAll": (WEIGHTS,), "SoftAny": (WEIGHTS,), "SoftLogicalAnd": (WEIGHTS, WEIGHTS),
-    "SoftLogicalOr": (WEIGHTS, WEIGHTS), "SoftLogicalXor": (WEIGHTS, WEIGHTS),
+    "soft.EntmaxLoss": (X, torch.tensor([1, 0])), "soft.NormmaxLoss": (X, torch.tensor([1, 0])), "soft.Take": (X[0], WEIGHTS),
+    "soft.TakeAlongDim": (X, torch.stack([WEIGHTS, WEIGHTS])), "soft.IndexSelect": (X.T, WEIGHTS[0]),
+    "soft.Narrow": (X.T, WEIGHTS[0]), "GumbelSinkhorn": (X @ X.T,), "NVFP4Quantize": (torch.cat([X, X, X, X], -1),),
+    "soft.ProjTransportPolytope": (X.T, torch.full((4,), 0.25), torch.full((2,), 0.5)), "BernoulliSpike": (WEIGHTS,),
+    "soft.All": (WEIGHTS,), "soft.Any": (WEIGHTS,), "soft.LogicalAnd": (WEIGHTS, WEIGHTS),
+    "soft.LogicalOr": (WEIGHTS, WEIGHTS), "soft.LogicalXor": (WEIGHTS, WEIGHTS),
 }  # fmt: skip
 
 
 def made(name):
     """A module, the arguments that it got, and inputs for it."""
-    cls = getattr(fullgrad.nn, name)
+    cls = operator.attrgetter(name)(fullgrad.nn)
     required = {k for k, p in inspect.signature(cls._function).parameters.items() if p.default is p.empty}
     arguments = {k: REQUIRED[k] for k in cls._arguments if k in required} | ARGUMENTS.get(name, {})
     return cls(**arguments), arguments, INPUTS.get(name, (X, X.flip(-1))[: len(required - {*cls._arguments})])
@@ -51,7 +52,7 @@ def made(name):
 @pytest.mark.short
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_module_is_its_function(name):
-    """Value, name, constructor; pickled and copied; the words that show it and document it."""
+    """A module equals its function, and has its name, signature, representation and documentation; it is pickled and copied."""
     module, arguments, inputs = made(name)
     cls = type(module)
     with torch.random.fork_rng():
@@ -66,7 +67,7 @@ def test_a_module_is_its_function(name):
     function = inspect.signature(cls._function).parameters
     assert [*constructor] == [*cls._arguments, "learnable"]
     assert all(constructor[k] == function[k] and hasattr(module, k) for k in cls._arguments)
-    assert (cls.__name__, cls.__module__) == (name, "fullgrad.nn")
+    assert f"{cls.__module__}.{cls.__qualname__}" == f"fullgrad.nn.{name}"
     described = [
         line.split(":")[0].strip()
         for line in cls.__doc__.split("Args:")[1].splitlines()
@@ -91,7 +92,7 @@ def test_arguments_are_attributes():
 
 
 def test_learnable_arguments_are_parameters():
-    """Of numbers and of tensors, which are copied; their gradients are those of the function's arguments."""
+    """Numbers and tensors, which are copied, may be learnable; their gradients are those of the function's arguments."""
     start = torch.full((2, 1), 0.25)
     module = fullgrad.nn.LSQ(start, -8, 7, learnable="scale")
     module(X).square().sum().backward()
@@ -107,7 +108,7 @@ def test_learnable_arguments_are_parameters():
 
 
 def test_state_dicts_are_loaded():
-    """The parameters and buffers of another."""
+    """A module loads the parameters and buffers of another."""
     one, other = (fullgrad.nn.StepQuantize(s, learnable="step") for s in (0.25, 0.5))
     other.load_state_dict(one.state_dict())
     assert torch.equal(other(X), one(X))
@@ -118,7 +119,7 @@ def test_state_dicts_are_loaded():
 
 
 def test_in_a_network_under_transforms():
-    """In ``nn.Sequential``, as a parametrization of a weight, under ``functional_call`` and ``vmap``."""
+    """Modules work in ``nn.Sequential``, as parametrization of a weight, under ``functional_call`` and ``vmap``."""
     network = in_a_network()
     network(X).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
@@ -130,7 +131,7 @@ def test_in_a_network_under_transforms():
 
 @pytest.mark.long
 def test_in_a_compiled_network():
-    """One graph."""
+    """A network with modules is one graph."""
     network = in_a_network()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), network(X))
@@ -138,7 +139,7 @@ def test_in_a_compiled_network():
 
 def in_a_network():
     """A layer with a quantized weight and an activation that learns."""
-    network = nn.Sequential(nn.Linear(4, 3), fullgrad.nn.SoftReLU(0.2, learnable="softness"), fullgrad.nn.ClipGrad(1.0))
+    network = nn.Sequential(nn.Linear(4, 3), fullgrad.nn.soft.ReLU(0.2, learnable="softness"), fullgrad.nn.ClipGrad(1.0))
     quantize = fullgrad.nn.StepQuantize(0.1, learnable="step")
     nn.utils.parametrize.register_parametrization(network[0], "weight", quantize)
     torch.testing.assert_close(network[0].weight, fullgrad.step_quantize(network[0].parametrizations.weight.original, 0.1))
@@ -146,7 +147,7 @@ def in_a_network():
 
 
 def test_noise_is_given_to_the_call():
-    """It changes with the input, so the module does not keep it; ``training`` is the module's own."""
+    """Noise changes with the input, so the module does not keep it; ``training`` is the module's own."""
     module = fullgrad.nn.GumbelSoftmax(0.5, hard=True)
     noise = sampling.gumbel_like(X)
     assert torch.equal(module(X, noise=noise), sampling.gumbel_softmax(X, 0.5, True, noise=noise))
@@ -161,11 +162,11 @@ def test_noise_is_given_to_the_call():
         (lambda: fullgrad.nn.LSQ(), TypeError, "LSQ: missing a required argument: 'scale'"),
         (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: got an unexpected keyword argument 'low'"),
         (
-            lambda: fullgrad.nn.SoftAbs(learnable="width"),
+            lambda: fullgrad.nn.soft.Abs(learnable="width"),
             ValueError,
             "`learnable` must be among softness, mode, got 'width'",
         ),
-        (lambda: fullgrad.nn.SoftAbs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
+        (lambda: fullgrad.nn.soft.Abs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
         (
             lambda: fullgrad.nn.Clamp(learnable="min_value"),
             TypeError,
@@ -182,7 +183,7 @@ def test_errors_name_the_rule_and_what_was_found(make, error, message):
 
 
 def test_subclasses_have_their_own_constructor():
-    """A class may be derived from, and its signature is then its own."""
+    """A class may be derived from, and its signature is then that of the subclass."""
 
     class Ternary(fullgrad.nn.Clamp):
         def __init__(self, width: float):

@@ -1,4 +1,4 @@
-"""Tensors as Hypothesis draws them."""
+"""Tensors drawn by Hypothesis."""
 
 import numpy
 import torch
@@ -31,7 +31,7 @@ def layouts(draw, tensor: Tensor) -> Tensor:
 
 @st.composite
 def tensors(draw, dtype=None, shape=shapes, any_number: bool = True) -> Tensor:
-    """Any numbers, or with ``any_number=False`` moderate ones of few digits, so that boundaries, ties and halves are common."""
+    """Tensors of any numbers, or with ``any_number=False`` of moderate ones with few digits: ties and halves are common."""
     dtype = draw(dtypes) if dtype is None else dtype
     kind = _NUMPY[dtype]
     width = numpy.dtype(kind).itemsize * 8

@@ -62,7 +62,7 @@ def _with_bounds(low, high):
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @given(data=st.data(), x=tensors())
 def test_value_and_derivative_of_any_number(name, data, x):
-    """For any number, layout and dtype: the plain value, ``D(x) g`` and ``D(x) t``; outside a clamp 0 even for infinite ``g``."""
+    """Value, ``D(x) g`` and ``D(x) t`` are right for any number, layout and dtype; outside a clamp 0 even for infinite ``g``."""
     operator, plain, derivative = ELEMENTWISE[name](data.draw)
     equal(operator(x), plain(x))
     leaf = x.clone().requires_grad_()
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data(), shape=filled, size=st.integers(1, 3))
 def test_vmap_equals_the_loop(name, data, shape, size):
-    """For any shape and any pair of in and out dimensions, forward and per-sample gradient."""
+    """vmap equals the loop for any shape and pair of in and out dimensions, forward and per-sample gradient."""
     operator = CASES[name][0]
     in_dim = data.draw(st.integers(-len(shape) - 1, len(shape)))
     out_dim = data.draw(st.integers(-len(shape) - 1, len(shape)))
@@ -133,7 +133,7 @@ _MODES = {
     modes=st.lists(st.sampled_from(sorted(_MODES)), min_size=1, max_size=3),
 )
 def test_any_nesting_agrees_with_the_surrogate(name, data, shape, modes):
-    """Up to three random transforms around each other, and vmap around them all."""
+    """Up to three random transforms around each other, and vmap around them, agree with the surrogate."""
     operator, surrogate = CASES[name]
     x = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
 
@@ -184,7 +184,7 @@ def test_every_half_precision_number(name, dtype):
     "pair", [(-1.0, 1.0), (0.0, 6.0), (-0.0, None), (None, 0.1), (0.1, 0.3), (1.0, -1.0), (-float("inf"), float("inf"))]
 )
 def test_clamp_passes_every_half_precision_number_inside(pair, dtype):
-    """The fused kernels behind the inclusive mask, for all 65,536 numbers and special bounds; NaN is always outside."""
+    """The fused kernels pass the inclusive mask for all 65,536 numbers and special bounds; NaN is always outside."""
     x = _all_numbers(dtype)[:-3].requires_grad_()
     (d,) = torch.autograd.grad(fullgrad.clamp(x, *pair), x, torch.full_like(x, float("inf")))
     assert torch.equal(d == float("inf"), _in(x.detach(), *pair))
@@ -195,7 +195,7 @@ def test_clamp_passes_every_half_precision_number_inside(pair, dtype):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("block", range(16))
 def test_clamp_at_every_bound(block, dtype):
-    """Bounds from all over the number line: each bound and its neighbors fall on the right side."""
+    """Each bound on the number line and its neighbors fall on the right side."""
     generator = torch.Generator().manual_seed(block)
     values = torch.randn(400, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(
         -30, 30, (400,), generator=generator

@@ -1,4 +1,4 @@
-"""Values to the last bit: against torch's kernels, tables of integers and fractions, and the same compiled as not."""
+"""Values to the last bit: against torch's kernels, tables of integers and fractions, and compiled code."""
 
 import itertools
 import math
@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullgrad
 from fullgrad import quantizers
-from fullgrad.quantizers import FloatFormat, _float_rounding, _vector_quantize
-from fullgrad.quantizers._arithmetic import first_and_last
-from fullgrad.quantizers._float_rounding import exponent, has_fraction
+from fullgrad._core.bits import exponent, has_fraction
+from fullgrad._fast.grids import first_and_last
+from fullgrad.quantizers import FloatFormat
 from fullgrad.quantizers._formats import NAMED
 from fullgrad.testing._subject import equal
 
@@ -39,7 +39,7 @@ def gradient(y, x):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3e-3, 0.7])
 @pytest.mark.parametrize(("zero_point", "low", "high"), [(0, -128, 127), (1, 0, 15), (3, 0, 15), (-8, -8, 7)])
 def test_fake_quantize_is_that_of_torch(dtype, scale, zero_point, low, high):
-    """Value, sign of zero and gradient, on random numbers, ties, their neighbors, zeros and infinities."""
+    """Value, sign of zero and gradient equal torch's, on random numbers, ties, their neighbors, zeros and infinities."""
     torch.manual_seed(0)
     ties = (torch.randint(-140, 140, (4000,)) + 0.5) * scale
     x = around(torch.cat([torch.randn(10_000) * 100 * scale, ties, torch.tensor([0.0, -0.0])]))
@@ -68,7 +68,7 @@ def test_zero_points_of_any_kind():
 
 
 def test_fake_quantize_by_channel_is_that_of_torch():
-    """With whole zero points, on numbers that do not overflow there."""
+    """Values equal torch's with whole zero points, on numbers that do not overflow there."""
     x = torch.randn(5, 3000) * 2
     scale, zero_point = torch.rand(5) + 0.01, torch.tensor([0, 1, -3, 7, -8], dtype=torch.int32)
     ours = quantizers.fake_quantize(x, scale, zero_point, -8, 7, dim=0)
@@ -80,7 +80,7 @@ def test_fake_quantize_by_channel_is_that_of_torch():
 @pytest.mark.parametrize("round_zero_point", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_bounds_by_bisection_are_those_of_the_arithmetic(inside, reciprocal, round_zero_point, dtype):
-    """A number as scale passes the gradient where a tensor does, which looks at every code; at the ends and their neighbors."""
+    """A number as scale passes the gradient where a tensor, which looks at every code, does; at the ends and next to them."""
     overflowing = [(1e-40, 0)] if not reciprocal else []  # 1.5 divided by it; a scale has a reciprocal, or is an error
     fractions = [] if round_zero_point else [(0.1, 3.3), (0.5, -2.5), (7.3, 0.75)]
     for scale, zero_point in [(0.1, 3), (0.013, -128), (7.3, 127), (2.0**-10, 0), *fractions, *overflowing]:
@@ -118,7 +118,7 @@ def table(e, m, bias, kind):
 
 
 def looked_up(x, positive, kind, saturate):
-    """The nearest number of a table, the one with an even code of two; ``x`` are float64 of numpy."""
+    """The nearest number of a table, of two the one with an even code; ``x`` is a numpy array of float64."""
     size = numpy.abs(x)
     step = positive[-1] - positive[-2]
     grid = numpy.append(positive, positive[-1] + step)  # what would come next, for what rounds beyond the end
@@ -157,7 +157,7 @@ def test_every_half_pattern_is_rounded_as_a_table_says(dtype, name, saturate):
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
 def test_float8_is_that_of_a_cast(name):
-    """torch's cast there and back, of numbers in the range."""
+    """Values equal torch's cast there and back, of numbers in the range."""
     x = half_patterns(torch.bfloat16)
     x = x[x.abs() <= NAMED[name].max]
     equal(quantizers.float_quantize(x, getattr(torch, name)), x.to(getattr(torch, name)).to(x.dtype))
@@ -165,7 +165,7 @@ def test_float8_is_that_of_a_cast(name):
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float6_e3m2fn", "float4_e2m1fn"])
 def test_other_roundings_are_those_of_integers(name):
-    """By fractions: in units of the step, as `round` says."""
+    """Roundings equal those of fractions, in units of the step, as `round` documents them."""
     f = NAMED[name]
     x = around(torch.cat([torch.randn(300) * f.max / 3, f.numbers(), (f.numbers()[1:] + f.numbers()[:-1]) / 2]))
     for mode in ("half_away", "half_zero", "half_up", "half_down", "floor", "ceil", "trunc", "away", "dpu"):
@@ -178,7 +178,7 @@ def test_other_roundings_are_those_of_integers(name):
 
 
 def test_numbers_of_a_format_are_its_codebook():
-    """They are fixed points; and away from ties the format rounds as a codebook of them does."""
+    """Numbers of a format are fixed points; away from ties the format rounds as a codebook of them does."""
     for name in ("float8_e4m3fn", "float6_e2m3fn", "float4_e2m1fn", "float8_e3m4"):
         numbers = NAMED[name].numbers()
         assert torch.equal(quantizers.float_quantize(numbers, name), numbers)
@@ -189,7 +189,7 @@ def test_numbers_of_a_format_are_its_codebook():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
-    """Torch's legacy vmap and torch.jit.trace have none: the exponents are the same, and what is rounded up by half a unit."""
+    """Exponents are the same in torch's legacy vmap and torch.jit.trace, which lack the view of the bits."""
     limits = torch.finfo(dtype)
     mantissas = torch.arange(256, 513, dtype=dtype) / 256
     x = torch.cat([around(2.0**k * mantissas) for k in (-5, 0, 3)])
@@ -198,13 +198,13 @@ def test_exponents_without_a_view_of_the_bits(monkeypatch, dtype):
         some = x if digits is None else x[(x > 0) & x.isfinite()]
         by_bits = exponent(some, digits)
         with monkeypatch.context() as patch:
-            patch.setattr(_float_rounding, "can_view_bits", lambda: False)
+            patch.setattr("fullgrad._core.bits.can_view_bits", lambda: False)
             assert torch.equal(exponent(some, digits).to(by_bits.dtype), by_bits)
     normal = torch.cat([x, -x])[torch.cat([x, x]).abs() >= limits.tiny]
     normal = normal[normal.isfinite()]
     by_bits = has_fraction(normal)
     assert by_bits.tolist() == [math.frexp(v)[0] not in (0.5, -0.5) for v in normal.tolist()]
-    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: False)
+    monkeypatch.setattr("fullgrad._core.bits.can_view_bits", lambda: False)
     assert has_fraction(normal).equal(by_bits)
 
 
@@ -226,8 +226,8 @@ FORMATS = {**NAMED, "of large numbers": FloatFormat(8, 3), "without subnormals":
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("view", [True, False])
 def test_the_range_of_a_format_ends_where_rounding_leaves_it(monkeypatch, view, name, rounding):
-    """There the value stays and the gradient is 0, with and without a view of the bits."""
-    monkeypatch.setattr(_float_rounding, "can_view_bits", lambda: view)
+    """At the end of the range the value stays and the gradient is 0, with and without a view of the bits."""
+    monkeypatch.setattr("fullgrad._core.bits.can_view_bits", lambda: view)
     f = FORMATS[name]
     step = 2.0 ** (math.floor(math.log2(f.max)) - f.mantissa_bits)
     x = around(torch.tensor([f.max + d * step for d in (-1, -0.5, 0, 0.5, 1, 2)] + [0.3 * step, 1.7]))
@@ -241,7 +241,7 @@ def test_the_range_of_a_format_ends_where_rounding_leaves_it(monkeypatch, view, 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_first_and_the_last_number_without_bounds(dtype):
-    """They are the smallest and the largest finite ones."""
+    """The first and last numbers are the smallest and largest finite ones."""
     largest = torch.finfo(dtype).max
     assert first_and_last(dtype, lambda v: v, -INF, INF) == (-largest, largest)
     assert first_and_last(dtype, lambda v: v, -1.0, 2.0) == (-1, 2)
@@ -265,7 +265,7 @@ def rounded_fraction(q, rounding):
 
 
 def stepwise(v, f, rounding, saturate):
-    """A number of a format by its definition: in units of the step, and what is beyond the range as IEEE 754 says."""
+    """A number of a format by its definition: in units of the step, and by IEEE 754 beyond the range."""
     if math.isnan(v):
         return v
     if math.isfinite(v):
@@ -288,7 +288,7 @@ def stepwise(v, f, rounding, saturate):
 @pytest.mark.parametrize("kind", ["ieee", "fn", "fnuz", "finite"])
 @pytest.mark.parametrize("subnormals", [True, False])
 def test_every_rounding_to_every_kind_of_format(subnormals, kind, rounding, saturate):
-    """From below the smallest number to beyond the largest, on ties and next to them, infinities and NaN included."""
+    """Numbers from below the smallest to beyond the largest, on ties and next to them, infinities and NaN are right."""
     for bits in ((3, 2), (4, 0), (2, 3)):
         f = FloatFormat(*bits, kind=kind, subnormals=subnormals)
         positive = [n for n in f.numbers().tolist() if n > 0]
@@ -318,7 +318,7 @@ def nearest(q, f):
 
 
 def mx_reference(row, element, scale_rounding):
-    """A block of finite numbers by fractions."""
+    """The MX rounding of a block of finite numbers by fractions."""
     largest = max(abs(Fraction(v)) for v in row)
     most = {"float8_e4m3fn": 8, "float8_e5m2": 15, "float6_e2m3fn": 2, "float6_e3m2fn": 4, "float4_e2m1fn": 2, "int8": 0}[element]
     if largest == 0:
@@ -344,7 +344,7 @@ def mx_reference(row, element, scale_rounding):
 @pytest.mark.parametrize("scale_rounding", ["floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("element", ["float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int8"])
 def test_mx_is_exact(element, scale_rounding):
-    """Against fractions, from the smallest to large numbers, with largest elements at the limits of the rounding."""
+    """Values equal those by fractions, from the smallest to large numbers, also at the limits of the rounding."""
     torch.manual_seed(0)
     x = torch.randn(60, 8) * torch.exp2(torch.randint(-140, 100, (60, 1)))
     x[:20, 0] = torch.nextafter(
@@ -358,7 +358,7 @@ def test_mx_is_exact(element, scale_rounding):
 
 
 def test_mx_special_values():
-    """NaN for its block; an infinity leaves itself and zeros; zeros keep their signs; other blocks are not concerned."""
+    """NaN makes its block NaN; an infinity leaves itself and zeros; zeros keep their signs; other blocks are unaffected."""
     x = torch.tensor([[1.0, NAN, 2.0, 3.0], [INF, 1e30, -1.0, -INF], [0.0, -0.0, 0.0, -0.0], [1.0, 0.5, -0.25, 0.0]])
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for element in ("float8_e4m3fn", "float4_e2m1fn", "int8"):
@@ -368,7 +368,7 @@ def test_mx_special_values():
 
 
 def test_mx_is_a_format_with_the_scale_of_its_block():
-    """Blocks along any dimension."""
+    """The result is that of a format with the scale of the block, along any dimension."""
     x = torch.randn(64, 6) * 5
     y = quantizers.mx_quantize(x, "float6_e3m2fn", dim=0)
     largest = x.unflatten(0, (2, 32)).abs().amax(1)
@@ -377,7 +377,7 @@ def test_mx_is_a_format_with_the_scale_of_its_block():
 
 
 def test_nvfp4_is_exact():
-    """In float32 steps, with a table of numbers of four bits and one of the scale."""
+    """Values equal those in float32 steps, with a table of numbers of four bits and one of the scale."""
     torch.manual_seed(0)
     x = torch.randn(40, 16) * torch.exp2(torch.randint(-8, 9, (40, 1)))
     e2m1, e4m3 = table(2, 1, 1, "finite"), table(4, 3, 7, "fn")
@@ -410,7 +410,7 @@ OPERATORS = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", OPERATORS)
 def test_compiled_code_has_the_same_bits(name):
-    """Value and gradient of inductor's kernels, at ties, infinities and NaN."""
+    """Value and gradient of inductor's kernels are the same, at ties, infinities and NaN."""
     operator = OPERATORS[name]
     x = torch.randn(4, 64)
     x[0, :16] = torch.tensor([-0.5, 0.05, 0.15, 0.25, -0.0, 0.0, 1e-30, -1e-42, 4.48, 4.64, 4.65, 0.35, INF, -INF, NAN, 1e30])
@@ -445,7 +445,7 @@ IN_UNITS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", IN_UNITS)
 def test_the_unit_may_be_any(name, dtype, unit):
-    """With scales in the same unit the codes are the same, to the last bit, and so are all derivatives."""
+    """In scales of the same unit the codes are the same, to the last bit, and so are all derivatives."""
     in_units, others = IN_UNITS[name]
     others = {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in others.items()}
     numbers = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -463,7 +463,7 @@ def test_the_unit_may_be_any(name, dtype, unit):
 
 
 def _codebooks(generator, n, channels):
-    """Codebooks by what they have in common or apart, with vectors near some of their rows."""
+    """Codebooks with common and separate parts, and vectors near some of their rows."""
     rows, x = [torch.randn(k, channels, generator=generator) for k in (n, 300)]
     ends = torch.tensor([1.0, -1.0]).repeat(150)[:, None]
     outlier = torch.where(torch.arange(n)[:, None] == 0, 400.0, rows)
@@ -483,12 +483,11 @@ def _codebooks(generator, n, channels):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "channels"), [(16, 4), (200, 8)])
 def test_the_nearest_row_is_that_of_all_distances(n, channels, dtype, way, monkeypatch):
-    """In float64, for any offset, outlier, cluster and unit, in any order of rows: nothing that they share costs digits."""
+    """The nearest row is that by float64, for any offset, outlier, cluster, unit and order of rows."""
     if way == "with rounded products":  # as some devices do, if torch is told so
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-        monkeypatch.setattr(
-            _vector_quantize, "matmul", lambda a, b: (a.bfloat16() @ b.bfloat16()).to(a) if a.dtype == torch.float32 else a @ b
-        )
+        half = lambda a, b: (a.bfloat16() @ b.bfloat16()).to(a) if a.dtype == torch.float32 else a @ b  # noqa: E731
+        monkeypatch.setattr("fullgrad.quantizers.kernels.nearest_row.matmul", half)
     for name, x, rows in _codebooks(torch.Generator().manual_seed(0), n, channels):
         x, rows = x.to(dtype), rows.to(dtype)
         operator = lambda x, rows: quantizers.vector_quantize(x, rows)[1]  # noqa: E731
@@ -501,7 +500,7 @@ def test_the_nearest_row_is_that_of_all_distances(n, channels, dtype, way, monke
 
 
 def test_the_nearest_row_in_batches_of_codebooks():
-    """Each of a batch has its own vectors that rounded distances do not tell apart."""
+    """Each codebook of a batch has its own vectors that rounded distances do not tell apart."""
     generator = torch.Generator().manual_seed(0)
     x, rows = zip(*[(x, rows) for _, x, rows in _codebooks(generator, 16, 4)], strict=True)
     expected = [quantizers.vector_quantize(*pair)[1] for pair in zip(x, rows, strict=True)]
@@ -512,7 +511,7 @@ def test_the_nearest_row_in_batches_of_codebooks():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_codes_of_every_rounding(rounding, dtype):
-    """On ties, and between them; of numbers and of tensors, with a gradient and without."""
+    """Codes are right on ties and between them, for numbers and tensors, with a gradient and without."""
     x = torch.arange(-24, 25, dtype=dtype) / 8
     for zero_point in (0, -2):
         codes = (ROUNDINGS[rounding](x.double() / 0.5)).clamp(-4 - zero_point, 3 - zero_point)
@@ -524,7 +523,7 @@ def test_codes_of_every_rounding(rounding, dtype):
 
 @pytest.mark.parametrize("levels", range(2, 9))
 def test_ties_of_stretched_elastic_are_rounded_to_even(levels):
-    """Of fractions: n v - h is rounded, for n = levels / 2 and h = 1/2 for an even number of levels."""
+    """The fraction n v - h is rounded, for n = levels / 2 and h = 1/2 for an even number of levels."""
     n, h = Fraction(levels, 2), Fraction(1 - levels % 2, 2)
     x = torch.arange(-16, 17, dtype=torch.float64) / 16
     inside = x[x.abs() < 0.99]

@@ -1,12 +1,11 @@
-"""What is special to quantizers: blocks, noise, special values, what is saved, errors, the module."""
+"""Properties specific to quantizers: blocks, noise, special values, what is saved, errors, the module."""
 
 import math
 
 import numpy
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import fullgrad
 from fullgrad import quantizers
@@ -44,7 +43,7 @@ def test_a_parameter_has_one_number_per_block(shape, other):
 
 
 def test_blocks_are_those_of_a_sample_under_vmap():
-    """Shapes are those that a sample has."""
+    """Under vmap shapes of blocks are those of a sample."""
     x, scale = torch.randn(5, 4, 12), torch.rand(5, 2, 3) + 0.1
     loop = torch.stack([quantizers.fake_quantize(a, s) for a, s in zip(x, scale, strict=True)])
     equal(vmap(quantizers.fake_quantize)(x, scale), loop)
@@ -61,7 +60,7 @@ def test_other_shapes_are_refused(shape):
 
 
 def test_float_formats_take_blocks_too():
-    """And codebooks, and stretched grids."""
+    """Float formats, codebooks, and stretched grids take blocks."""
     x, scale = torch.randn(4, 12), torch.rand(2, 4) + 0.1
     full = scale.repeat_interleave(2, 0).repeat_interleave(3, 1)
     for f in (
@@ -104,14 +103,14 @@ def _generator():
 
 
 def test_noise_of_bfloat16_would_be_a_bias():
-    """The test before this one can fail."""
+    """The test above can fail."""
     noise = torch.rand(DRAWS, dtype=torch.bfloat16, generator=_generator())
     y = fullgrad.stochastic_round(torch.full((DRAWS,), 0.001), noise=noise).double()
     assert abs(y.mean() - 0.001) > 4 * math.sqrt(0.001 / DRAWS)
 
 
 def test_value_gradient_and_tangent_share_a_draw():
-    """Also where it is drawn by the operator; equal seeds give equal numbers, and vmap obeys ``randomness``."""
+    """One draw serves all, also by the operator itself; equal seeds give equal numbers, and vmap obeys ``randomness``."""
     x = torch.randn(64) * 3
     f = lambda x, noise=None: quantizers.fake_quantize(x, 0.5, 0, -3, 4, rounding="stochastic", noise=noise)  # noqa: E731
     torch.manual_seed(3)
@@ -135,7 +134,7 @@ def test_value_gradient_and_tangent_share_a_draw():
     "operator", [quantizers.fake_quantize, lambda x, s, **k: quantizers.float_quantize(x, "float16", s, **k)]
 )
 def test_noise_without_use_is_refused(operator):
-    """As are a generator with noise, and noise of another shape."""
+    """Useless noise, a generator with noise, and noise of another shape are refused."""
     x = torch.randn(3)
     with pytest.raises(ValueError, match="`noise` and `generator` are for"):
         operator(x, 1.0, noise=torch.rand(3))
@@ -164,7 +163,7 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_nan_gives_nan_and_infinities_the_ends(name, dtype):
-    """In every dtype; empty tensors are empty."""
+    """NaN gives NaN, and infinities the ends, in every dtype; empty tensors are empty."""
     operator = OPERATORS[name]
     y = operator(torch.tensor([NAN, INF, -INF], dtype=dtype))
     assert y[0].isnan()
@@ -176,7 +175,7 @@ def test_nan_gives_nan_and_infinities_the_ends(name, dtype):
 @pytest.mark.parametrize("scale", [0.5, torch.tensor(0.5)])
 @pytest.mark.parametrize("inside", ["rounded", "exact"])
 def test_nothing_passes_outside(scale, inside):
-    """Not even an infinite gradient, or NaN."""
+    """Outside even infinite or NaN gradients become 0."""
     x = torch.tensor([NAN, INF, -INF, 100.0, 0.2], requires_grad=True)
     g = torch.tensor([INF, NAN, INF, NAN, 3.0])
     for f in (
@@ -187,7 +186,7 @@ def test_nothing_passes_outside(scale, inside):
 
 
 def test_second_derivatives_are_finite_far_out():
-    """The derivative of the scale at infinities is a number, and so is what is differentiated again."""
+    """The derivative of the scale at infinities is finite, and so is its derivative."""
     x = torch.tensor([INF, -INF, 1e38, 0.3])
     f = lambda s: quantizers.fake_quantize(x, s, 0, -3, 4).sum()  # noqa: E731
     assert torch.allclose(grad(f)(torch.tensor(0.5)), torch.tensor(4 - 3 + 4 + 1 - 0.6))
@@ -198,7 +197,7 @@ def test_second_derivatives_are_finite_far_out():
 
 
 def test_what_is_saved():
-    """The input and tensor parameters; nothing where the derivative is 1."""
+    """The input and tensor parameters are saved; nothing where the derivative is 1."""
     x, s = torch.randn(8, 32, requires_grad=True), torch.tensor(0.5, requires_grad=True)
     cases = {
         (x,): lambda: quantizers.fake_quantize(x, 0.5),
@@ -224,7 +223,7 @@ def test_what_is_saved():
 
 
 def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
-    """With ``inside="all"`` the value is that of the identity, whatever the zero point; with a scale next to it, too."""
+    """With ``inside="all"`` the gradient is that of the identity, whatever the zero point; with a scale next to it, too."""
     x, zero_point = torch.linspace(-3, 3, 7), torch.tensor(1.0, requires_grad=True)
     for scale in (0.5, torch.tensor(0.5, requires_grad=True)):
         y = quantizers.fake_quantize(x, scale, zero_point, -2, 2, inside="all")
@@ -283,36 +282,12 @@ def test_a_zero_point_learns_nothing_where_the_gradient_passes_everywhere():
         (lambda x: quantizers.twn(x[:0]), ValueError, "at least one element"),
         (lambda x: quantizers.levels("apot", 8), ValueError, "`bits` must be from 3 to 7"),
         (lambda x: quantizers.levels("power_of_two", 1), ValueError, "`bits` must be from 2 to 8"),
-        (lambda x: quantizers.Quantizer(3), TypeError, "^Quantizer: `function` must be a function"),
-        (lambda x: quantizers.Quantizer(quantizers.lsq, step=1.0), TypeError, "the arguments of lsq are scale"),
     ],
 )
 def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, match):
-    """Before anything is recorded."""
+    """Errors are raised before anything is recorded."""
     with raises(error, match=match):
         call(torch.randn(3, 3))
-
-
-# --- The module ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_module_in_ensembles_and_as_a_parametrization():
-    """With functional_call, stacked states and vmap; what was saved of it is what it is."""
-    models = [
-        nn.Sequential(nn.Linear(4, 3), quantizers.Quantizer(quantizers.lsq, scale=nn.Parameter(torch.tensor(0.1 * (i + 1)))))
-        for i in range(3)
-    ]
-    x = torch.randn(5, 4)
-    params, buffers = stack_module_state(models)
-    stacked = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(params, buffers)
-    torch.testing.assert_close(stacked, torch.stack([m(x) for m in models]))
-    assert [*models[0].state_dict()] == ["0.weight", "0.bias", "1.scale"]
-    layer = nn.Linear(4, 3)
-    quantizer = quantizers.Quantizer(quantizers.codebook_quantize, codebook=quantizers.levels("nf4"), inside="exact")
-    nn.utils.parametrize.register_parametrization(layer, "weight", quantizer)
-    assert {*layer.weight.flatten().tolist()} <= {*quantizers.levels("nf4").tolist()}
-    assert [name for name, _ in quantizer.named_buffers()] == ["codebook"]
-    assert "inside='exact'" in repr(quantizer)
 
 
 def test_large_tensors_in_pieces_are_the_same():
@@ -339,7 +314,7 @@ def test_large_tensors_in_pieces_are_the_same():
 
 
 def test_ranges_of_codes():
-    """Of b bits, signed or not, as wide as they can be or symmetric."""
+    """Ranges of b bits may be signed or not, full or symmetric."""
     for bits in (2, 4, 8):
         n = 2**bits
         assert quantizers.quant_range(bits) == (-n // 2, n // 2 - 1)
@@ -358,7 +333,7 @@ def test_pact_of_a_number_is_that_of_a_tensor():
 
 
 def test_rows_of_bsq_that_have_no_direction():
-    """Of zeros all signs are -1, and the derivative is that of dividing by 1; others are scaled by the radius."""
+    """Rows of zeros have signs of -1 and the derivative of a division by 1; others are scaled by the radius."""
     x = torch.tensor([[0.0, 0.0], [3.0, -4.0]], dtype=torch.float64, requires_grad=True)
     y = quantizers.bsq(x, 2.0)
     torch.testing.assert_close(y.detach(), torch.tensor([[-1.0, -1.0], [1.0, -1.0]], dtype=torch.float64) * math.sqrt(2))
@@ -373,7 +348,7 @@ def test_rows_of_bsq_that_have_no_direction():
 
 
 def test_stochastic_rounding_passes_the_gradient_where_it_stays_in_the_range():
-    """Of float8_e4m3fn, whose last step is 32: beyond 448 with the probability of rounding down."""
+    """Values of float8_e4m3fn, whose last step is 32, stay in the range beyond 448 with the probability of rounding down."""
     x = torch.tensor([440.0, 448.0, 456.0, 464.0, 479.0, 480.0, 600.0, -456.0], requires_grad=True)
     for u in (0.1, 0.3, 0.6):
         noise = torch.full_like(x, u)
@@ -383,7 +358,7 @@ def test_stochastic_rounding_passes_the_gradient_where_it_stays_in_the_range():
 
 
 def test_rounded_gradients_saturate():
-    """Beyond the largest number of the format, which has no infinity."""
+    """Gradients beyond the largest number of a format without infinity saturate."""
     x = torch.zeros(4, requires_grad=True)
     g = torch.tensor([1e6, -1e6, 1.04, math.inf])
     (found,) = torch.autograd.grad(quantizers.float_quantize_bwd(x, "float8_e4m3fn"), x, g)
@@ -391,7 +366,7 @@ def test_rounded_gradients_saturate():
 
 
 def test_blocks_beyond_the_largest_scale_of_nvfp4():
-    """Saturate at 6 times 448, the largest numbers of both formats."""
+    """Blocks saturate at 6 times 448, the largest numbers of both formats."""
     x = torch.full((16,), 1e5)
     x[1] = -300.0
     assert quantizers.nvfp4_quantize(x)[:3].tolist() == [6 * 448.0, -0.5 * 448.0, 6 * 448.0]
@@ -399,13 +374,13 @@ def test_blocks_beyond_the_largest_scale_of_nvfp4():
 
 @pytest.mark.parametrize("levels", [2, 3, 4, 5])
 def test_levels_that_are_balanced_around_0(levels):
-    """Of the stretched elastic quantizer: as many as asked for, and with 0 if that is odd."""
+    """The stretched elastic quantizer has as many levels as asked for, and 0 among them if that is odd."""
     found = quantizers.stretched_elastic(torch.linspace(-2, 2, 101), 1.0, levels).unique()
     torch.testing.assert_close(found, (2 * torch.arange(levels) - (levels - 1)) / levels)
 
 
 def test_scaled_gradients_at_the_thresholds():
-    """What is at a threshold becomes 0, and its gradient is not scaled."""
+    """Numbers at a threshold become 0, and their gradient is not scaled."""
     x = torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6], requires_grad=True)
     for negative, expected in ((None, [3.0, 1, 1, 1, 3]), (2.0, [2.0, 1, 1, 1, 3])):
         y = quantizers.ternarize(x, 0.5, 3.0, negative, scale_gradient=True)
@@ -414,7 +389,7 @@ def test_scaled_gradients_at_the_thresholds():
 
 
 def test_one_learned_scale_of_two():
-    """It has its derivative where the other one is a number, or there is no other."""
+    """One learned scale has its derivative where the other is a number, or absent."""
     x = torch.tensor([-0.9, -0.6, 0.1, 0.7, 0.8, 0.9])
     for negative, expected in ((None, 1.0), (0.5, 3.0)):
         assert grad(lambda s: quantizers.ternarize(x, 0.5, s, negative).sum())(torch.tensor(2.0)) == expected  # noqa: B023
@@ -423,14 +398,14 @@ def test_one_learned_scale_of_two():
 
 @pytest.mark.parametrize(("name", "bits"), [("twn", ()), ("xnor", ()), ("dorefa_weight", (2,))])
 def test_weights_of_nothing(name, bits):
-    """They have no mean, and no largest."""
+    """Empty weights have no mean, and no largest element."""
     with pytest.raises(ValueError, match=rf"^{name}: `w` must have at least one element"):
         getattr(quantizers, name)(torch.zeros(0), *bits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_gradients_of_any_size_are_quantized_alike(dtype):
-    """Up to the largest numbers, of which twice the largest absolute value is none."""
+    """Gradients up to the largest numbers are right, where twice the largest absolute value overflows."""
     limits = torch.finfo(dtype)
     shape = torch.tensor([1.0, -0.5, 0.25, -1.0], dtype=dtype)
     x = torch.zeros(4, dtype=dtype, requires_grad=True)
@@ -442,7 +417,7 @@ def test_gradients_of_any_size_are_quantized_alike(dtype):
 
 
 def test_codebooks_of_a_batch():
-    """Along any dimension of both arguments."""
+    """Batches of codebooks work along any dimension of both arguments."""
     x, codebooks = torch.randn(3, 5, 2), torch.randn(3, 4, 2)
     expected = [quantizers.vector_quantize(v, c)[0] for v, c in zip(x, codebooks, strict=True)]
     found = vmap(lambda v, c: quantizers.vector_quantize(v, c)[0], (2, 2))(x.movedim(0, 2), codebooks.movedim(0, 2))
@@ -453,7 +428,7 @@ def test_codebooks_of_a_batch():
 
 
 def test_formats_have_the_bias_of_ieee_by_default():
-    """So the half precisions of torch are formats, to the last number."""
+    """torch's half precisions are formats, to the last number."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for bits, dtype in (((5, 10), torch.float16), ((8, 7), torch.bfloat16)):
         x = every.view(dtype).float()
@@ -463,7 +438,7 @@ def test_formats_have_the_bias_of_ieee_by_default():
 
 
 def test_formats_from_the_smallest_to_the_largest():
-    """Of a sign, exponent bits and mantissa bits."""
+    """Formats of a sign, exponent bits and mantissa bits are right from the smallest to the largest."""
     for bits in ((2, 0), (2, 52), (11, 0), (11, 52)):
         assert FloatFormat(*bits).bits == 1 + sum(bits)
     for bits in ((0, 3), (12, 3), (4, -1), (4, 53)):
@@ -475,7 +450,7 @@ def test_formats_from_the_smallest_to_the_largest():
 
 
 def test_integers_are_quantized_as_floats():
-    """In the default dtype."""
+    """Integers are computed in the default dtype."""
     x = torch.tensor([-3, 0, 2, 9])
     for f in (
         lambda x: quantizers.fake_quantize(x, 0.7, 0, -4, 3),
@@ -488,7 +463,7 @@ def test_integers_are_quantized_as_floats():
 
 
 def test_integer_arguments_of_numpy():
-    """Whatever is an index."""
+    """Integer arguments may be anything that is an index."""
     x = torch.linspace(-2, 2, 9)
     assert quantizers.tqt(x, 0.0, numpy.int64(4)).equal(quantizers.tqt(x, 0.0, 4))
     assert quantizers.mx_quantize(torch.ones(8), block_size=numpy.int32(4)).equal(torch.ones(8))
@@ -497,7 +472,7 @@ def test_integer_arguments_of_numpy():
 
 @pytest.mark.parametrize("name", ["fake_quantize", "float_quantize", "binarize", "codebook_quantize"])
 def test_scales_of_blocks_are_those_of_every_element(name):
-    """Of several dimensions at once, with their gradients."""
+    """Scales of blocks over several dimensions equal those of every element, with their gradients."""
     given = {
         "fake_quantize": {"zero_point": 0, "quant_min": -4, "quant_max": 3},
         "float_quantize": {"format": "float4_e2m1fn"},
@@ -526,14 +501,14 @@ def test_codebooks_of_vectors_have_two_dimensions():
 
 
 def test_an_offset_that_is_a_number():
-    """Beside one that learns."""
+    """An offset may be a number beside a scale that learns."""
     x = torch.linspace(-2, 2, 9)
     offset = torch.tensor(0.3)
     assert quantizers.lsq(x, 0.5, -4, 3, offset=0.3).equal(quantizers.lsq(x, 0.5, -4, 3, offset=offset))
 
 
 def test_quotients_that_overflow_are_out_of_range():
-    """A scale so small that the first number in the range is the smallest of all."""
+    """A very small scale gives overflowing quotients, which are out of the range."""
     x = torch.tensor([-3e38, -1e-30, 0.0, 1e-30, 3e38], requires_grad=True)
     for rounded in (True, False):
         y = quantizers.fake_quantize(x, 1e-38, 0.0, -4, 3, round_zero_point=rounded)
@@ -541,7 +516,7 @@ def test_quotients_that_overflow_are_out_of_range():
 
 
 def test_powers_beyond_the_exponents_have_no_gradient():
-    """Of the smallest and of the largest one; the others have y / x."""
+    """Powers beyond the smallest and the largest have the gradient 0; others have y / x."""
     x = torch.tensor([-0.1, 0.1, 0.3, 1.1, 7.0, -9.0], requires_grad=True)
     for least, most, kept in ((-2, 2, [2, 3]), (-2, None, [2, 3, 4, 5]), (None, 2, [0, 1, 2, 3]), (None, None, range(6))):
         y = quantizers.power_of_two(x, least, most)
@@ -551,7 +526,7 @@ def test_powers_beyond_the_exponents_have_no_gradient():
 
 
 def test_formats_have_a_positive_number_of_float64():
-    """The least that have one, by kind, and those that have none, or too large ones."""
+    """Formats with the fewest bits for a number work, by kind; those without a number, or with too large ones, are refused."""
     assert FloatFormat(11, 52).max == torch.finfo(torch.float64).max
     assert [FloatFormat(2, 1).max, FloatFormat(1, 1, kind="fn").max, FloatFormat(2, 0, kind="fn").max] == [3.0, 2.0, 2.0]
     for wrong in ((1, 3, None, "ieee"), (1, 0, None, "fn"), (11, 52, 1022), (11, 52, 1024)):
@@ -560,7 +535,7 @@ def test_formats_have_a_positive_number_of_float64():
 
 
 def test_slopes_of_powers_of_two():
-    """Where they round, y / x, which is 1 at a power; where they do not, 0, and with equal bounds all is one power."""
+    """The slope is y / x where values round, which is 1 at a power, else 0; with equal bounds there is one power."""
     x = torch.tensor([-INF, -3.0, -0.0, 0.0, 1.0, 3.0, INF], requires_grad=True)
     y = quantizers.power_of_two(x)
     assert y.tolist() == [-INF, -4.0, 0.0, 0.0, 1.0, 4.0, INF]
@@ -569,14 +544,14 @@ def test_slopes_of_powers_of_two():
 
 
 def test_a_weight_at_the_threshold_becomes_0():
-    """And is not of those whose mean is the scale."""
+    """A weight at the threshold becomes 0, and does not count for the mean that is the scale."""
     w = torch.tensor([-0.7, 1.0, 1.3], dtype=torch.float64)  # whose threshold is 0.7
     torch.testing.assert_close(quantizers.twn(w), torch.tensor([0, 1.15, 1.15], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
 def test_levels_of_powers_of_two(bits):
-    """2^bits - 1 of them: both signs of as many powers from 1 down, and 0."""
+    """There are 2^bits - 1 levels: both signs of the powers from 1 down, and 0."""
     levels = quantizers.levels("power_of_two", bits)
     assert len(levels) == 2**bits - 1
     assert levels.unique().equal(levels)
@@ -586,7 +561,7 @@ def test_levels_of_powers_of_two(bits):
 
 @pytest.mark.parametrize("bits", [3, 4, 5, 6, 7])
 def test_levels_of_sums_of_powers_of_two(bits):
-    """As many; of 3 bits they are the powers, of 4 the sums of {0, 1/2, 1/4, 1/16} and {0, 1/8} over the largest, 5/8."""
+    """Levels are as many; with 3 bits the powers, with 4 sums of {0, 1/2, 1/4, 1/16} and {0, 1/8} over the largest, 5/8."""
     levels = quantizers.levels("apot", bits)
     assert len(levels.unique()) == 2**bits - 1
     assert levels.equal(-levels.flip(0))
@@ -599,7 +574,7 @@ def test_levels_of_sums_of_powers_of_two(bits):
 
 @pytest.mark.parametrize(("size", "most", "levels"), [(1, 1, 2), (1, 3, 8), (6, 1, 2), (6, 0, 3), (6, 7, 16)])
 def test_the_gradient_of_a_step_is_scaled_by_its_part(size, most, levels):
-    """Of LSQ by 1 / sqrt(numbers * largest code), of the stretched form by its levels on one side; of both at least 1."""
+    """The factors are those of LSQ, 1 / sqrt(numbers * largest code), and of the stretched form, with its levels on one side."""
 
     def slope(operator, *arguments, **options):
         scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
@@ -616,7 +591,7 @@ def test_the_gradient_of_a_step_is_scaled_by_its_part(size, most, levels):
 
 
 def test_pact_has_as_many_bits_as_the_widest_dtype():
-    """53, whose codes are whole numbers of float64."""
+    """The widest dtype has 53 bits, whose codes are whole numbers of float64."""
     x = torch.tensor([0.3, 2.0], dtype=torch.float64)
     torch.testing.assert_close(quantizers.pact(x, 1.0, 53), torch.tensor([0.3, 1.0], dtype=x.dtype))
     with pytest.raises(ValueError, match="pact: `bits`"):
@@ -625,7 +600,7 @@ def test_pact_has_as_many_bits_as_the_widest_dtype():
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_gradient_passes_at_the_ends_of_a_clamp(symmetric):
-    """The bound of fsq is closed, as torch.clamp's is."""
+    """The bound of fsq is closed, like that of torch.clamp."""
     x = torch.tensor([[-1.0, 1.0], [-1.5, 1.5], [0.3, -0.3]])
     slopes = torch.func.grad(lambda x: quantizers.fsq(x, (5, 4), bound="clamp", symmetric=symmetric, eps=0.0).sum())(x)
     scale = [1.0, 1.0 if symmetric else 0.75]

@@ -1,4 +1,4 @@
-"""The level that each quantizer chooses, in any unit, at offsets and next to the boundaries: that of its formula in float64."""
+"""The level that each quantizer chooses, in any unit, at offsets and next to boundaries, is that of its formula in float64."""
 
 import math
 
@@ -20,7 +20,7 @@ EPS = 8 * 2.0**-24
 
 
 def to_float(v, mantissa_bits, smallest_exponent, largest):
-    """The nearest number of a float format, the even one of two."""
+    """The nearest number of a float format, of two the even one."""
     v = v.clamp(-largest, largest)
     e = (torch.frexp(v).exponent - 1).clamp(min=smallest_exponent)
     step = torch.ldexp(torch.ones_like(v), e - mantissa_bits)
@@ -278,7 +278,7 @@ OF_NO_TENSOR = {"levels", "quant_range"}
 
 
 def test_every_quantizer_is_in_the_table():
-    """By its name, which variants continue."""
+    """The table has every quantizer, by its name, which those of variants begin with."""
     functions = {name for name in quantizers.__all__ if not isinstance(getattr(quantizers, name), type)} - OF_NO_TENSOR
     assert {name.split(" ")[0] for name in TABLE} == functions
     steps = {name for name in rounding.__all__ if "quantize" in name}
@@ -297,7 +297,7 @@ def numbers(entry, unit, dtype):
 
 @pytest.mark.parametrize(("name", "dtype"), [(n, t) for n, entry in (TABLE | OTHERS).items() for t in entry.dtypes])
 def test_the_level_is_that_of_the_formula(name, dtype):
-    """But where an error of float32 arithmetic crosses a boundary; also in half precision, whose value is rounded once."""
+    """Levels differ only where an error of float32 crosses a boundary; also in half precision, whose value is rounded once."""
     entry = (TABLE | OTHERS)[name]
     limits = torch.finfo(dtype)
     eps = EPS if dtype != torch.float64 else EPS * 2.0**-29

@@ -1,4 +1,4 @@
-"""Means and variances of estimators next to exact ones: by enumeration of the classes, and by Monte Carlo where noise is left."""
+"""Means and variances of estimators compared with exact ones: by enumeration of classes, or by Monte Carlo with noise."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def ident(value):
 
 
 def loss_of(problem):
-    """f of one-hot samples along the last dimension."""
+    """The function f of one-hot samples along the last dimension."""
     kind, *power = problem["loss"]
     c = torch.tensor(problem["c"], dtype=torch.float64)
 
@@ -33,7 +33,7 @@ def loss_of(problem):
 
 
 def gradients(problem, estimator, theta, **noise):
-    """One for each row."""
+    """The gradients, one for each row."""
     x = theta.clone().requires_grad_()
     y = getattr(sampling, estimator["op"].split(".")[1])(x, **estimator["kwargs"], **noise)
     return torch.autograd.grad(loss_of(problem)(y).sum(), x)[0]
@@ -53,7 +53,7 @@ def test_by_enumeration(problem, estimator):
 
 
 def test_the_exact_gradient():
-    """That of the mean of f."""
+    """The exact gradient is that of the mean of f."""
     for problem in golden.ALL["expectations"]:
         theta = torch.tensor(problem["logits"], dtype=torch.float64, requires_grad=True)
         mean = torch.softmax(theta, -1) @ loss_of(problem)(torch.eye(len(theta), dtype=torch.float64))
@@ -66,7 +66,7 @@ def test_the_exact_gradient():
 )
 @pytest.mark.parametrize(("problem", "estimator"), INTEGRALS, ids=ident)
 def test_by_monte_carlo(problem, estimator, n):
-    """The mean within five standard errors, the variance within a few percent."""
+    """The mean lies within five standard errors, the variance within a few percent."""
     theta = torch.tensor(problem["logits"], dtype=torch.float64)
     limit = estimator["kwargs"].get("samples") == "infinity"
     if limit:  # 200 samples are close, and take as many times the noise

@@ -12,7 +12,7 @@ CASES = [c for c in golden.ALL["cases"] if c["op"].startswith("sampling.")]
 
 @pytest.mark.parametrize("case", CASES, ids=golden.ident)
 def test_golden(case):
-    """The value, the gradient by all inputs, and its derivative along a direction."""
+    """The value, the gradient by all inputs, and its derivative along a direction are equal."""
     golden.check(case)
 
 

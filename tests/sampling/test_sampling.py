@@ -24,7 +24,7 @@ X = torch.tensor([0.3, -0.4, 1.1, 0.2])
 
 
 def call(name, x, **kwargs):
-    """An operator with small numbers where it needs them."""
+    """Call an operator, with small sizes where it needs them."""
     if name in SUBSETS:
         kwargs.setdefault("k", 2)
     if name == "gumbel_sinkhorn":
@@ -33,7 +33,7 @@ def call(name, x, **kwargs):
 
 
 def within_five_errors(mean, expected, n):
-    """A mean of n values of 0 or 1 is that of probabilities."""
+    """Check that the mean of n values of 0 or 1 agrees with probabilities."""
     error = (expected * (1 - expected) / n).sqrt().clamp(min=1 / n)
     assert ((mean - expected).abs() < 5 * error).all(), (mean, expected)
 
@@ -43,7 +43,7 @@ def within_five_errors(mean, expected, n):
 
 @pytest.mark.parametrize("name", [*CATEGORICAL, "categorical_st at another temperature"])
 def test_frequencies_of_classes(name):
-    """Those of a softmax."""
+    """Frequencies are those of a softmax."""
     n, tau = 20_000, 1.0
     kwargs = {"samples": 1} if name == "gumbel_rao" else {"hard": True} if name == "gumbel_softmax" else {}
     if " " in name:
@@ -55,7 +55,7 @@ def test_frequencies_of_classes(name):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_frequencies_of_subsets(k):
-    """Those of all subsets, which with the weights 4, 2, 1 are not those of drawing one by one."""
+    """Frequencies are those of all subsets, which for the weights 4, 2, 1 are not those of drawing one by one."""
     n, theta = 20_000, torch.tensor([4.0, 2.0, 1.0, 0.5]).log()
     subsets, expected = subset_probabilities(theta, k)
     y = sampling.k_subset_st(theta.expand(n, 4), k)
@@ -66,7 +66,7 @@ def test_frequencies_of_subsets(k):
 
 
 def test_a_subset_drawn_one_by_one_is_another():
-    """Gumbel top-k: 0.610 against 0.571 for the first two of weights 4, 2, 1."""
+    """Gumbel top-k has 0.610, and not 0.571, for the first two of the weights 4, 2, 1."""
     n, theta = 40_000, torch.tensor([4.0, 2.0, 1.0]).log()
     first = torch.tensor([1.0, 1.0, 0.0])
     for y, expected in (
@@ -77,7 +77,7 @@ def test_a_subset_drawn_one_by_one_is_another():
 
 
 def test_frequencies_of_orders():
-    """All 24 permutations of four elements."""
+    """All 24 permutations of four elements have the right frequencies."""
     n, s = 40_000, torch.tensor([0.5, 0.0, -0.7, 0.2])
     order = sampling.plackett_luce_st(s.expand(n, 4)).argmax(-1)
     for permutation in itertools.permutations(range(4)):
@@ -87,7 +87,7 @@ def test_frequencies_of_orders():
 
 
 @pytest.mark.parametrize("rate", [0.3, 7.0, 1000.0])
-def test_counts(rate):
+def test_counts_have_the_rate_as_mean_and_variance(rate):
     """Mean and variance are the rate; small counts have their probabilities."""
     n = 20_000
     y = sampling.poisson_st(torch.full((n,), rate, dtype=torch.float64))
@@ -99,7 +99,7 @@ def test_counts(rate):
 
 
 def test_a_count_is_the_smallest_whose_distribution_function_is_above():
-    """At and between the values of the distribution function."""
+    """Counts are right at and between the values of the distribution function."""
     rate = torch.full((60,), 7.0, dtype=torch.float64)
     cdf = torch.special.gammaincc(torch.arange(30, dtype=torch.float64) + 1, rate[:30])
     assert sampling.poisson_st(rate[:29], noise=cdf[:29]).tolist() == list(range(1, 30))
@@ -111,7 +111,7 @@ def test_a_count_is_the_smallest_whose_distribution_function_is_above():
 
 
 def test_counts_of_large_rates():
-    """In both tails, by the distribution function of mpmath with 40 digits."""
+    """Counts in both tails agree with the distribution function of mpmath with 40 digits."""
     u = [1e-300, 1e-30, 1e-12, 1e-4, 0.3, 0.7, 1 - 1e-4, 1 - 1e-8, 1 - 1e-12, 1 - 2**-53]
     counts = {
         2.0**20: [1010869, 1036859, 1041381, 1044770, 1048039, 1049113, 1052386, 1054328, 1055787, 1056994],
@@ -124,7 +124,7 @@ def test_counts_of_large_rates():
 
 
 def test_counts_by_bisection_and_by_expansion_are_the_same():
-    """Next to the rate from which the expansion is taken."""
+    """Both agree next to the rate at which the expansion takes over."""
     generator = torch.Generator().manual_seed(0)
     rate = _poisson_st._LARGE * (1 - 0.01 * torch.rand(2000, generator=generator, dtype=torch.float64))
     noise = torch.rand(2000, generator=generator, dtype=torch.float64)
@@ -132,14 +132,14 @@ def test_counts_by_bisection_and_by_expansion_are_the_same():
 
 
 def test_open_gates():
-    """As often as `hard_concrete_l0` says."""
+    """Gates open as often as `hard_concrete_l0` says."""
     n = 20_000
     y = sampling.hard_concrete(X.expand(n, 4))
     within_five_errors((y != 0).float().mean(0), sampling.hard_concrete_l0(X), n)
     assert torch.equal(sampling.hard_concrete(X, training=False), (torch.sigmoid(X) * 1.2 - 0.1).clamp(0, 1))
 
 
-def test_signs():
+def test_signs_have_the_clamped_number_as_mean():
     """`binary_st` and `ternary_st` have the clamped number as their mean."""
     n, x = 20_000, torch.tensor([-1.5, -0.6, 0.0, 0.3, 1.0])
     for f in (sampling.binary_st, sampling.ternary_st):
@@ -165,7 +165,7 @@ def test_reinmax_is_unbiased_for_quadratic_functions():
 
 
 def test_rao_with_many_samples_has_the_mean_of_the_soft_derivative_given_the_class():
-    """Its noise gives the class that was drawn."""
+    """The noise of `gumbel_rao` is that given the class that was drawn."""
     x = torch.tensor([0.3, -0.4, 1.1], dtype=torch.float64)
     noise = sampling.gumbel_like(x, (2000,), generator=torch.Generator().manual_seed(3))
     first = torch.tensor([9.0, 0.0, 0.0], dtype=torch.float64)
@@ -183,7 +183,7 @@ def test_rao_with_many_samples_has_the_mean_of_the_soft_derivative_given_the_cla
 
 
 def test_probabilities_of_0_and_1_are_certain():
-    """Never at p = 0, even of u = 0, and always at p = 1."""
+    """p = 0 never happens, even with u = 0, and p = 1 always."""
     p, u = torch.tensor([0.0, 1.0, NAN]), torch.tensor([0.0, 1 - 2**-24, 0.5])
     assert torch.equal(sampling.bernoulli_st(p, noise=u)[:2], torch.tensor([0.0, 1.0]))
     for f in (sampling.bernoulli_st, sampling.binary_st, sampling.ternary_st, sampling.poisson_st):
@@ -205,7 +205,7 @@ def test_probabilities_of_0_and_1_are_certain():
 
 @pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st"])
 def test_masked_classes_are_never_drawn(name):
-    """A logit of minus infinity has the value 0 and the gradient 0, and leaves those of the temperature alone."""
+    """A logit of minus infinity has the value 0 and the gradient 0, and does not change the gradient of the temperature."""
     x = torch.tensor([0.3, -INF, 1.1, 0.2], dtype=torch.float64)
     learned = name not in ("reinmax", "imle_topk", "k_subset_st", "plackett_luce_st")
     kwargs = {"tau": torch.tensor(0.7, dtype=torch.float64, requires_grad=True)} if learned else {}
@@ -229,7 +229,7 @@ def test_masked_classes_are_never_drawn(name):
 
 @pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS])
 def test_rows_without_an_answer_are_nan(name):
-    """NaN, plus infinity, or minus infinity alone; the other rows are what they are."""
+    """Rows with NaN, plus infinity, or only minus infinity are NaN; the others are right."""
     rows = torch.tensor([[0.1, NAN, 0.2], [0.1, INF, 0.2], [-INF, -INF, -INF], [0.1, 0.2, 0.3]])
     y = call(name, rows)
     assert y[:3].isnan().all()
@@ -238,7 +238,7 @@ def test_rows_without_an_answer_are_nan(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_0_and_1(name):
-    """Empty tensors and rows, one class, and numbers without dimensions."""
+    """Empty tensors and rows, one class, and numbers without dimensions work."""
     if name == "gumbel_sinkhorn":
         assert sampling.gumbel_sinkhorn(torch.zeros(0, 2, 2)).shape == (0, 2, 2)
         return
@@ -258,7 +258,7 @@ def test_sizes_0_and_1(name):
 
 
 def test_all_or_none_of_the_classes():
-    """k = n and k = 0: ones and zeros, without a derivative."""
+    """k = n and k = 0 give ones and zeros, without a derivative."""
     for k in (0, 4):
         for f in (sampling.k_subset_st, sampling.imle_topk):
             assert (f(X, k) == (k > 0)).all()
@@ -269,7 +269,7 @@ def test_all_or_none_of_the_classes():
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_result_has_the_dtype_of_the_parameters(name, dtype):
-    """With noise of any floating dtype, gradient included."""
+    """Value and gradient have that dtype, with noise of any floating dtype."""
     x = X.abs().to(dtype).requires_grad_()
     y = call(name, x)
     assert y.dtype == dtype
@@ -283,7 +283,7 @@ def test_the_result_has_the_dtype_of_the_parameters(name, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_arguments_are_refused(name):
-    """By name, rule and what was found."""
+    """Errors give the name, the rule and what was found."""
     for bad in (torch.arange(4), torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.complex64)):
         with pytest.raises(TypeError, match=f"{name}: `.*` must be a floating tensor, got dtype"):
             call(name, bad)
@@ -303,7 +303,7 @@ def test_wrong_arguments_are_refused(name):
 
 
 def test_other_arguments():
-    """Of single operators."""
+    """Arguments of single operators are right."""
     for wrong in ({"gap": -1.0}, {"gap": "logits"}):
         with pytest.raises(ValueError, match="`gap`"):
             sampling.gapped_st(X, **wrong)
@@ -325,7 +325,7 @@ def test_other_arguments():
 
 
 def test_imle_has_no_tangent():
-    """Forward mode raises by name, with what to use instead."""
+    """Forward mode raises an error that names the operator and says what to use instead."""
     with pytest.raises(NotImplementedError, match=r"imle_topk: there is no tangent.*gumbel_topk"):
         jacfwd(lambda x: sampling.imle_topk(x, 2, noise=torch.zeros(4)))(X)
     assert (hessian_by_reverse(lambda x: (sampling.imle_topk(x, 2, noise=torch.zeros(4)) * X).sum())(X) == 0).all()
@@ -336,7 +336,7 @@ def hessian_by_reverse(f):
 
 
 def test_hessian_takes_noise_or_randomness():
-    """`torch.func.hessian` has no argument for it: it raises, and works with noise, or as `jacfwd(jacrev)` with randomness."""
+    """`torch.func.hessian` raises without noise, and works with it, or as `jacfwd(jacrev)` with randomness."""
     f = lambda x, **kwargs: (sampling.categorical_st(x, **kwargs) * X).sum()  # noqa: E731
     with pytest.raises(RuntimeError, match="random"):
         hessian(f)(X)
@@ -369,7 +369,7 @@ def test_any_dimension(name):
 @pytest.mark.parametrize("tau", [1.0, 0.3])
 @pytest.mark.parametrize("k", [0, 1, 3, 4])
 def test_relaxed_subsets_are_sums_of_softmaxes(k, tau):
-    """Each of what the ones before left, for every k; value and gradient."""
+    """A relaxed subset sums softmaxes of what the ones before left, for every k; value and gradient."""
     x, noise, weights = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
     x.requires_grad_()
     found, expected = sampling.gumbel_topk(x, k, tau, noise=noise), _topk_weights(x, noise, tau, k)
@@ -382,7 +382,7 @@ def test_relaxed_subsets_are_sums_of_softmaxes(k, tau):
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("name", [n for n in NAMES if "tau" in signature(getattr(sampling, n)).parameters and n != "reinmax"])
 def test_a_number_as_temperature_is_a_tensor_of_it(name, tau):
-    """Value and gradient of the same draw; the temperatures with a shorter formula are among the numbers."""
+    """Value and gradient of the same draw are equal, also for temperatures with a shorter formula."""
     x = torch.randn(4, dtype=torch.float64).requires_grad_()
 
     def computed(tau):
@@ -405,7 +405,7 @@ def test_gumbel_softmax_has_torchs_signature():
 
 @pytest.mark.parametrize("operator", [sampling.bernoulli_logits_st, sampling.bernoulli_st, sampling.poisson_st])
 def test_uniform_noise_has_no_derivative(operator):
-    """A threshold of the sample moves with it, which no estimator of these follows."""
+    """Noise moves a threshold of the sample, which no estimator here follows."""
     x, noise = X.abs().clamp(0.1, 0.9).requires_grad_(), sampling.uniform_like(X).requires_grad_()
     (found,) = torch.autograd.grad(operator(x, noise=noise).sum(), noise, allow_unused=True)
     assert found is None or not found.any()
@@ -415,7 +415,7 @@ def test_uniform_noise_has_no_derivative(operator):
 
 @pytest.mark.parametrize("name", ["gumbel_topk", "gumbel_softmax"])
 def test_gradients_of_the_terms_of_a_sum_share_no_memory(name):
-    """Of logits and noise they are equal, and autograd may add to one of them in place."""
+    """Gradients of logits and noise are equal, and autograd may add to one of them in place."""
     x, noise = X.clone().requires_grad_(), sampling.gumbel_like(X).requires_grad_()
 
     def gradients(x, noise, of):
@@ -430,7 +430,7 @@ def test_gradients_of_the_terms_of_a_sum_share_no_memory(name):
 
 
 def test_saved_bytes_of_large_tensors():
-    """Nothing, or eight bytes per row beyond the logits."""
+    """Nothing is saved, or eight bytes per row beyond the logits."""
     kept = []
     x = torch.randn(256, 64, requires_grad=True)
     for name, most in (("categorical_st", 0), ("reinmax", 8 * 256), ("gapped_st", 8 * 256), ("gumbel_softmax", 4 * 256 * 64)):
@@ -444,7 +444,7 @@ def test_saved_bytes_of_large_tensors():
 @pytest.mark.parametrize("far", [2.0**20, -(2.0**20)])
 @pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st", "gumbel_sinkhorn"])
 def test_what_all_logits_have_in_common_changes_nothing(name, far):
-    """Same noise, same sample, same derivative, up to the digits that are lost to the sum."""
+    """An offset of all logits leaves noise, sample and derivative the same, up to the digits lost in the sum."""
     logits = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def found(far):

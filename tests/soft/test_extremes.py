@@ -1,4 +1,4 @@
-"""The largest and the smallest numbers: finite derivatives, truth values in their range, a softness without a reciprocal."""
+"""The largest and smallest numbers: finite derivatives, truth values in their range, a softness without a reciprocal."""
 
 import math
 
@@ -18,7 +18,7 @@ INF = math.inf
 
 
 def first(y):
-    """The values of a pair of values and what comes with them."""
+    """The values: a tensor, or the first of a pair."""
     return y if isinstance(y, torch.Tensor) else y[0]
 
 
@@ -34,7 +34,7 @@ STATISTICS = {
 
 
 def rows(dtype, n):
-    """One largest number among others, at either end; one at each; all numbers large; ordinary ones."""
+    """Rows with one largest number among others, at either end; with one at each; of large numbers; of ordinary ones."""
     x = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).clamp(-2, 2)
     large, at = 0.9 * torch.finfo(dtype).max, torch.arange(n)
     highest, lowest = torch.where(at == 2, large, x), torch.where(at == 0, -large, x)
@@ -44,7 +44,7 @@ def rows(dtype, n):
 @pytest.mark.parametrize("method", WEIGHTED_SUM_METHODS)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_derivatives_of_the_largest_numbers(name, method):
-    """Those of the same numbers in a unit in which they are small, by autograd, by transforms and forward."""
+    """Derivatives, by autograd, transforms and forward mode, are those of the same numbers in a unit in which they are small."""
     for dtype in (torch.float32, torch.float64) if method != "ot" else (torch.float32,):
         x = rows(dtype, 6 if method == "ot" else 24)
         unit = torch.where(x.abs().amax(-1, keepdim=True) > 1e6, 2.0 ** (torch.finfo(dtype).bits * 1.25), 1.0).to(dtype)
@@ -68,7 +68,7 @@ def test_derivatives_of_the_largest_numbers(name, method):
 @pytest.mark.parametrize("n", [4, 700])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_that_differ_are_no_tie(dtype, n, mode):
-    """Also where they are one number over the softness: the slope of the distance between them is 1, and not 0."""
+    """The slope of a distance is 1, and not 0, also where the numbers are equal over the softness."""
     softness = 1.3
     near = 1.9 + torch.arange(100, dtype=dtype) * torch.finfo(dtype).eps
     at = int((near[1:] / softness == near[:-1] / softness).nonzero()[0])
@@ -96,7 +96,7 @@ TRUTH = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", TRUTH)
 def test_truth_values_are_in_their_range(name, dtype):
-    """Of all numbers, infinities among them, but for the difference of two of them; with a gradient and without."""
+    """Truth values of all numbers, infinities included, are in their range, with a gradient and without."""
     numbers = torch.finfo(dtype)
     special = torch.tensor(
         [0.0, -0.0, INF, -INF, numbers.max, -numbers.max, numbers.tiny, numbers.tiny * numbers.eps, 1.0], dtype=dtype
@@ -112,7 +112,7 @@ def test_truth_values_are_in_their_range(name, dtype):
 
 
 def test_logic_of_truth_values_is_one():
-    """Near 0 and 1 too, in every dtype."""
+    """Logic gives truth values near 0 and 1, too, in every dtype."""
     for dtype in DTYPES:
         t = torch.rand(3000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         eps = torch.finfo(dtype).eps
@@ -129,7 +129,7 @@ def test_logic_of_truth_values_is_one():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_closeness_is_1_within_the_tolerance(mode):
-    """There its derivative is 0; beyond it is that of equality less the tolerance, of every order and argument."""
+    """The derivative is 0 within the tolerance; beyond it that of equality less the tolerance, of every order and argument."""
     x = torch.linspace(-1, 1, 41, dtype=torch.float64) + 0.0137
     s = torch.tensor(0.1, dtype=torch.float64)
     f = lambda x, s: soft.isclose(x, 0.0, s, rtol=0.0, atol=0.3, mode=mode, epsilon=0.0)  # noqa: E731
@@ -165,7 +165,7 @@ SOFTENED = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SOFTENED)
 def test_the_smallest_softness_gives_the_limit(name, dtype):
-    """One that is subnormal, or 0 in the dtype, as one that is small: the hard value, and a gradient without NaN."""
+    """A subnormal softness, or one that is 0 in the dtype, gives the hard value, and a gradient without NaN."""
     x = torch.tensor([-2.0, -0.25, 0.125, 0.75, 1.5, 3.0], dtype=dtype)
     for mode in MODES:
         expected = SOFTENED[name](x, 1e-6, mode)
@@ -182,7 +182,7 @@ def test_the_smallest_softness_gives_the_limit(name, dtype):
 
 @pytest.mark.parametrize("mode", [*MODES, "laplace"])
 def test_weights_of_the_capped_simplex_sum_to_k_anywhere(mode):
-    """Of a thousand numbers around 1e6, and one at 0, which is no place to measure from; k is whole or not, or a tensor."""
+    """Weights are right for a thousand numbers around 1e6 and one at 0; for k whole, fractional, or a tensor."""
     x = torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:1000] / 64.0 - 32
     for row in (x + 2.0**20, torch.where(torch.arange(1000) == 7, 0.0, x + 2.0**20), x - 2.0**20):
         for k in (7, 7.5, torch.tensor(500.0), 999.5):
@@ -196,7 +196,7 @@ def test_weights_of_the_capped_simplex_sum_to_k_anywhere(mode):
 
 
 def test_hessians_far_from_0_are_those_at_0():
-    """The number that a row is taken less of is a constant of every derivative."""
+    """The offset that is subtracted from a row is a constant of every derivative."""
     x = torch.tensor([0.5, -1.25, 1.75, 0.0], dtype=torch.float64)
     for f in (soft.argsort, soft.rank, soft.proj_simplex, lambda x: soft.proj_capped_simplex(x, 2.5)):
         hessians = [jacrev(grad(lambda x, f=f: f(x).square().sum()))(x + b) for b in (0.0, 2.0**20)]
@@ -206,7 +206,7 @@ def test_hessians_far_from_0_are_those_at_0():
 @pytest.mark.parametrize("kind", ["abs", "relu", "clamp", "eq", "isclose"])
 @pytest.mark.parametrize("unit", [1e-25, 1.0, 1e20, 1e30])
 def test_derivatives_by_the_softness_in_any_unit(kind, unit):
-    """No square of x: the slope by the softness of numbers in their unit is that in units of 1, up to the unit of the value."""
+    """The slope by the softness scales with the unit of the numbers, without squares that overflow."""
     function = {
         "abs": soft.abs,
         "relu": lambda x, s: soft.relu(x, s, gated=True),
@@ -225,7 +225,7 @@ def test_derivatives_by_the_softness_in_any_unit(kind, unit):
 @pytest.mark.parametrize("method", sorted(WEIGHTED_SUM_METHODS))
 @pytest.mark.parametrize("unit", [1.0, 1e20, 1e30])
 def test_tangents_as_large_as_the_row(method, unit):
-    """The tangent along the row itself, which is the row's own values in order where they are standardized."""
+    """Tangents in the unit of the row agree with the Jacobian."""
     x, t = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, 1.0, -1.0])
     for name, statistic in STATISTICS.items():
         f = lambda x, s=statistic: first(s(x, method=method))  # noqa: E731
@@ -236,7 +236,7 @@ def test_tangents_as_large_as_the_row(method, unit):
 @pytest.mark.parametrize("other", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 @pytest.mark.parametrize("function", [soft.isclose, fullgrad.isclose_st, soft.eq, soft.greater])
 def test_comparisons_of_two_dtypes(function, other):
-    """A number of a narrower dtype, of which the largest of the wider one is not."""
+    """A number of a narrower dtype compares with one of a wider dtype."""
     x, y = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 3.0]).to(other)
     torch.testing.assert_close(function(x, y), function(x, y.double()))
 
@@ -244,6 +244,6 @@ def test_comparisons_of_two_dtypes(function, other):
 @pytest.mark.parametrize("function", [soft.rank, fullgrad.rank_st, soft.sort])
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0,)])
 def test_jacobians_of_nothing(function, shape):
-    """Of all elements together, of which there are none."""
+    """Jacobians of all elements together work where there are none."""
     f = lambda x: first(function(x.flatten()) if function is soft.sort else function(x))  # noqa: E731
     assert torch.func.jacfwd(f)(torch.zeros(shape)).numel() == 0

@@ -24,7 +24,7 @@ CASES = [c for c in golden.ALL["cases"] if not c["op"].startswith("sampling.")]
 
 @pytest.mark.parametrize("case", CASES, ids=golden.ident)
 def test_golden(case):
-    """The value, the gradient by all inputs, and its derivative along a direction."""
+    """The value, the gradient by all inputs, and its derivative along a direction are equal."""
     golden.check(case)
 
 
@@ -35,7 +35,7 @@ MODES = ("smooth", "c0", "c1", "c2", "laplace")
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_entmax_by_a_number_and_by_a_tensor(alpha):
-    """The same weights, which sum to 1, are 0 at minus infinity, and do not change with a shift by a million."""
+    """Weights are the same, sum to 1, are 0 at minus infinity, and do not change with a shift by a million."""
     for a in (alpha, torch.tensor(alpha, dtype=torch.float64)):
         p = soft.entmax(X, a)
         torch.testing.assert_close(p.sum(-1), torch.ones(2).double(), rtol=1e-12, atol=1e-12)
@@ -51,14 +51,14 @@ def test_entmax_by_a_number_and_by_a_tensor(alpha):
 
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
 def test_the_projection_is_entmax(mode):
-    """With the factor of the mode."""
+    """The projection is entmax with the factor of the mode."""
     a = {"smooth": 0.0, "c0": 1.0, "c1": 1 / 2, "c2": 1 / 3}[mode]
     x = X / 0.3 / (a or 1)
     torch.testing.assert_close(soft.proj_simplex(X, softness=0.3, mode=mode), soft.entmax(x, torch.tensor(1 + a).double()))
 
 
 def test_the_exponent_is_smooth_at_1():
-    """Its derivative at 1 is in closed form, and that next to it is close."""
+    """The derivative at 1 has a closed form, and next to it is close."""
     p = torch.softmax(X, -1)
     log_p = p.log()
     expected = 0.5 * p * ((p * log_p**2).sum(-1, keepdim=True) - log_p**2)
@@ -70,7 +70,7 @@ def test_the_exponent_is_smooth_at_1():
 @pytest.mark.parametrize("n", [1, 7, 5000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_long_rows_and_every_dtype(n, dtype):
-    """Weights that sum to 1 up to rounding, for normal, geometric and nearly equal rows, in few steps."""
+    """Weights sum to 1 up to rounding, for normal, geometric and nearly equal rows, in few steps."""
     geometric = 0.99 ** torch.arange(n, dtype=torch.float64)
     rows = torch.stack((torch.linspace(-2, 2, n).double().sin() * 3, geometric, 1e-3 * geometric)).to(dtype)
     eps = torch.finfo(dtype).eps
@@ -90,7 +90,7 @@ def test_long_rows_and_every_dtype(n, dtype):
 
 
 def test_rows_without_an_answer_are_nan():
-    """NaN, plus infinity, or minus infinity alone; the others are what they are."""
+    """Rows with NaN, plus infinity, or only minus infinity are NaN; the others are right."""
     rows = torch.tensor([[0.1, NAN, 0.2], [0.1, INF, 0.2], [-INF, -INF, -INF], [0.1, 0.2, 0.3]])
     functions = [soft.sparsemax, soft.normmax, *[lambda x, a=a: soft.entmax(x, a) for a in (1.0, 1.3, 1.5, 2.5)]]
     functions += [lambda x, m=m: soft.proj_capped_simplex(x, 1, mode=m) for m in MODES] + [lambda x: soft.subset_marginals(x, 2)]
@@ -105,7 +105,7 @@ def test_rows_without_an_answer_are_nan():
 
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n in (1, 2, 5, 8, 9) for k in range(n + 1)])
 def test_subset_marginals_are_those_of_all_subsets(n, k):
-    """Value and gradient, by counting; the softmax for k = 1."""
+    """Value and gradient are those by enumeration of subsets; for k = 1 those of the softmax."""
     x, weights = torch.linspace(-1, 2, n, dtype=torch.float64).sin().requires_grad_(), torch.arange(1.0, n + 1).double()
     subsets, probabilities = subset_probabilities(x, k)
     expected = probabilities @ subsets
@@ -117,7 +117,7 @@ def test_subset_marginals_are_those_of_all_subsets(n, k):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_none_and_all_of_the_capped_simplex(mode):
-    """k = 0 and k = n: zeros and ones without a derivative; a gap wider than the curve: exact, without a derivative."""
+    """k = 0 and k = n give zeros and ones without a derivative; a gap wider than the curve is exact, without a derivative."""
     rows = [(X, k, torch.full_like(X, float(k > 0))) for k in (0, 5, torch.tensor(0.0), torch.tensor(5.0))]
     if mode in ("c0", "c1", "c2"):
         rows.append((torch.tensor([100.0, -50.0, 100.0, 0.0]), 2, torch.tensor([1.0, 0.0, 1.0, 0.0])))
@@ -134,7 +134,7 @@ def test_none_and_all_of_the_capped_simplex(mode):
 
 
 def rows_of_all_kinds(n):
-    """Small, large, tied, in two clusters, from far apart to close, and half masked, in a batch of two dimensions."""
+    """Rows that are small, large, tied, clustered, from far apart to close, and half masked, in a batch of two dimensions."""
     x = torch.randn(3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     cluster = torch.where(torch.arange(n) % 3 == 0, 1e3, -1e3)
     far = 2.0 ** torch.arange(n // 2, n // 2 - n, -1, dtype=torch.float64).clamp(-15, 15)
@@ -146,7 +146,7 @@ def rows_of_all_kinds(n):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [2, 7, 40])
 def test_the_capped_simplex_is_that_of_bisection(n, mode):
-    """For sums from 0 to n, whole ones and others, that come to the last element that is not masked."""
+    """Weights are right for sums from 0 to n, whole or not, up to the last element that is not masked."""
     v = rows_of_all_kinds(n)
     for k in (0.01, 0.5, 1, n / 2 - 0.3, n // 2, n / 2 + 0.3, n - 1, n - 0.01):
         rows = v if k <= n // 2 else v[:-1]
@@ -162,7 +162,7 @@ def test_the_capped_simplex_is_that_of_bisection(n, mode):
 
 
 def bisected(f, low, high):
-    """Where a decreasing function of a number for each row crosses 1."""
+    """The root where a decreasing function crosses 1, for each row."""
     for _ in range(100):
         middle = (low + high) / 2
         above = f(middle) > 1
@@ -173,7 +173,7 @@ def bisected(f, low, high):
 @pytest.mark.parametrize("alpha", [1.02, 1.3, 1.5, 1.9, 2.0, 2.5, 4.0])
 @pytest.mark.parametrize("n", [2, 7, 40])
 def test_sparse_softmaxes_are_those_of_bisection(n, alpha):
-    """With the exponent as a number, as a tensor, and for each row."""
+    """Weights are right with the exponent as a number, as a tensor, and for each row."""
     rows = rows_of_all_kinds(n)
     rows = rows - rows.amax(-1, keepdim=True)
     top, a = rows[..., :1] * 0, torch.full((3, 1), alpha, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_sparse_softmaxes_are_those_of_bisection(n, alpha):
 
 @pytest.mark.parametrize("k", [1, 7, 20, 39])
 def test_subset_marginals_of_long_rows_are_those_of_their_recurrence(k):
-    """The derivative of the logarithm of the elementary symmetric polynomial, and its own."""
+    """Marginals are the derivative of the log of the elementary symmetric polynomial; their derivative is right, too."""
     x = rows_of_all_kinds(40)[:4].requires_grad_()
     of_size = [torch.zeros_like(x[..., 0])] + [torch.full_like(x[..., 0], -1e6)] * k
     for v in x.unbind(-1):
@@ -208,7 +208,7 @@ def test_subset_marginals_of_long_rows_are_those_of_their_recurrence(k):
 
 @pytest.mark.parametrize(("f", "formula"), [(_phi, lambda y: (1 - mpmath.exp(-y) - y) / y**2)], ids=["phi"])
 def test_series_have_the_digits_of_the_formula(f, formula):
-    """On both sides of where they are taken."""
+    """Series and formula agree on both sides of where the series takes over."""
     y = torch.tensor([s * v for s in (-1, 1) for v in (1e-6, 1e-3, 0.00999, 0.01001, 0.03, 1.0)], dtype=torch.float64)
     with mpmath.workdps(40):
         expected = torch.tensor([float(formula(mpmath.mpf(v))) for v in y.tolist()], dtype=torch.float64)
@@ -217,7 +217,7 @@ def test_series_have_the_digits_of_the_formula(f, formula):
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_the_loss_at_1_is_the_cross_entropy(reduction):
-    """Classes with ignored ones, and distributions; along another dimension too."""
+    """The loss is right for classes, ignored ones among them, and distributions, also along another dimension."""
     x, y = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 4, -100, 2, 2, -100])
     for a in (1.0, torch.tensor(1.0).double()):
         expected = cross_entropy(x, y, reduction=reduction)
@@ -234,7 +234,7 @@ def test_the_loss_at_1_is_the_cross_entropy(reduction):
 
 @pytest.mark.parametrize("alpha", [1 + 1e-9, 1.01, 1.05, 1.2, 1.9])
 def test_losses_near_1_have_the_digits_of_the_formula(alpha):
-    """With the exponent as a tensor there is a series near 1; its derivatives are those by differences."""
+    """The series near 1, for exponents that are tensors, has derivatives that agree with differences."""
     x, y, a = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 4, 1, 2, 2, 3]), torch.tensor(alpha, dtype=torch.float64)
     q = torch.softmax(torch.randn(6, 5, dtype=torch.float64), -1)
     for target in (y, q):
@@ -246,7 +246,7 @@ def test_losses_near_1_have_the_digits_of_the_formula(alpha):
 
 
 def test_a_sure_row_has_no_loss():
-    """Exactly 0, whatever its scores, masked ones among them."""
+    """The loss is exactly 0, whatever the scores of the row, masked ones included."""
     x = torch.tensor([[1e6 + 3, 1e6, -INF], [5.0, 1.0, 2.0]])
     for loss in (soft.entmax_loss, soft.normmax_loss):
         assert loss(x, torch.tensor([0, 0]), 2.0, reduction="none").tolist() == [0.0, 0.0]
@@ -254,7 +254,7 @@ def test_a_sure_row_has_no_loss():
 
 
 def test_the_series_near_1_have_the_coefficients_of_the_formulas():
-    """By their derivatives at 0, which are exact: of (p^a - 1) / a those are log(p)^(n + 1) / (n + 1), of psi 1 / (n + 2)."""
+    """Derivatives at 0 are exact: those of (p^a - 1) / a are log(p)^(n + 1) / (n + 1), those of psi 1 / (n + 2)."""
     log_p, zero = torch.tensor(-1.7, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
     for f, expected in (
         (lambda a: _log(log_p, a), lambda n: (-1.7) ** (n + 1) / (n + 1)),
@@ -266,7 +266,7 @@ def test_the_series_near_1_have_the_coefficients_of_the_formulas():
 
 
 def test_wrong_arguments_are_refused():
-    """By name, rule and what was found."""
+    """Errors give the name, the rule and what was found."""
     for alpha in (0.9, NAN, INF):
         with pytest.raises(ValueError, match="entmax: `alpha` must be at least 1"):
             soft.entmax(X, alpha)
@@ -291,7 +291,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_sums_of_laplace_steps_with_ties():
-    """Ranks, their derivatives, and sorted values are those of the n by n formula, with equal elements too."""
+    """Ranks, their derivatives, and sorted values are those of the n by n formula, with ties too."""
     x = torch.tensor([0.5, -1.0, 0.5, 2.0, 0.5, -1.0], dtype=torch.float64)
     step = lambda z: torch.where(z < 0, z.exp() / 2, 1 - (-z).exp() / 2)  # noqa: E731
     dense = lambda x: 0.5 + step(x.unsqueeze(-2) - x.unsqueeze(-1)).sum(-1)  # noqa: E731
@@ -327,15 +327,15 @@ def test_any_dimension(name):
 
 @pytest.mark.parametrize("name", [name for name in PROJECTIONS if name not in ("proj_capped_simplex", "subset_marginals")])
 def test_a_number_has_all_the_weight(name):
-    """It is a row of one."""
+    """The weight of a tensor without dimensions is 1, as that of a row of one element."""
     for dtype in (torch.float32, torch.float16):
         one = PROJECTIONS[name](torch.tensor(0.3, dtype=dtype), -1)
         assert (one.shape, one.dtype, one.item()) == ((), dtype, 1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_number_has_the_weight_that_is_given_away(dtype):
-    """Where that is not 1."""
+def test_a_number_has_the_whole_budget(dtype):
+    """The weight of a tensor without dimensions is ``k``."""
     x = torch.tensor(0.3, dtype=dtype)
     found = [soft.proj_capped_simplex(x, k) for k in (0.0, 0.5, 1.0)] + [soft.subset_marginals(x, k) for k in (0, 1)]
     assert all((p.shape, p.dtype) == ((), dtype) for p in found)
@@ -343,21 +343,21 @@ def test_a_number_has_the_weight_that_is_given_away(dtype):
 
 
 def test_rows_of_no_elements():
-    """Nothing is selected of nothing."""
+    """Empty rows give empty weights."""
     x = torch.zeros(2, 0)
     assert topk_mask_st(x, 0).shape == soft.proj_capped_simplex(x, 0).shape == soft.subset_marginals(x, 0).shape == (2, 0)
 
 
 @pytest.mark.parametrize("far", [-1e6, 1e6])
 def test_subset_marginals_far_from_0_are_those_at_0(far):
-    """What all logits have in common changes none of the digits that are left to their differences."""
+    """A common offset of the logits changes none of the digits of their differences."""
     x = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.5])
     torch.testing.assert_close(soft.subset_marginals(x + far, 2), soft.subset_marginals(x, 2))
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_masked_logits_are_in_no_subset(k):
-    """The others are in those of what is left, with their derivatives; a row with fewer than k of them is NaN."""
+    """The other logits share the subsets, with their derivatives; a row with fewer than k of them is NaN."""
     x = torch.tensor([0.1, 0.2, -INF, -INF, 0.7], dtype=torch.float64)
     left, weights, zeros = x > -INF, torch.arange(1.0, 6.0).double(), torch.zeros_like(x)
     slopes = grad(lambda x, weights: soft.subset_marginals(x, k) @ weights)
@@ -369,7 +369,7 @@ def test_masked_logits_are_in_no_subset(k):
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_losses_of_batches_of_any_shape(reduction):
-    """Those of the rows."""
+    """Losses are those of the rows."""
     x, classes = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
     for loss in (soft.entmax_loss, soft.normmax_loss):
         for target, rows in ((classes, classes.flatten()), (x.softmax(-1), x.softmax(-1).flatten(0, 1))):
@@ -380,7 +380,7 @@ def test_losses_of_batches_of_any_shape(reduction):
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_masks_have_ones_at_the_largest(k):
-    """As many as asked for, along any dimension; none and all of them without a derivative."""
+    """A mask has k ones, along any dimension; with none and all of them it has no derivative."""
     x = torch.randn(3, 5, dtype=torch.float64)
     expected = torch.zeros_like(x).scatter(-1, x.topk(k, -1).indices, 1.0)
     assert torch.equal(topk_mask_st(x, k), expected)
@@ -390,7 +390,7 @@ def test_masks_have_ones_at_the_largest(k):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_classes_are_integers_of_any_dtype(dtype):
-    """The loss is that of int64; a mask names no classes."""
+    """The loss is that of int64; a mask does not name classes."""
     x = torch.randn(3, 4, dtype=torch.float64)
     classes = torch.tensor([0, 1, 3])
     expected = soft.entmax_loss(x, classes, ignore_index=1)

@@ -70,7 +70,7 @@ def compared(name, **more):
 
 
 def of_other(x):
-    """Numbers of the row's dtype beside it."""
+    """Numbers of the row's dtype to compare it with."""
     return (OTHER.abs() / 2).to(x.dtype)
 
 
@@ -128,7 +128,7 @@ ALIASES = {"gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equ
 
 @pytest.mark.short
 def test_every_public_function_is_here():
-    """Under its name, or that of which it is another name."""
+    """Every public function is here, under its name or that of an alias."""
     covered = {name.split()[0] for name in (*ORDER, *OTHERS, *TRUTH)}
     assert {ALIASES.get(name, name) for name in soft.__all__} <= covered
     assert all(getattr(soft, name) is getattr(soft, other) for name, other in ALIASES.items())
@@ -151,7 +151,7 @@ def derivatives(f, x):
 
 
 def check(kind, f, x, dtype, unit, offset, digits=256):
-    """``f(x, unit, offset)`` in a dtype against float64 without the offset, to some roundings of float32 and one of the dtype."""
+    """Compare ``f(x, unit, offset)`` in a dtype with float64 without the offset, up to some roundings."""
     moved = (unit * (x + offset)).to(dtype)
     assert torch.equal(moved.double(), unit * (x + offset)), "the number is one of the dtype"
     found = derivatives(lambda x: f(x, unit, unit * offset), moved)
@@ -169,7 +169,7 @@ def check(kind, f, x, dtype, unit, offset, digits=256):
 
 
 def cases(dtype, has_unit):
-    """Modes, units and offsets: of float32 every mode far from 0, and the smooth one in every unit; of others the smooth one."""
+    """Modes, units and offsets: for float32 every mode far from 0, else the smooth one, in every unit."""
     far = OFFSETS[dtype]
     yield from ((mode, 1.0, far) for mode in (MODES if dtype == torch.float32 else MODES[:1]))
     yield from (("smooth", unit, far) for unit in (UNITS[dtype][1:] if has_unit else ()))
@@ -178,7 +178,7 @@ def cases(dtype, has_unit):
 @pytest.mark.parametrize("dtype", OFFSETS, ids=str)
 @pytest.mark.parametrize("name", ORDER)
 def test_order_statistics_in_any_unit_anywhere(name, dtype):
-    """Standardized or not, value, gradient and tangent."""
+    """Value, gradient and tangent are right, standardized or not."""
     kind, f = ORDER[name]
     for standardize in (True, False):
         # What fills up the rows of a network is 1 beyond them, in any unit.
@@ -193,7 +193,7 @@ def test_order_statistics_in_any_unit_anywhere(name, dtype):
 @pytest.mark.parametrize("dtype", OFFSETS, ids=str)
 @pytest.mark.parametrize("name", OTHERS)
 def test_projections_and_relaxations_in_any_unit_anywhere(name, dtype):
-    """Value, gradient and tangent."""
+    """Value, gradient and tangent are right."""
     kind, f = OTHERS[name]
     for mode, unit, offset in cases(dtype, kind not in ("own unit", "integers")):
         call = lambda x, u, b, m=mode: f(x, SOFTNESS * u, m, u, b)  # noqa: E731
@@ -204,7 +204,7 @@ def test_projections_and_relaxations_in_any_unit_anywhere(name, dtype):
 @pytest.mark.parametrize("method", ["softsort", "neuralsort"])
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_long_rows_far_from_0(mode, method):
-    """By scans, windows and blocks. The scores of neuralsort are as large as the row is long, and so is their rounding."""
+    """Scans, windows and blocks are right. The scores of neuralsort, and their rounding, grow with the row's length."""
     for kind, f in (("values", soft.sort), ("weights", soft.rank)):
         for standardize, softness in ((True, 0.3), (False, 30.0)):
 

@@ -45,7 +45,7 @@ def inputs(case):
 
 
 def compare(case, kind, actual, expected, leave=(), atol=1e-12):
-    """Equal up to the case's tolerance, but at the points where a published number is a convention; where one is wrong, it is
+    """Check equality up to the case's tolerance, except where a published number is a convention; where one is wrong, it is
     replaced by the right one.
     """
     expected = torch.tensor(expected, dtype=torch.float64)
@@ -57,7 +57,7 @@ def compare(case, kind, actual, expected, leave=(), atol=1e-12):
 
 @pytest.mark.parametrize("case", GOLDEN, ids=ident)
 def test_value(case):
-    """Every value, ties included, to the last bit where the package computes it exactly."""
+    """Values are equal, ties included, to the last bit where the package computes exactly."""
     if "out" not in case:
         pytest.skip("the value is random")
     y = operator(case)(inputs(case))
@@ -66,7 +66,7 @@ def test_value(case):
 
 @pytest.mark.parametrize("case", GOLDEN, ids=ident)
 def test_slope(case):
-    """The gradient for the upstream gradient 1, 2, …, but where the slope jumps, of which `test_corners` has ours."""
+    """Gradients for the upstream gradient 1, 2, … are equal, except where the slope jumps: see `test_corners_of_windows`."""
     v = inputs(case)
     upstream = torch.arange(1.0, v.numel() + 1, dtype=torch.float64).reshape(v.shape)
     (g,) = torch.autograd.grad(operator(case)(v), v, upstream)
@@ -75,7 +75,7 @@ def test_slope(case):
 
 @pytest.mark.parametrize("case", [c for c in GOLDEN if "hvp" in c], ids=ident)
 def test_second_derivative(case):
-    """The gradient of the gradient, but at corners of the slope."""
+    """Gradients of the gradient are equal, except at corners of the slope."""
     v = inputs(case)
     upstream = torch.arange(1.0, v.numel() + 1, dtype=torch.float64)
     (g,) = torch.autograd.grad(operator(case)(v), v, upstream, create_graph=True)
@@ -91,7 +91,7 @@ BY_PARAMETER = [
 
 @pytest.mark.parametrize(("case", "name"), BY_PARAMETER)
 def test_derivative_by_parameter(case, name):
-    """That of the package's own primitive, per element. That of `S2NN` has a logarithm of 1e-5 more than the slope implies."""
+    """Derivatives equal the package's own, per element. `S2NN`'s has a logarithm of 1e-5 more than the slope implies."""
     v = inputs(case).detach()
     p = torch.full_like(v, case["kwargs"][name]).requires_grad_()
     (g,) = torch.autograd.grad(operator(case)(v, **{name: p}).sum(), p)

@@ -23,7 +23,7 @@ LEARNED = [case for case in CASES if case.name.endswith(" learned") and "periodi
 
 
 def points(dtype, count=1000):
-    """From the smallest to the largest numbers, of both signs, and those that compare."""
+    """Numbers from the smallest to the largest, of both signs, and those at which values compare."""
     info = torch.finfo(dtype)
     low, high = torch.tensor([info.tiny, info.max], dtype=torch.float64).log2()
     magnitudes = torch.exp2(torch.linspace(low, high, count, dtype=torch.float64)).to(dtype).clamp(max=info.max)
@@ -53,7 +53,7 @@ def test_no_finite_number_gives_nan(name, dtype):
 )
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_no_finite_number_gives_nan_to_a_parameter(case, dtype):
-    """Likewise the derivatives with respect to every parameter, and their derivatives."""
+    """Derivatives by every parameter, and their derivatives, are finite."""
     v = points(dtype, 200).requires_grad_()
     rest = [t.flatten()[0].to(dtype).expand(v.shape).clone().requires_grad_() for t in case.tensors[1:]]
     first = torch.autograd.grad(case.op(v, *rest).sum(), (v, *rest), create_graph=True)
@@ -86,7 +86,7 @@ LIMITS = {
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float16, torch.bfloat16])
 def test_limits(name, dtype):
-    """Infinities have the limit of the slope, and NaN what the comparison gives; the same under every transform."""
+    """Infinities have the limit of the slope, and NaN that of the comparison; the same under every transform."""
     v = torch.tensor([-float("inf"), float("inf"), float("nan")], dtype=dtype)
     expected = torch.tensor(LIMITS.get(name, (0, 0, float("nan")))).to(dtype)
     operator = getattr(spikes, name)
@@ -133,7 +133,7 @@ EXACT = {
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_slopes_are_accurate(name, dtype, recorded):
-    """Against 40 digits, from the threshold to where the slope is 0."""
+    """Slopes agree with 40 digits, from the threshold to where the slope is 0."""
     exact, units = EXACT[name]
     torch.manual_seed(0)
     v = torch.cat((torch.randn(60, dtype=dtype) * 3, torch.exp2(torch.linspace(-20, 30, 60, dtype=dtype)))).requires_grad_()
@@ -150,7 +150,7 @@ def test_slopes_are_accurate(name, dtype, recorded):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("count", [64, 300_000])
 def test_half_precision_is_rounded_once(name, dtype, count):
-    """The slope is that of float32, rounded: of a few numbers, and of many, which are computed in pieces."""
+    """The slope is that of float32, rounded, for few numbers, and for many, which are computed in pieces."""
     torch.manual_seed(0)
     v = (torch.randn(count) * 2).to(dtype)
     operator = functools.partial(getattr(spikes, name))
@@ -163,7 +163,7 @@ def test_half_precision_is_rounded_once(name, dtype, count):
 
 
 def test_a_parameter_sums_its_gradient_in_float32():
-    """The gradient of a width over many elements of bfloat16 is not that of a sum that stands still at 256 terms."""
+    """The gradient of a width over many bfloat16 elements is right, where a bfloat16 sum would stop growing at 256 terms."""
     v = torch.full((40_000,), 0.5, dtype=torch.bfloat16)
     alpha = torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)
     (g,) = torch.autograd.grad(spikes.atan(v, alpha).sum(), alpha)
@@ -174,7 +174,7 @@ def test_a_parameter_sums_its_gradient_in_float32():
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 8, 64])
 def test_the_fourier_series_is_the_sum_of_its_waves(terms):
-    """Where nothing is recorded, the sum of a power of two is a product."""
+    """The series equals its sum, which is a product for a power of two where nothing is recorded."""
     u = torch.linspace(-9, 9, 1801, dtype=torch.float64, requires_grad=True)
     waves = sum(torch.cos(2 * math.pi * (2 * i + 1) * u.detach() / 8.0) for i in range(terms))
     (slope,) = torch.autograd.grad(spikes.squarewave_fourier_series(u, terms, 8.0).sum(), u)

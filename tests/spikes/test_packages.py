@@ -32,7 +32,7 @@ def install(package):
 
 
 def check_per_sample(loss, *parameters):
-    """``vmap(grad(loss))`` over samples is the loop, and not 0."""
+    """Check that ``vmap(grad(loss))`` over samples equals the loop, and is not 0."""
     argnums = tuple(range(len(parameters)))
     gradients = grad(loss, argnums)
     found = vmap(gradients, (*[None] * len(parameters), 0))(*parameters, INPUTS)
@@ -86,14 +86,14 @@ def norse_loss(surrogate, weight, alpha, x):
     ("package", "loss"), [("spikingjelly", spikingjelly_loss), ("snntorch", snntorch_loss), ("sinabs", sinabs_loss)]
 )
 def test_neurons_have_per_sample_gradients(package, loss, name):
-    """Of weights and of the surrogate's own width."""
+    """Per-sample gradients of weights and of the surrogate's own width equal the loop."""
     install(package)
     check_per_sample(functools.partial(loss, getattr(spikes, name)), WEIGHT, ALPHA)
 
 
 @pytest.mark.parametrize("name", ["atan", "sigmoid"])
 def test_norse_with_its_threshold_rebound(name, monkeypatch):
-    """Its ``method`` is a word, so that the function is put in place of the one that its neuron calls."""
+    """norse's ``method`` is a string, so the function replaces the name that its neuron calls."""
     install("norse")
     from norse.torch.functional import lif
 
@@ -130,9 +130,9 @@ def test_a_norse_cell_with_a_step_of_ones_own():
     ("package", "loss"), [("spikingjelly", spikingjelly_loss), ("snntorch", snntorch_loss), ("sinabs", sinabs_loss)]
 )
 def test_a_module_is_part_of_their_neurons(package, loss):
-    """`Spike` with a width that learns: ordinary training reaches it, and a copy keeps it."""
+    """`ATanSpike` with a width that learns: ordinary training reaches it, and a copy keeps it."""
     install(package)
-    spike = spikes.Spike(spikes.atan, alpha=torch.full((FEATURES,), 2.0), learn=("alpha",))
+    spike = fullgrad.nn.ATanSpike(torch.full((FEATURES,), 2.0), learnable="alpha")
 
     def surrogate(v, alpha=None, **rest):
         return spikes.atan(v, spike.alpha, **rest)
@@ -142,11 +142,11 @@ def test_a_module_is_part_of_their_neurons(package, loss):
 
 
 def test_spikingjelly_registers_the_width():
-    """The parameter of a module that is its surrogate is one of the neuron's own."""
+    """The parameter of a surrogate module is one of the neuron's own."""
     install("spikingjelly")
     from spikingjelly.activation_based import neuron
 
-    node = neuron.LIFNode(surrogate_function=spikes.Spike(spikes.atan, alpha=2.0, learn=("alpha",)))
+    node = neuron.LIFNode(surrogate_function=fullgrad.nn.ATanSpike(2.0, learnable="alpha"))
     assert "surrogate_function.alpha" in dict(copy.deepcopy(node).named_parameters())
 
 
@@ -156,12 +156,12 @@ def test_snntorch_keeps_the_dtype():
     from snntorch import Leaky
 
     for dtype in (torch.float64, torch.bfloat16):
-        spike, _ = Leaky(beta=0.8, spike_grad=spikes.Spike(spikes.atan, tie=0.0)).to(dtype)(torch.rand(3, dtype=dtype))
+        spike, _ = Leaky(beta=0.8, spike_grad=fullgrad.nn.ATanSpike(tie=0.0)).to(dtype)(torch.rand(3, dtype=dtype))
         assert spike.dtype == dtype
 
 
 def test_sinabs_with_an_adaptive_threshold_has_the_published_gradients():
-    """With the threshold detached, as the package does."""
+    """The threshold is detached, as in the package."""
     install("sinabs")
     from sinabs.activation import MultiGaussian, MultiSpike
     from sinabs.layers import ALIF
@@ -183,7 +183,7 @@ def test_sinabs_with_an_adaptive_threshold_has_the_published_gradients():
 
 @pytest.mark.parametrize("package", ["spikingjelly", "snntorch"])
 def test_their_own_surrogates_raise(package):
-    """The reason for all this. When it passes, the page says too much."""
+    """Other surrogates raise, which is the reason for ours. When this passes, the page says too much."""
     install(package)
     if package == "spikingjelly":
         from spikingjelly.activation_based.surrogate import ATan
@@ -204,7 +204,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 @pytest.mark.short
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_the_blocks_of_the_guide_run(block):
-    """Each where its package is installed."""
+    """Each block runs where its package is installed."""
     (package,) = {p for p in ("spikingjelly", "snntorch", "sinabs", "norse") if f"from {p}" in block}
     install(package)
     exec(compile(block, GUIDE.name, "exec"), {"__name__": "guide"})

@@ -23,7 +23,7 @@ X = numbers(4, 3)
 
 @dataclass(frozen=True)
 class Peer:
-    """A published operator: where it is, how it is called, what it claims to be."""
+    """A published operator: its module, how to call it, and its claimed derivative."""
 
     package: str
     name: str

@@ -49,7 +49,7 @@ class DroppedTangent(Cube):
 
 
 class SharedTangent(ThroughRound):
-    """round whose tangent is a view of the input's."""
+    """round whose tangent is a view of the input's tangent."""
 
     @staticmethod
     def jvp(ctx, t):
@@ -101,7 +101,7 @@ class IgnoresInDims(Cube):
 
 
 class NotSaved(Cube):
-    """The input hangs on ctx, where neither hooks nor the check of in-place changes see it."""
+    """Keeps the input on ctx, where neither hooks nor the check of in-place changes see it."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -114,7 +114,7 @@ class NotSaved(Cube):
 
 
 class TransformsInTheBackward(Cube):
-    """A transform in the rule, which torch refuses inside of hooks."""
+    """Uses a transform in the rule, which torch refuses inside hooks."""
 
     @staticmethod
     def vjp(ctx, g):
@@ -122,7 +122,7 @@ class TransformsInTheBackward(Cube):
 
 
 class RestoredFromTheFirstCall(Cube):
-    """A saved tensor that is read on the first backward and kept, whatever the hooks put in its place."""
+    """Keeps the saved tensor of the first backward, whatever hooks put in its place."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -131,7 +131,7 @@ class RestoredFromTheFirstCall(Cube):
 
 
 class DependsOnData(Cube):
-    """A branch on a value: no tracer can follow."""
+    """Branches on a value, which no tracer can follow."""
 
     @staticmethod
     def forward(x):
@@ -139,7 +139,7 @@ class DependsOnData(Cube):
 
 
 class BakedIn(Cube):
-    """The derivative reads numbers out of the tensor: a traced graph keeps those of the first call."""
+    """Reads numbers out of the tensor: a traced graph keeps those of the first call."""
 
     @staticmethod
     def vjp(ctx, g):
@@ -148,7 +148,7 @@ class BakedIn(Cube):
 
 
 class OverwritesTemporary(Cube):
-    """In-place operations on a temporary, which torch.func.linearize repeats at every call."""
+    """Changes a temporary in place, which torch.func.linearize repeats at every call."""
 
     @staticmethod
     def jvp(ctx, t):
@@ -158,7 +158,7 @@ class OverwritesTemporary(Cube):
 
 
 class FixesSizes(Cube):
-    """A graph of it serves one size."""
+    """Fixes sizes, so that its graph serves one size."""
 
     @staticmethod
     def forward(x):
@@ -218,7 +218,7 @@ class TransformsWrappers(TorchCube):
 
 
 class BothAlways(Function):
-    """x * y, whose two gradients are always computed."""
+    """x * y, which always computes both gradients."""
 
     @staticmethod
     def forward(x, y):
@@ -350,19 +350,19 @@ def test_broken_operator_is_caught(operator, name):
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_broken_operator_is_caught_among_others(operator, name):
-    """In one graph with right ones, before and after it."""
+    """The check raises on the broken operator in one graph with right ones before and after it."""
     with pytest.raises(Exception):  # noqa: B017
         CHECKS[name](in_one_graph(name, list(map(subject, (Cube, operator, Cube)))))
 
 
 def test_broken_operator_is_named():
-    """Of those that fail together."""
+    """Failures of several operators that run together name the broken one."""
     with pytest.raises(AssertionError, match="VjpTwice"):
         check_together("compile_grad", list(map(subject, (Cube, VjpTwice))))
 
 
 def test_together_are_all_of_them():
-    """Their outputs side by side, of all inputs side by side, and the sum; batches are their own batches."""
+    """Outputs, inputs and batches of operators that run together stand side by side, with the sum as value."""
     subjects = list(map(subject, (Cube, torch.mul)))
     tensors = [t for s in subjects for t in s.tensors]
     flat, total = together(subjects), summed(subjects)
@@ -392,7 +392,7 @@ def test_together_are_all_of_them():
     ],
 )
 def test_what_fails_only_together_fails(monkeypatch, alone, among_others, raised):
-    """But where torch cannot do it for one of them either."""
+    """An operator that fails only together with others fails, except where torch cannot do it for one of them either."""
 
     def check(s):
         error = among_others if s.inputs[0].ndim == 1 else alone
@@ -407,7 +407,7 @@ def test_what_fails_only_together_fails(monkeypatch, alone, among_others, raised
 @pytest.mark.long
 @pytest.mark.parametrize("name", TOGETHER)
 def test_right_operators_pass_together(name):
-    """In one graph."""
+    """Right operators pass in one graph."""
     check_together(name, [subject(Cube), subject(torch.mul)])
 
 

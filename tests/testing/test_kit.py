@@ -52,7 +52,7 @@ COMPILED = {name for name in GROUPS["tracing"] if name.startswith("compile_")}
 
 @pytest.mark.long
 def test_torchs_own_function_fails_what_torch_gets_wrong():
-    """The failures are those of torch and no others, each told with the public thread's number where there is one."""
+    """The operator fails where torch fails and nowhere else; messages name the public issue where there is one."""
     report = check_operator(TorchCube.apply, X, surrogate=cube, value=cube, smooth_forwards={}, raise_exception=False)
     assert set(report.failures) <= NESTED_FORWARD | GRAD_MODES | COMPILED
     assert NESTED_FORWARD & set(report.failures)
@@ -129,7 +129,7 @@ def test_a_cotangent_map_is_an_oracle():
 
 @pytest.mark.long
 def test_a_cotangent_map_that_saves_a_constant_is_caught():
-    """A maximum that does not follow the gradient: right once, wrong when it is differentiated."""
+    """A maximum that does not follow the gradient is right once, and wrong when it is differentiated."""
 
     class Frozen(fullgrad.ScaleGrad):
         @staticmethod
@@ -154,7 +154,7 @@ def test_modules_tuples_and_several_inputs():
 
 
 def test_the_error_lists_each_failure_with_numbers():
-    """Expected, found and the difference, for each check that failed; the report hangs on the error."""
+    """The error lists the expected number, the result and the difference for each failed check, and holds the report."""
     with pytest.raises(OperatorError, match=r"1 of 2 checks failed") as caught:
         check_operator(InexactValue.apply, X, surrogate=cube, value=cube, checks=["value_is_exact", "adjoint"])
     message = str(caught.value)
@@ -165,7 +165,7 @@ def test_the_error_lists_each_failure_with_numbers():
 
 
 def test_a_report_counts_what_it_has():
-    """In all, and of each group."""
+    """A report counts checks in all, and by group."""
     report = check_operator(VjpTwice.apply, X, surrogate=cube, checks=["forward", "func_grad"], raise_exception=False)
     first, *rest = str(report).splitlines()
     assert first.endswith(": 5 passed, 2 failed, 0 not applicable")
@@ -203,7 +203,7 @@ def test_a_derivative_that_nothing_was_compared_with_is_told():
 
 @pytest.mark.parametrize("x", [torch.zeros(0, 3), torch.full((4, 3), torch.nan)], ids=["empty", "NaN"])
 def test_inputs_without_a_number_are_told(x):
-    """Everything passes there, right or wrong."""
+    """All operators pass there, right or wrong, and the report says so."""
     report = check_operator(Negated.apply, x, surrogate=cube, value=cube, smooth_forwards={}, checks=("func_grad",))
     assert [*report.not_checked] == ["inputs"]
     assert "not checked: anything about numbers" in str(report)
@@ -215,7 +215,7 @@ ORACLES = {"surrogate": cube, "value": cube, "smooth_forwards": {}, "max_saved_b
 @pytest.mark.short
 @pytest.mark.parametrize("name", ORACLES)
 def test_what_each_argument_would_check_is_told(name):
-    """Nothing where all are given or no chosen check asks; smooth forwards are an oracle of the derivative, too."""
+    """The report lists nothing where all are given or no chosen check asks; smooth forwards are an oracle, too."""
     without = {name: None} if name != "surrogate" else {"surrogate": None, "smooth_forwards": None}
     assert [*not_checked(make_subject(Cube.apply, [X], **{**ORACLES, **without}), CHECKS)] == [*without]
     assert not_checked(make_subject(Cube.apply, [X], **ORACLES), CHECKS) == {}
@@ -224,32 +224,32 @@ def test_what_each_argument_would_check_is_told(name):
 
 
 def test_a_random_operator_is_checked_for_its_draws_alone():
-    """The report says it."""
+    """The report says that only the draws are checked."""
     report = check_operator(torch.nn.functional.dropout, X, draws=True, checks=["randomness_error_raises"])
     assert "not checked: anything but randomness" in str(report)
 
 
 def test_what_is_adopted_is_compared_with_its_class():
-    """In eager autograd, which is its oracle."""
+    """The class in eager autograd is the oracle of an adopted one."""
     subject = make_subject(fullgrad.adopt(TorchRound), [X])
     assert "surrogate" not in not_checked(subject, CHECKS)
     assert "value" not in not_checked(subject, CHECKS)
 
 
 def test_public_threads_are_of_checks_that_torch_fails():
-    """The others have none."""
+    """Other checks have no public issue."""
     assert UPSTREAM_ISSUES["compile_jvp"] == "https://github.com/pytorch/pytorch/issues/192985"
     assert "adjoint" not in UPSTREAM_ISSUES
 
 
 def test_the_floating_output_is_what_is_differentiated():
-    """Of several outputs, by its numbers in its shape; several floating ones side by side."""
+    """The derivative is that of the floating output, found by its numbers in its shape; of several side by side."""
     assert make_subject(lambda x: torch.sort(x, -1), [X]).op(X).shape == X.shape
     assert torch.equal(make_subject(lambda x: (x, x.argmax(), 2 * x), [X]).op(X), torch.cat((X.flatten(), 2 * X.flatten())))
 
 
 def test_what_is_the_same_in_traced_code():
-    """Of an operator with a value of its own every bit, else but for roundings."""
+    """An operator with its own value is the same to the last bit, others to some roundings."""
     near = torch.nextafter(X, X + 1)
     with pytest.raises(AssertionError):
         same(make_subject(cube, [X], value=cube), near, X)
@@ -259,7 +259,7 @@ def test_what_is_the_same_in_traced_code():
 
 
 def test_bad_calls_are_refused():
-    """Both oracles, unknown checks, nothing to differentiate."""
+    """Two oracles, unknown checks, and nothing to differentiate are refused."""
     with pytest.raises(ValueError, match=r"`surrogate` or a `cotangent_map`, got both"):
         check_operator(cube, X, surrogate=cube, cotangent_map=lambda g, x: g)
     with pytest.raises(ValueError, match=r"unknown checks: nonsense"):
@@ -271,12 +271,12 @@ def test_bad_calls_are_refused():
 @pytest.mark.short
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_check_says_what_it_proves(name):
-    """A docstring of at least one sentence."""
+    """Every check has a docstring of at least one sentence."""
     assert (CHECKS[name].__doc__ or "").strip().endswith(".")
 
 
 def test_there_are_enough_checks():
-    """Forty or more."""
+    """There are forty or more."""
     assert len(CHECKS) >= 40
 
 
@@ -286,7 +286,7 @@ own_wrong = VjpTwice.apply
 
 
 def test_check_command(capsys, tmp_path):
-    """A table, a summary, a file of results, exit status 0."""
+    """The command prints a table and a summary, writes a file of results, and exits with status 0."""
     file = tmp_path / "results.json"
     assert main(["check", "ceil", "--checks", "forward", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
@@ -297,7 +297,7 @@ def test_check_command(capsys, tmp_path):
 
 
 def test_check_command_on_ones_own(capsys):
-    """module:callable with a surrogate; a failure is told, and the exit status is 1."""
+    """The command takes module:callable with a surrogate; it reports a failure, and exits with status 1."""
     own = lambda name, checks: ["check", f"{__name__}:{name}", "--surrogate", f"{__name__}:cube", "--checks", checks]  # noqa: E731
     assert main(own("TorchCube", "reverse")) == 0
     assert "not checked: whether" not in capsys.readouterr().out
@@ -319,14 +319,14 @@ def test_check_command_on_ones_own(capsys):
     + [["check", "tests.testing.test_kit:X"], ["plot", "nothing"], ["check", "tests.testing.test_kit:cube", "--shape", "a"]],
 )
 def test_bad_commands_are_told_in_one_line(arguments, capsys):
-    """Exit status 2 and one line on standard error."""
+    """A bad command exits with status 2 and prints one line on standard error."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.long
 def test_list_and_plot_commands(capsys, tmp_path):
-    """Every public function has its line; a picture is written for every operator."""
+    """The list has a line for every public function, the plot a picture for every operator."""
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in (*fullgrad.__all__, *[f"soft.{n}" for n in fullgrad.soft.__all__]) if name.islower())
@@ -336,7 +336,7 @@ def test_list_and_plot_commands(capsys, tmp_path):
 
 
 def test_missing_extra_is_told(monkeypatch, capsys):
-    """Without matplotlib or rich the command says how to install them."""
+    """The commands say how to install matplotlib or rich."""
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert main(["plot", "round"]) == 2
     assert 'pip install "fullgrad[plot]"' in capsys.readouterr().err
@@ -353,7 +353,7 @@ def test_what_torch_cannot_do_leaves_the_thread_as_it_was():
 
 
 def test_forward_mode_does_not_apply_to_what_has_no_tangent():
-    """The checks in which there is a forward mode say so; the others run."""
+    """Checks with forward mode are not applicable, and say so; the others run."""
     case = next(c for c in CASES if not c.has_tangent)
     assert run_check("func_jvp", case).status == NOT_APPLICABLE
     assert run_check("backward", case).status == PASSED

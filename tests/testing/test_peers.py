@@ -1,4 +1,4 @@
-"""The kit on other packages' Functions: whatever they get wrong, the kit runs to its end and ours pass everything."""
+"""The kit on other packages' Functions: it runs to its end, whatever they get wrong, and ours pass everything."""
 
 import pytest
 

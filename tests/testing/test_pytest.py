@@ -38,7 +38,7 @@ def through(x):
 
 
 class TestInAClass:
-    """Methods, static and not, whose inputs are given or drawn."""
+    """Methods, static or not, with given or drawn inputs."""
 
     factor = 2
     doubled = {"surrogate": lambda x: 2 * through(x), "value": lambda x: 2 * x.round()}
@@ -131,7 +131,7 @@ test_own = fullgrad.testing.operator(inputs=lambda: [torch.tensor([0.3, 1.7])], 
 
 
 def run(pytester, *args):
-    """A run in a process of its own: pytester's in this one would import torch's modules twice."""
+    """Run pytest in its own process; pytester in this one would import torch's modules twice."""
     return pytester.runpytest_subprocess(*PLUGIN, *args, "--strict-markers", "-p", "no:cacheprovider", timeout=120)
 
 
@@ -215,7 +215,7 @@ def test_every_mark_is_registered(pytester):
 
 
 def test_the_plugin_loads_without_torch():
-    """pytest loads it in every run, of whatever."""
+    """pytest loads the plugin in every run, so it does not import torch."""
     code = "import sys, pytest_fullgrad; assert 'torch' not in sys.modules and 'fullgrad' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
@@ -228,7 +228,7 @@ def test_the_wheel_has_the_plugin():
 
 
 def test_a_failure_is_told_with_the_smallest_input():
-    """With the check, its group, and numbers as few and as round as still fail in the same way."""
+    """The failure gives the check, its group, and numbers as few and as round as still fail in the same way."""
 
     @operator(
         inputs=[torch.tensor([[0.31, -1.72, 0.5], [2.23, 0.94, -0.2]]).double(), torch.tensor([1.0, 2.0, 3.0]).double(), "a"],
@@ -249,12 +249,12 @@ def test_a_failure_is_told_with_the_smallest_input():
 
 
 def test_unknown_checks_are_refused():
-    """At the definition."""
+    """Unknown checks are refused at the definition."""
     with pytest.raises(ValueError, match="unknown checks: nothing"):
         operator(inputs=[torch.zeros(1)], checks=["nothing"])
 
 
 def test_all_checks_are_made_by_default():
-    """One parameter for each."""
+    """Every check is a parameter."""
     (mark,) = operator(inputs=[torch.zeros(1)])(torch.sin).pytestmark
     assert [p.id for p in mark.args[1]] == [*CHECKS]

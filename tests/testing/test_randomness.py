@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fullgrad import Elementwise, Function
+from fullgrad._core.noise import uniform_like
 from fullgrad._dispatch import alias, is_identity
-from fullgrad._noise import uniform_like
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, NotApplicable, OperatorError, Subject, _randomness, check_operator
+from fullgrad.testing._randomness import generators
 
 pytestmark = pytest.mark.short
 
@@ -21,7 +22,7 @@ OTHER = torch.Generator().manual_seed(0)
 
 @pytest.fixture(autouse=True)
 def _another_device(monkeypatch):
-    """Beside that of the CPU, torch has a generator of its own on another device."""
+    """Give the kit a generator on another device beside that of the CPU; torch itself would look for the device."""
     monkeypatch.setattr(_randomness, "generators", lambda: [torch.default_generator, OTHER])
 
 
@@ -41,18 +42,18 @@ class RandomStep(Elementwise):
 
 
 def right(x: Tensor, *, noise=None, generator=None) -> Tensor:
-    """Noise is drawn outside, or given."""
+    """Draws noise outside the operator, or takes what is given."""
     return RandomStep.apply(x, uniform_like(x, generator=generator) if noise is None else noise)
 
 
 def generator_and_like(x, *, noise=None, generator=None):
-    """`rand_like` with a generator: vmap asks in vain."""
+    """Calls `rand_like` with a generator, which ignores vmap's randomness."""
     generator = generator or torch.default_generator
     return RandomStep.apply(x, torch.rand_like(x, generator=generator) if noise is None else noise)
 
 
 def samples_by_torch(x, *, noise=None, generator=None):
-    """`torch.bernoulli` cannot draw once for all samples."""
+    """Calls `torch.bernoulli`, which cannot draw once for all samples."""
     s = torch.sigmoid(x)
     if noise is not None:
         return s + (right(x, noise=noise) - s).detach()
@@ -60,37 +61,37 @@ def samples_by_torch(x, *, noise=None, generator=None):
 
 
 def strided(x, *, noise=None, generator=None):
-    """The noise has the strides of the input."""
+    """Draws noise with the strides of the input."""
     if generator is not None:
         return right(x, generator=generator)
     return RandomStep.apply(x, torch.rand_like(x) if noise is None else noise)
 
 
 def half(x, *, noise=None, generator=None):
-    """Noise in the dtype of the input, which is too coarse."""
+    """Draws noise in the dtype of the input, which is too coarse."""
     return RandomStep.apply(x, torch.rand(x.shape, dtype=x.dtype, generator=generator) if noise is None else noise)
 
 
 def draws_anyway(x, *, noise=None, generator=None):
-    """Noise that was given is not needed, and more is drawn all the same."""
+    """Draws numbers although noise is given."""
     torch.rand(1)
     return right(x, noise=noise, generator=generator)
 
 
 def ignores_noise(x, *, noise=None, generator=None):
-    """Noise that is given is not used."""
+    """Ignores the given noise."""
     return right(x, generator=generator)
 
 
 def one_for_all(x, *, noise=None, generator=None):
-    """One number for all elements, drawn in Python: no transform sees it, a graph keeps it, a checkpoint draws another."""
+    """Draws one number for all elements in Python: no transform sees it, a graph keeps it, a checkpoint draws another."""
     if noise is None:
         noise = torch.full_like(x, random.random())
     return RandomStep.apply(x, noise)
 
 
 def draws_twice(x, *, noise=None, generator=None):
-    """The value has one draw, the surrogate another."""
+    """Uses one draw for the value and another for the surrogate."""
     value = right(x.detach(), noise=noise, generator=generator)
     again = torch.sigmoid(x + (uniform_like(x, generator=generator) if noise is None else noise))
     return again + (value - again).detach()
@@ -103,12 +104,12 @@ class DrawsInTheBackward(RandomStep):
 
 
 def draws_in_the_backward(x, *, noise=None, generator=None):
-    """The derivative draws again."""
+    """Draws again for the derivative."""
     return DrawsInTheBackward.apply(x, uniform_like(x, generator=generator) if noise is None else noise)
 
 
 class DrawsAside(Function):
-    """As `RandomStep`; the rules that `aside` names draw numbers from a source, which they do not use."""
+    """`RandomStep`, with rules that draw numbers from a source without using them, as `aside` says."""
 
     @staticmethod
     def forward(x, u, aside, source):
@@ -180,7 +181,7 @@ def drawing_aside(name, *aside, source=None):
 
 
 def draws_anyway_elsewhere(x, *, noise=None, generator=None):
-    """Noise that was given is not needed, and more is drawn all the same, on another device."""
+    """Draws numbers on another device although noise is given."""
     torch.rand(1, generator=OTHER)
     return right(x, noise=noise, generator=generator)
 
@@ -216,7 +217,7 @@ class ReadsItsOutput(Function):
 
 
 class KeepsItsSample(ReadsItsOutput):
-    """The same with the sample as an input."""
+    """Keeps the sample of `ReadsItsOutput` as an input."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -266,19 +267,19 @@ def test_right_operator_passes(name):
 
 
 def test_right_rules_pass():
-    """Those that draw nothing aside: what the broken ones below are broken from."""
+    """The rules from which the broken ones below are made, and which draw nothing aside, pass."""
     for name in ("one_draw_in_value_and_derivatives", "given_noise_draws_nothing"):
         CHECKS[name](subject(drawing_aside("right")))
 
 
 def test_generators_of_every_device(monkeypatch):
-    """That of the CPU, and each that the accelerator's module has."""
-    monkeypatch.undo()
-    assert torch.default_generator in _randomness.generators()
+    """The CPU has a generator, and so has each device of the accelerator's module."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert generators() == [torch.default_generator]
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch, "get_device_module", lambda: types.SimpleNamespace(default_generators=(OTHER,)))
-    assert _randomness.generators() == [torch.default_generator, OTHER]
+    assert generators() == [torch.default_generator, OTHER]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_generators_of_every_device(monkeypatch):
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_broken_operator_is_caught(operator, name):
-    """By an error of the check, or torch's own."""
+    """The check or torch itself raises."""
     random.seed(0)  # `one_for_all` may else draw the same step again
     with pytest.raises(Exception) as caught:
         CHECKS[name](subject(operator))
@@ -295,12 +296,12 @@ def test_broken_operator_is_caught(operator, name):
 
 
 def test_every_check_catches_something():
-    """All of the group."""
+    """Every check of the group catches an operator."""
     assert set().union(*CAUGHT_BY.values()) == set(GROUPS["randomness"])
 
 
 def test_a_sample_in_the_saved_output_is_caught_by_differences_alone():
-    """Its derivatives agree under every transform, at the second and third order too; a kept sample is right."""
+    """Derivatives agree under every transform, at the second and third order too; an operator that keeps its sample is right."""
     value = right(X, noise=torch.full_like(X, 0.4))
     broken = lambda x: ReadsItsOutput.apply((torch.sigmoid(x.detach()) > 0.4).to(x.dtype), x)  # noqa: E731
     kept = lambda x: KeepsItsSample.apply((torch.sigmoid(x.detach()) > 0.4).to(x.dtype), x)  # noqa: E731
@@ -312,7 +313,7 @@ def test_a_sample_in_the_saved_output_is_caught_by_differences_alone():
 
 
 def test_operators_that_take_no_noise():
-    """torch's own dropout passes what can be asked of it; `torch.bernoulli` does not, and raises nothing silently wrong."""
+    """torch's own dropout passes the checks that apply; `torch.bernoulli` does not, and is never silently wrong."""
     dropout = check_operator(torch.nn.functional.dropout, X, draws=True, raise_exception=False)
     assert {"randomness_same_is_one_draw", "one_draw_in_value_and_derivatives"} & set(dropout)
     with pytest.raises(OperatorError, match="randomness_same_is_one_draw"):

@@ -1,4 +1,4 @@
-"""Recording: the numbers that a loop over samples finds, in every transform; and what tracking leaves alone."""
+"""Recording: the numbers that a loop over samples finds, in every transform; and what tracking does not change."""
 
 import gc
 import json
@@ -47,7 +47,7 @@ def test_value_and_gradient_are_recorded(device):
 
 
 def test_no_call_waits_for_the_device():
-    """The number is a tensor until it is read, then a float."""
+    """The number stays a tensor until it is read; then it is a float."""
     pair = ScalePair()
     ScaleTracker.apply(X, pair)
     assert isinstance(pair._fields["forward"], torch.Tensor)
@@ -68,7 +68,7 @@ def test_no_call_waits_for_the_device():
     ids=["std", "rms", "mean_abs", "max_abs", "median"],
 )
 def test_statistics(stat, expected):
-    """Each of them, of value, gradient and tangent, per sample too and compiled."""
+    """Each statistic is right for value, gradient and tangent, per sample too and compiled."""
     x = X.clone().requires_grad_()
     pair = ScalePair()
     loss(x, pair, stat).backward()
@@ -86,7 +86,7 @@ def test_statistics(stat, expected):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("values", [[], [2.0], [math.nan, 1.0], [math.inf, 1.0]])
 def test_no_scale_is_nan_without_a_warning(values):
-    """Nothing, one element, NaN and infinity."""
+    """No elements, one element, NaN and infinity have defined scales."""
     pair = ScalePair()
     ScaleTracker.apply(torch.tensor(values), pair)
     assert math.isnan(pair.forward)
@@ -106,7 +106,7 @@ def test_half_precision_is_measured_in_float32():
 
 
 def test_without_a_gradient_backward_stays_none():
-    """Nothing flowed, so nothing is said."""
+    """The field is None if no gradient has flowed."""
     pair = ScalePair()
     with torch.no_grad():
         ScaleTracker.apply(X.clone().requires_grad_(), pair)
@@ -172,7 +172,7 @@ def test_vmap_of_grad_records_each_sample(in_dim):
 
 
 def test_nested_vmap_records_each_sample_of_each_level():
-    """The outermost level first, whatever dimension is mapped."""
+    """Recorded numbers have the outermost level first, whatever dimension is mapped."""
     batch = like(torch.empty(4, 2, 3, dtype=torch.float64), 5)
     pair = ScalePair()
     vmap(vmap(grad(lambda x: loss(x, pair)), in_dims=1), in_dims=1)(batch)
@@ -190,7 +190,7 @@ def test_what_is_shared_by_the_samples_has_one_number():
 
 
 def test_gradient_through_vmap_from_outside():
-    """A graph recorded through vmap, and batched cotangents of both kinds."""
+    """Graphs recorded through vmap, and batched cotangents of both kinds, are recorded."""
     pair = ScalePair()
     x = X.clone().requires_grad_()
     vmap(lambda x: loss(x, pair))(x).sum().backward()
@@ -203,7 +203,7 @@ def test_gradient_through_vmap_from_outside():
 
 
 def test_jvp_records_the_tangent():
-    """Value and tangent; per sample under vmap; nested, the innermost."""
+    """jvp records the value and the tangent: per sample under vmap; the innermost when nested."""
     pair = ScalePair()
     jvp(lambda x: loss(x, pair), (X,), (DIRECTION,))
     assert (pair.forward, pair.tangent) == pytest.approx((X.std().item(), DIRECTION.std().item()))
@@ -215,7 +215,7 @@ def test_jvp_records_the_tangent():
 
 
 def test_hessian_leaves_the_first_gradient():
-    """Forward over reverse: what is recorded backward is the gradient; the derivative itself is right."""
+    """Forward over reverse records the gradient; the Hessian itself is right."""
     pair = ScalePair()
     x = X[0]
     close(hessian(lambda x: loss(x, pair))(x), hessian(lambda x: (x.sin() ** 3).sum())(x))
@@ -229,7 +229,7 @@ def test_hessian_leaves_the_first_gradient():
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_code_records(backend):
-    """Forward and backward in one graph each, per sample, and forward mode: at every call, not at the first alone."""
+    """Forward, backward and forward mode are one graph each and record per sample, at every call, not only the first."""
     pair, samples, forward = ScalePair(), ScalePair(), ScalePair()
     compile = lambda f: torch.compile(f, backend=backend, fullgraph=True)  # noqa: E731
     plain = compile(lambda x: loss(x, pair))
@@ -259,7 +259,7 @@ def test_compiled_code_takes_any_pair():
 
 
 def test_pair_made_in_compiled_code_is_refused():
-    """Its record would have no place to go."""
+    """A record of such a pair would have no place to go."""
 
     def inside(x):
         pair = ScalePair()
@@ -309,7 +309,7 @@ def test_tensors_without_data_leave_no_number():
 
 
 def test_pairs_compare_print_and_export():
-    """By their fields, with three digits; samples as the first three; as plain numbers."""
+    """Pairs compare by their fields, print three digits and the first three samples, and export plain numbers."""
     assert ScalePair(1.0, 2.0) == ScalePair(1.0, 2.0) != ScalePair(1.0)
     assert ScalePair(1.0) != 1.0
     assert str(ScalePair(1.2345)) == "(-> 1.23, <- n/a)"
@@ -321,7 +321,7 @@ def test_pairs_compare_print_and_export():
 
 @pytest.mark.long
 def test_pair_keeps_nothing_alive_and_nothing_keeps_it():
-    """Neither the tensor, nor the graph, nor the pair itself outlives its last user."""
+    """The tensor, the graph and the pair do not outlive their last user."""
     pair = ScalePair()
     x = X.clone().requires_grad_()
     y = ScaleTracker.track(x, pair)
@@ -372,7 +372,7 @@ def test_agrees_with_unit_scaling():
 
 
 class Block(nn.Module):
-    """Quantized, with an in-place module, a submodule that is called twice, and a dict of tensors and numbers."""
+    """A quantized block with an in-place module, a submodule that is called twice, and a dict of tensors and numbers."""
 
     def __init__(self):
         super().__init__()
@@ -385,7 +385,7 @@ class Block(nn.Module):
 
 
 class Split(nn.Module):
-    """A tuple in a tuple, one part of which is unused."""
+    """Returns a tuple in a tuple, one part of which is unused."""
 
     def forward(self, x):
         return x.sin(), (x.cos(), x)
@@ -408,7 +408,7 @@ def _net():
 
 
 def test_every_output_is_tracked():
-    """Structures of any kind, in the order of execution, with the numbers that the tensors have; the gradients are unchanged."""
+    """Structures of any kind are recorded in order of execution, with their tensors' numbers; gradients are unchanged."""
     net = _net()
     expected = torch.autograd.grad(net(X).sum(), [*net.parameters()])
     with track_scales(net) as scales:
@@ -424,7 +424,7 @@ def test_every_output_is_tracked():
 
 
 def test_module_is_left_as_it_was_found():
-    """Also after an exception, and with a forward of the instance's own."""
+    """A module is unchanged after an exception, and with a forward of its instance, too."""
     net = _net()
     net.block.forward = own = lambda x: {"y": 1 + x}
     before = {name: dict(module.__dict__) for name, module in net.named_modules()}
@@ -456,7 +456,7 @@ def test_modules_under_vmap_record_each_sample():
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_modules(backend):
-    """Modules compiled before the context and inside it; code that torch has compiled is not reused without the tracking."""
+    """Modules compiled before the context and inside it are tracked; torch's compiled code is not reused without tracking."""
     layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)).double() for _ in range(2)]
     compiled = [torch.compile(m, backend=backend, fullgraph=True) for m in layers]
     compiled[0](X)
@@ -475,7 +475,7 @@ def test_compiled_modules(backend):
 
 
 def test_compiled_record_at_the_address_of_a_freed_one(monkeypatch):
-    """Code that was compiled for the one that is gone does not serve the other."""
+    """Code that was compiled for a freed record does not serve a new one at its address."""
     module = nn.Linear(4, 2).double()
     call = torch.compile(module, backend="aot_eager", fullgraph=True)
     with track_scales(call) as scales:
@@ -510,7 +510,7 @@ def test_ten_thousand_steps_do_not_grow():
 
 
 def test_scales_print_export_and_plot(tmp_path):
-    """A table, plain numbers, a picture: with and without samples."""
+    """Scales print a table, export plain numbers and plot a picture, with and without samples."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
     with track_scales(net, stat="rms") as scales:
         net(X).sum().backward()
@@ -536,7 +536,7 @@ def test_scales_print_export_and_plot(tmp_path):
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
-    """The extra by its name."""
+    """The error names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with track_scales(nn.ReLU()) as scales:
         pass

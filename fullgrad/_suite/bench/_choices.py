@@ -20,7 +20,7 @@ def _detached_bernoulli(p: Tensor) -> Tensor:
 
 
 def choices(device: str = "cpu") -> Iterator[Comparison]:
-    """Forward and backward next to torch's, to a softmax, and to the bisections of the package ``entmax``."""
+    """Comparisons of forward and backward with torch's, with a softmax, and with the bisections of the package ``entmax``."""
     for n, target in ((100, None), (16_384, None), (1_000_000, 0.4)):
         p = torch.rand(n, device=device)
         yield _compare("sampling.bernoulli_st", p, sampling.bernoulli_st, "detach trick", _detached_bernoulli, target)
@@ -43,7 +43,7 @@ def choices(device: str = "cpu") -> Iterator[Comparison]:
 
 
 def _sparse(device: str) -> Iterator[Comparison]:
-    """The package ``entmax``, where it is installed."""
+    """Comparisons with the package ``entmax``, if it is installed."""
     if load("entmax:sparsemax") is None:
         return
     sparsemax, entmax15, bisect, normmax, budget = (

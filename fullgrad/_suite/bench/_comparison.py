@@ -1,4 +1,4 @@
-"""`Comparison`: a statement of ours next to those of its rivals, and what was measured of them."""
+"""`Comparison`: a statement of ours next to those of its rivals, and `Result`, their measurements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ class Comparison:
     """Statements that do the same, timed in turns.
 
     Args:
-        operator: Whose statement it is.
-        what: What the statement does: forward, forward+backward, ….
-        n: Elements in all.
-        dtype: Of the numbers.
+        operator: The operator that the statement calls.
+        what: The work of the statement: forward, forward+backward, ….
+        n: The number of elements.
+        dtype: The dtype of the numbers.
         ours: The statement.
-        rivals: Other statements by the name of who wrote them.
-        targets: The most that our time may be of a rival's.
-        saved: Bytes per element that autograd keeps beyond inputs and value, by ours and by the rivals, where that was measured.
-        memory: Whether the peak of memory is measured, too.
-        turns: What takes turns: statements of one group. A large call empties the caches that a small one lives in.
+        rivals: Other statements, by the names of their authors.
+        targets: The largest allowed ratio of our time to a rival's.
+        saved: Bytes per element that autograd keeps beyond inputs and value, by ours and by the rivals, if measured.
+        memory: Whether the peak memory is measured, too.
+        turns: The group whose statements take turns. A large call empties the caches of a small one.
     """
 
     operator: str
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """For progress and verdicts."""
+        """The name in progress and verdicts."""
         return f"{self.operator}, {self.what}, n = {self.n:,}, {self.dtype}"
 
 
@@ -55,7 +55,7 @@ def forward_and_backward(
     most: float | None,
     turns: str = "",
 ) -> Comparison:
-    """The gradients of functions of some tensors. ``most`` is the target next to the first rival; sizes take turns apart."""
+    """A comparison of gradients. ``most`` is the target for the first rival; each size takes turns by itself."""
     given = tuple(t.clone().requires_grad_() for t in leaves)
     names = {"t": given, "g": torch.randn_like(leaves[0]), "grad": torch.autograd.grad}
 
@@ -77,7 +77,7 @@ def forward_and_backward(
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured: seconds, ratios of ours to each rival's, and peaks in bytes per element."""
+    """The measurements: seconds, ratios of ours to each rival's, and peaks in bytes per element."""
 
     comparison: Comparison
     ours: Times
@@ -89,14 +89,14 @@ class Result:
         return ratio(self.ours, self.rivals[rival])
 
     def verdicts(self) -> dict[str, bool | None]:
-        """Whether each target holds; None where these times cannot tell."""
+        """Whether each target holds; None if these times do not decide."""
         return {rival: self.ratio(rival).at_most(target) for rival, target in self.comparison.targets.items()}
 
 
 def run(
     comparisons: Sequence[Comparison], seconds: float, device: str = "cpu", report: Callable[[str], None] = lambda name: None
 ) -> list[Result]:
-    """Measure them, those of a group in turns, for about so many seconds each beyond what a single round takes."""
+    """Measure comparisons, groups in turns, for about ``seconds`` a statement, or five rounds if they take longer."""
     groups: dict[str, list[Comparison]] = {}
     for c in comparisons:
         groups.setdefault(c.turns or c.name, []).append(c)

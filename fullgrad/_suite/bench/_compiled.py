@@ -34,7 +34,7 @@ def quantize(x: Tensor) -> Tensor:
 
 
 class _Clamp(torch.autograd.Function):
-    # In the old style, with a mask for the backward.
+    # A Function of the old style, with a mask for the backward.
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:  # pyright: ignore
         ctx.save_for_backward((x >= low) & (x <= high))
@@ -102,7 +102,7 @@ def cached_seconds() -> list[dict[str, float]]:
         return [_in_process("ours", "inductor", folder) for _ in range(2)]
 
 
-# Of like complexity, five times over.
+# Chains of similar complexity, five times over.
 LONG: dict[str, tuple[Chain, ...]] = {
     "ours": (
         partial(fullgrad.clamp, min_value=-1.0, max_value=1.0),

@@ -1,7 +1,6 @@
-"""The order statistics as one writes them in plain torch: softtorch's formulas with matrices, and
-the detach trick.
+"""The order statistics as written in plain torch: softtorch's formulas with matrices, and the detach trick.
 
-The cases of the tests have formulas too, for rows of four. Here are the methods that are a formula for rows of any length:
+The cases of the tests have formulas too, for rows of four. The methods here are formulas for rows of any length:
 softsort, neuralsort and the kernel of ranks, in the smooth mode.
 """
 
@@ -20,7 +19,7 @@ def _standard(x: Tensor) -> Tensor:
 
 
 def _softsort(x: Tensor, softness: float) -> Tensor:
-    """The weights of all places, ascending: distances to the sorted row, and a softmax."""
+    """The weights of all places, ascending: a softmax of distances to the sorted row."""
     z = _standard(x)
     return torch.softmax(-(torch.sort(z).values.unsqueeze(-1) - z.unsqueeze(-2)).abs() / softness, -1)
 
@@ -40,7 +39,7 @@ def _rank(weights: Callable[[Tensor, float], Tensor], x: Tensor, softness: float
 
 
 def _softsort_rank(x: Tensor, softness: float) -> Tensor:
-    """Each element is compared with the sorted row; its rank is the mean of the places that it is close to."""
+    """The ranks: each element is compared with the sorted row, and its rank is the mean of the places close to it."""
     z = _standard(x)
     p = torch.softmax(-(z.unsqueeze(-1) - torch.sort(z, descending=True).values.unsqueeze(-2)).abs() / softness, -1)
     return (p * torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)).sum(-1)
@@ -57,7 +56,7 @@ def _quantile(p: Tensor) -> Tensor:
     return torch.lerp(p[..., int(place), :], p[..., min(int(place) + 1, p.shape[-1] - 1), :], place % 1)
 
 
-# Which weights each statistic uses.
+# The weights that each statistic uses.
 _PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda p: p[..., -1, :],
     "min": lambda p: p[..., 0, :],

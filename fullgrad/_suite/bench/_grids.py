@@ -16,7 +16,7 @@ LOW, HIGH = -8, 7
 
 
 def grids(device: str = "cpu") -> Iterator[Comparison]:
-    """Forward and backward on four bits with a given scale, by channel and with a learned one; values of a float format."""
+    """Comparisons on four bits, forward and backward, with a given, a per-channel and a learned scale; a float format."""
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)
     for n, most in ((16, 1.0), (100, None), (16_384, None), (4_000_000, 0.15)):
         x = torch.randn(n, device=device)
@@ -43,7 +43,7 @@ def grids(device: str = "cpu") -> Iterator[Comparison]:
 
 
 def _of_others(scale: Tensor | None, zero: Tensor, n: int) -> dict[str, Operator]:
-    """torchao's and brevitas', where the packages are installed; with ``scale`` None they take it as an argument."""
+    """The operators of torchao and brevitas, if installed; if ``scale`` is None, they take it as an argument."""
     found: dict[str, Operator] = {}
     torchao = load("torchao.quantization.quant_primitives:_fake_quantize_affine")
     if torchao is not None:

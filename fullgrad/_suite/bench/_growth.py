@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def curves(rows: Sequence[Row]) -> dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]]:
-    """By operator, by what was measured, and of whom: sizes, seconds, and peaks in bytes where they were measured."""
+    """Sizes, seconds, and peaks in bytes if measured, by operator, kind of measurement and author."""
     found: dict[tuple[str, str, str], tuple[list[int], list[float], list[float]]] = {}
     for r in rows:
         for who, times in {"ours": r["ours"], **r["rivals"]}.items():
@@ -45,7 +45,7 @@ def exponents(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], file: Path, pyplot: Any) -> None:
-    """Time against n, and memory where it was measured, on log-log axes with the fitted exponent in the legend."""
+    """Plot time, and memory if measured, against n on log-log axes, with the fitted exponents in the legend."""
     found, fitted = curves(rows), {(e["operator"], e["what"], e["who"]): e for e in exponents(rows)}
     both = any(peaks for _, _, peaks in found.values())
     figure, axes = pyplot.subplots(1, 1 + both, figsize=(5.2 * (1 + both), 5.4), layout="constrained", squeeze=False)

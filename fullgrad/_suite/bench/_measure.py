@@ -20,8 +20,10 @@ from torch.utils.benchmark.utils.timer import timer as synchronized
 
 
 def clock(device: str) -> Callable[[], float]:
-    """What time is taken with. On the CPU that of the calling thread, which does all the work (autograd runs CPU graphs in it):
-    what other programs take from it does not count. Elsewhere the wall's, after the device has finished.
+    """The clock of a device.
+
+    On the CPU it is the time of the calling thread, which does all the work (autograd runs CPU graphs in it), so that other
+    programs do not count. Elsewhere it is the wall clock, after the device has finished.
     """
     return time.thread_time if device == "cpu" else synchronized
 
@@ -39,7 +41,7 @@ AGREEMENT_LIMIT = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """Code as a user would write it, and what its names stand for. Compared by identity: it is timed once."""
+    """Code as a user would write it, and the values of its names. Compared by identity, so that it is timed once."""
 
     code: str
     names: Mapping[str, Any]
@@ -47,7 +49,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per call; ``spread``, the interquartile range, and ``doubt``, how far off the median may be, in parts of it."""
+    """Seconds per call; ``spread``, the interquartile range, and ``doubt``, the possible error of the median, relative to it."""
 
     minimum: float
     median: float
@@ -57,7 +59,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One statement over another. ``spread`` is the larger one; ``doubt`` is how far off the ratio of the medians may be."""
+    """One statement over another. ``spread`` is the larger one; ``doubt`` is the possible error of the ratio of medians."""
 
     of_minima: float
     of_medians: float
@@ -75,7 +77,7 @@ class Ratio:
         return max(self.of_minima, self.of_medians) > AGREEMENT_LIMIT * min(self.of_minima, self.of_medians)
 
     def at_most(self, target: float) -> bool | None:
-        """Whether the ratio is within the target; None where these times cannot tell."""
+        """Whether the ratio is within the target; None if these times do not decide."""
         if self.contradictory:
             return None
         if max(self.of_minima, self.of_medians) * (1 + self.doubt) <= target:
@@ -86,9 +88,9 @@ class Ratio:
 
 
 def measure(statements: Sequence[Statement], seconds: float, device: str = "cpu") -> dict[Statement, Times]:
-    """Time every statement once per round, in an order shuffled in each round, for about so many seconds for each.
+    """Time every statement once per round, in a new random order, for about ``seconds`` each.
 
-    A round calls it for a millisecond, or once; there are at least five. Statements that raise are left out.
+    A round calls a statement for a millisecond, or once; there are at least five rounds. Statements that raise are left out.
     """
     timers = [(s, timeit.Timer(s.code, globals=dict(s.names), timer=clock(device))) for s in statements]
     calls, lasting = {}, 0.0
@@ -101,7 +103,7 @@ def measure(statements: Sequence[Statement], seconds: float, device: str = "cpu"
         lasting = max(lasting, once * calls[statement])
     timers = [(s, timer) for s, timer in timers if s in calls]
     samples: dict[Statement, list[float]] = {s: [] for s in calls}
-    order = random.Random(0)  # alike in every run
+    order = random.Random(0)  # the same in every run
     for _ in range(max(5, round(seconds / lasting)) if calls else 0):
         order.shuffle(timers)
         for s, timer in timers:
@@ -120,7 +122,7 @@ def ratio(ours: Times, rival: Times) -> Ratio:
 def saved_bytes(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
     """Bytes that autograd keeps for the backward of a function whose value is one tensor, beyond its inputs and that tensor.
 
-    What a Function keeps as an attribute of ``ctx``, past autograd, is not seen.
+    Tensors that a Function keeps as attributes of ``ctx``, past autograd, are not seen.
     """
     kept: dict[int, int] = {}
 
@@ -156,7 +158,7 @@ def allocations(statement: Statement) -> list[int]:
     """Bytes taken on the CPU, or given back where negative, in their order, during one call."""
     code = compile(statement.code, "<statement>", "exec")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as record:  # 2.12 warns without
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as record:  # else 2.12 warns
         exec(code, dict(statement.names))
     # Every allocation; the profiler's own table adds up those inside an operation.
     events: Any = record.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]

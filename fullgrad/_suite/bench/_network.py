@@ -1,4 +1,4 @@
-"""A network of ten quantized layers and the same with native activations: what per-sample gradients of the two cost."""
+"""The cost of per-sample gradients of a network of ten quantized layers, and of the same with native activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ import fullgrad
 
 LAYERS, WIDTH, BATCH = 10, 64, 64
 
-# Of each layer the weights and the biases.
+# The weights and the biases of each layer.
 Parameters = list[tuple[Tensor, Tensor]]
-# Of the parameters, the inputs and the targets of a batch; with one gradient per sample.
+# A function of the parameters, the inputs and the targets of a batch, with one gradient per sample.
 PerSample = Callable[[Parameters, Tensor, Tensor], Parameters]
 
 

@@ -1,4 +1,4 @@
-"""The comparisons of an operator, made of its case: the inputs enlarged, every way of calling it, every rival that there is.
+"""The comparisons of an operator, made from its case: enlarged inputs, every way of calling it, and every rival.
 
 The rivals are the plain torch operator (the case's ``value``), the composite (its ``surrogate``: the detach trick for a
 straight-through operator), the operator of another package, and the floor: a copy, and with a gradient two reads and a write.
@@ -24,19 +24,19 @@ NO_GRADIENT, FORWARD, BACKWARD = "no gradient", "forward", "forward+backward"
 PER_SAMPLE, JVP, COMPILED = "vmap(grad)", "jvp", "compiled"
 WAYS = (NO_GRADIENT, FORWARD, BACKWARD, PER_SAMPLE, JVP, COMPILED)
 
-# Elements from which on a pass over memory is what a call costs.
+# The number of elements from which on a call costs its passes over memory.
 LARGE = 2**16
-# Elements of one row of an order statistic: all, up to this many; beyond it rows are short, as some methods take n^2 time.
+# All elements are one row of an order statistic up to this many; beyond, rows are short, as some methods take n^2 time.
 ONE_ROW, SHORT_ROW = 4096, 32
-# Surrogates that are no composite of the operator: one that holds a window for every place, two that record nothing, and a closed
-# form of two by two.
+# Operators whose surrogate is not a composite: one holds a window for every place, two record nothing, one is a closed form for
+# two by two.
 NO_COMPOSITE = ("soft.narrow", "ScaleTracker", "track_scales", "sampling.gumbel_sinkhorn")
-# Numbers in a composite's matrices that are still waited for: half a GiB for each in float32.
+# The most numbers in a matrix of a composite that is still run: half a GiB in float32.
 MATRICES = 2**27
 
 
 def chosen(names: Sequence[str], variants: bool) -> list[Case]:
-    """The cases of these names, or those of every public operator; with ``variants`` every way of calling them."""
+    """The cases of these names, or of every public operator; with ``variants``, every way of calling them."""
     firsts = {next(c.name for c in CASES if name in c.covers) for case in CASES for name in case.covers}
 
     def wanted(case: Case) -> bool:
@@ -50,7 +50,7 @@ def chosen(names: Sequence[str], variants: bool) -> list[Case]:
 def comparisons(
     case: Case, n: int, dtype: torch.dtype, device: str, ways: Sequence[str], memory: bool = False, one_row: bool = False
 ) -> Iterator[Comparison]:
-    """One for each way. ``one_row``: order statistics are those of one row, however long."""
+    """One comparison for each way. With ``one_row``, order statistics are those of a single row of any length."""
     row = n if one_row or n <= ONE_ROW else SHORT_ROW
     inputs = enlarged(case, n, row, dtype, device)
     operator = {"ours": case.operator, **rivals(case, inputs, n * row)}
@@ -68,13 +68,13 @@ def comparisons(
             if who == PLAIN and way not in plainly:
                 continue
             if who == PEER and way in (PER_SAMPLE, JVP):
-                continue  # they have no rules for it; docs/peers.md has what each does
+                continue  # other packages have no rules for it; see docs/peers.md
             try:
                 statements[who] = _statement(way, function, leaves, case, n, row)
             except Exception:
                 if who == "ours":
                     raise
-                continue  # what torch cannot compile in plain code is no reason to measure nothing
+                continue  # plain code that torch cannot compile does not stop the others
         if way in (NO_GRADIENT, FORWARD, BACKWARD) and n >= LARGE:
             statements[FLOOR] = _statement(way, _copy, leaves[:1], case, n, row)
         yield Comparison(
@@ -91,9 +91,9 @@ def comparisons(
 
 
 def rivals(case: Case, inputs: Sequence[Any], matrices: int) -> dict[str, Callable[..., Any]]:
-    """By name; those that would take matrices of so many numbers, beyond the limit, are left out."""
+    """The rivals of a case, by name, without those whose matrices would exceed the limit."""
     found: dict[str, Callable[..., Any]] = {}
-    # What leaves the value alone is not an operation of torch at all.
+    # A value that is its input is not an operation of torch at all.
     if case.value is not None and case.value(*inputs) is not inputs[0]:
         found[PLAIN] = case.value
     composite = case.surrogate
@@ -149,12 +149,12 @@ def _shape(case: Case, n: int, row: int) -> tuple[int, ...]:
 
 
 def tensors(inputs: Sequence[Any]) -> list[Tensor]:
-    """Those that are differentiated."""
+    """The inputs that are differentiated."""
     return [v for v in inputs if isinstance(v, Tensor) and v.is_floating_point()]
 
 
 def bound(operator: Callable[..., Any], inputs: Sequence[Any]) -> Function:
-    """The operator as a function of its differentiable inputs, of one tensor: of several the first, the values."""
+    """The operator as a function of its differentiable inputs with one output: the first, the values, if there are several."""
     places = [i for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.is_floating_point()]
     rest = tuple(inputs[1:])
 
@@ -218,7 +218,7 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
 
 
 def function_of_its_own(function: Function) -> Function:
-    """A function with code of its own: torch.compile counts how often it compiles the same code, and gives up."""
+    """A function with its own code object: torch.compile counts how often it compiles the same code, and gives up."""
     namespace: dict[str, Any] = {"function": function}
     exec("def own(*inputs):\n    return function(*inputs)", namespace)
     return namespace["own"]

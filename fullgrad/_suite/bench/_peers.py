@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Of a case its package, and where the operator is; called with the inputs of the case.
+# The package of a case and the path of its operator, which is called with the inputs of the case.
 _PEERS = {
     **{
         name: ("spikingjelly", f"spikingjelly.activation_based.quantize:{name}")
@@ -25,7 +25,7 @@ _PEERS = {
     "scale_fwd": ("unit_scaling", "unit_scaling.scale:scale_fwd"),
     "scale_bwd": ("unit_scaling", "unit_scaling.scale:scale_bwd"),
 }
-# Surrogates of spikingjelly, which are modules: what ours are called with is what they are by default, the tie and the threshold.
+# Surrogates of spikingjelly, which are modules; the parameters, tie and threshold of our cases are their defaults.
 SURROGATES = {
     "spikes.sigmoid": "Sigmoid",
     "spikes.atan": "ATan",
@@ -52,7 +52,7 @@ _TORCH: dict[str, Callable[..., Any]] = {
 
 
 def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
-    """The package and its operator; None where there is none or it is not installed."""
+    """The package and its operator; None if there is none or it is not installed."""
     if case in SURROGATES:
         made = load(f"spikingjelly.activation_based.surrogate:{SURROGATES[case]}")
         if made is None:
@@ -70,7 +70,7 @@ def peer(case: str) -> tuple[str, Callable[..., Any]] | None:
 
 @functools.cache
 def load(path: str) -> Any:
-    """What ``module:attribute`` names; None where the module is not installed."""
+    """The object that ``module:attribute`` names; None if the module is not installed."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

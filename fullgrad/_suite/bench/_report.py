@@ -19,7 +19,7 @@ VERDICTS = {True: "yes", False: "no", None: "unclear"}
 
 
 def environment(device: str, command: str) -> dict[str, Any]:
-    """Where and with what it was measured."""
+    """The machine and the software of a measurement."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": command,
@@ -53,7 +53,7 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 
 def operators_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """A head and a line for each measured call: our time, and its ratio to each rival's, of minima and of medians."""
+    """A header, and a row for each measured call: our time, and its ratio to each rival's, of minima and of medians."""
     targets = [r for r in rows if any("target" in v for v in r["rivals"].values())]
     rows = [r for r in rows if r not in targets]
     found = [who for who in RIVALS if any(who in r["rivals"] for r in rows)]
@@ -70,7 +70,7 @@ def operators_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def targets_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """A head and a line for each comparison with a single rival, the target, and whether it holds."""
+    """A header, and a row for each comparison with a single rival: the target, and whether it holds."""
     yield ["operator", "what", "n", "ours", "rival", "theirs", "ratio", "target", "holds"]
     for r in rows:
         for who, rival in r["rivals"].items():
@@ -89,7 +89,7 @@ def targets_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def facts_table(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """A head and a line for each fact."""
+    """A header, and a row for each fact."""
     yield ["what", "ours", "rival", "theirs", "ratio", "target", "holds"]
     for r in rows:
         numbers = [f"{r[who]:,.0f}" if r[who] >= 1000 else f"{r[who]:.3g}" for who in ("ours", "theirs")]
@@ -104,7 +104,7 @@ def markdown(table: Iterator[list[str]]) -> str:
 
 
 def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Warnings for the reader."""
+    """Warnings for the reader about noisy times."""
     ratios = [v["ratio"] for r in rows for v in r.get("rivals", {}).values()]
     noisy = sum(r["spread"] > SPREAD_LIMIT for r in ratios)
     if noisy:
@@ -121,7 +121,7 @@ def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def seconds(value: float) -> str:
-    """A time in the unit that suits it."""
+    """A time in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -129,14 +129,14 @@ def seconds(value: float) -> str:
 
 
 def ratio(r: dict[str, Any]) -> str:
-    """Of minimal times and of medians, with a mark where they are noisy or contradict each other."""
+    """The ratios of minima and of medians, marked if they are noisy or contradict each other."""
     mark = "?" if r["contradictory"] else "~" if r["spread"] > SPREAD_LIMIT else ""
     digits = ".2f" if r["of_minima"] >= 0.1 else ".2g"
     return f"{r['of_minima']:{digits}} / {r['of_medians']:{digits}}{mark}"
 
 
 def _cpu() -> str:
-    """The model's name, where the system reports it; Python reports the architecture only."""
+    """The name of the processor's model, if the system reports it; Python reports the architecture only."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

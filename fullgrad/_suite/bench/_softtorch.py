@@ -18,10 +18,10 @@ SOFTTORCH = "softtorch"
 INSTALL = "pip install --no-deps --ignore-requires-python softtorch==0.1.1 torchopt POT optree graphviz; pip install numba"
 ROWS = ((10,), (64, 10), (64, 100), (256, 32), (16, 256), (1, 1024))
 ELEMENTS = ((16,), (64, 256), (1024, 1024))
-# What is compiled takes seconds to make, for each operator and shape: order statistics of one shape.
+# Compiling takes seconds for each operator and shape, so only order statistics of one shape are compiled.
 COMPILED_ROWS = ((64, 100),)
 
-# What each takes after the tensor.
+# The arguments of each after the tensor.
 ORDER: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("sort", "argsort", "rank", "max", "min", "argmax", "median")},
     "quantile": {"q": 0.3},
@@ -38,7 +38,7 @@ NAMES = tuple([ours for name in (*ORDER, *_ELEMENTWISE) for ours in (f"soft.{nam
 
 
 def softtorch(ours: str, ways: Sequence[str]) -> Iterator[Comparison]:
-    """One comparison of an operator for each shape and way; what the rival cannot do has none, and says so."""
+    """One comparison of an operator for each shape and way. If the rival raises, the comparison has no rival and says so."""
     theirs = ours.removeprefix("soft.")
     name = theirs.removesuffix("_st")
     pair = [_function(operator, name) for operator in (_ours(ours), load(f"softtorch:{theirs}"))]
@@ -67,14 +67,14 @@ def _ours(name: str) -> Any:
 
 
 def _function(operator: Any, name: str) -> Callable[[Tensor], Tensor]:
-    """The operator as a function of a tensor: along the last dimension, or next to numbers as tensors without dimensions."""
+    """The operator as a function of a tensor: along the last dimension, or with its numbers as tensors without dimensions."""
     how = {"dim": -1, **ORDER[name]} if name in ORDER else {}
     others = [torch.tensor(v) for v in _ELEMENTWISE.get(name, ())]
     return lambda x: y if isinstance(y := operator(x, *others, **how), Tensor) else y[0]
 
 
 def _statements(pair: Sequence[Callable[[Tensor], Tensor]], way: str, shape: tuple[int, ...]) -> list[Statement]:
-    """Ours and the rival's, or ours alone where the rival raises; none where there is no such way."""
+    """Ours and the rival's, or ours alone if the rival raises; none for an unknown way."""
     torch.manual_seed(0)
     statements = []
     for f in pair:

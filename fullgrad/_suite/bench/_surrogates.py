@@ -10,7 +10,7 @@ from fullgrad._suite.bench._peers import SURROGATES, load
 
 
 def surrogates(device: str = "cpu") -> Iterator[Comparison]:
-    """Forward and backward of every surrogate that both have, where the package is installed."""
+    """Comparisons of forward and backward of every surrogate that both have, if the package is installed."""
     for n, most in ((16, 1.0), (4_000_000, 0.5)):
         v = torch.randn(n, device=device)
         for case, name in SURROGATES.items():

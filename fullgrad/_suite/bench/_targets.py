@@ -1,4 +1,4 @@
-"""The comparisons that have a number to keep, each written as its users write it: ``python -m fullgrad bench targets``."""
+"""The comparisons that have a target, each written as users write it: ``python -m fullgrad bench targets``."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ OLD_STYLE = "old-style Function"
 SPIKINGJELLY = "spikingjelly"
 
 Operator = Callable[..., Any]
-# The name of a rival, the operator, and the most that our time may be of its time.
+# The name of a rival, the operator, and the largest allowed ratio of our time to its time.
 Rival = tuple[str, Operator, float | None]
 
 
@@ -43,7 +43,7 @@ def old_style_round(x: Tensor) -> Tensor:
 
 
 def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
-    """All of them; quickly, those of elementwise operators."""
+    """All comparisons with targets; if ``quick``, those of elementwise operators."""
     yield from _small(device)
     yield from _transforms(device)
     yield from _network(device)
@@ -69,7 +69,7 @@ def _compare(
     rivals: Sequence[Rival],
     turns: str = "",
 ) -> Comparison:
-    """``f`` in the statement is what is compared."""
+    """A comparison of a statement in which ``f`` stands for the operators."""
 
     def case(f: Operator) -> Statement:
         return Statement(statement, names | {"f": f})
@@ -87,13 +87,13 @@ def _compare(
 
 
 def _spikingjelly(name: str, target: float | None = None) -> list[Rival]:
-    """spikingjelly's operator of this name, where the package is installed."""
+    """spikingjelly's operator of this name, if the package is installed."""
     f = load(f"spikingjelly.activation_based.quantize:{name}")
     return [] if f is None else [(SPIKINGJELLY, f, target)]
 
 
 def _small(device: str) -> Iterator[Comparison]:
-    """16 elements: what a call costs, whatever it computes."""
+    """16 elements: the cost of a call, whatever it computes."""
     x, g = torch.randn(SMALL, device=device), torch.randn(SMALL, device=device)
     names = {"x": x.clone().requires_grad_(), "g": g, "grad": torch.autograd.grad}
     clamp = "f(x, -1.0, 1.0)"
@@ -109,7 +109,7 @@ def _small(device: str) -> Iterator[Comparison]:
 
 
 def _transforms(device: str) -> Iterator[Comparison]:
-    """Under torch.func. The transform is made once, as for a training loop; gradients are those of a sum, per row under vmap."""
+    """Comparisons under torch.func. Transforms are made once, as in training; gradients are of a sum, per row under vmap."""
     names = {"x": torch.randn(BATCH, device=device), "t": torch.randn(BATCH, device=device), "jvp": torch.func.jvp}
     n = BATCH[0] * BATCH[1]
 
@@ -278,7 +278,7 @@ def _isotonic() -> Iterator[Comparison]:
 
 
 def facts(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """Bytes, compilation and the cache of compiled graphs: of each what it is, ours, the rival's, and the most that we allow."""
+    """Bytes, compilation and the cache of compiled graphs: a name, ours, the rival's, and the largest allowed ratio of each."""
     for name, (ours, composite) in _with_matrices().items():
         held = [peak_bytes(Statement("grad(f(x), x, g)", _row(16_384, device) | {"f": f}), device) for f in (ours, composite)]
         target = 1 / 500 if name.startswith("sort") else 1 / 100

@@ -1,8 +1,8 @@
-"""The cases: every public operator, with inputs and oracles. One list, from which the tests of all operators are made."""
+"""The cases: every public operator with inputs and oracles, in the one list from which the tests of all operators are made."""
 
 from fullgrad._suite.cases import (
     clamping,
-    estimators,
+    functions,
     gradients,
     order,
     quantizers,
@@ -26,7 +26,7 @@ CASES: list[Case] = [
     *quantizers.CASES,
     *sampling.CASES,
     *simplex.CASES,
-    *estimators.CASES,
+    *functions.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

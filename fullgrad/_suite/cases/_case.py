@@ -17,8 +17,8 @@ class Case(Subject):
         name: A unique name for reports.
         covers: The names of ``fullgrad.__all__`` that this case proves, and of ``fullgrad.soft.__all__`` as ``soft.…``.
         exhaustive: Whether the suite runs it with the exhaustive tests: a variant of another case.
-        long: Whether it calls only operator classes that other cases call: the long tests have it, and not the short suite.
-        of: What the operator is a function of, for plots: ``"elements"``; ``"rows"``, of which one element varies;
+        long: Whether other cases call all its operator classes, so that it is in the long tests but not in the short suite.
+        of: The domain of the operator, for plots: ``"elements"``; ``"rows"``, of which one element varies;
             ``"tensors"``; or ``"matrices"``, which have no plot.
         elementwise: Whether each element of the value is made of one element and of numbers, so that compiled code fuses a chain
             of such operators into one kernel; not so for what reduces, or takes a constant of the size of its input.
@@ -38,7 +38,7 @@ def numbers(*shape: int, scale: float = 2.0, seed: int = 0) -> Tensor:
 
 
 def in_compute_dtype(value: Any) -> Any:
-    """A value whose arithmetic is that of float32 for half precision, rounded once, with parameters converted to it."""
+    """A value function that computes half precision in float32, with parameters converted to it, and rounds once."""
 
     def plain(x: Tensor, *rest: Any) -> Tensor:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -66,7 +66,7 @@ CASES = [
         name="scale by a tensor",
         long=True,
         covers=("scale", "Scale"),
-        # One tensor as both factors is multiplication.
+        # One tensor as the factor of both value and gradient is multiplication.
         operator=lambda x, f: fullgrad.scale(x, f, f),
         inputs=(X, FACTOR),
         surrogate=torch.mul,

@@ -1,7 +1,7 @@
 """Cases of the order statistics: each by every method in every mode, against n by n formulas in plain torch code.
 
-What solves an equation is written as Newton's method: a solution that is a constant, and two steps from it, which leave the
-value and give derivatives of up to the third order.
+Solutions of equations are written by Newton's method: a constant solution, and two steps from it, which keep the value and
+give derivatives of up to the third order.
 """
 
 import functools
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._core.opmath import wide
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.soft import _abs_of, _step
 from fullgrad.soft.order import _numbers
@@ -40,7 +41,7 @@ POWERS = {"c0": 1, "c1": 2, "c2": 3}
 
 
 def _newton(solution: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
-    """Two steps from the library's solution, a constant; they would leave one that is wrong."""
+    """Two Newton steps from the library's solution, a constant; they would move away from a wrong one."""
     theta = solution.detach()
     for _ in range(2):
         theta = theta + step(theta)
@@ -48,7 +49,7 @@ def _newton(solution: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _project(v: Tensor, mode: str) -> Tensor:
-    """Rows onto the simplex."""
+    """The projection of rows onto the simplex."""
     if mode == "smooth":
         return torch.exp(v - torch.logsumexp(v, -1, keepdim=True))
     alpha = POWERS[mode]
@@ -62,7 +63,7 @@ def _project(v: Tensor, mode: str) -> Tensor:
 
 
 def _permuted(u: Tensor, w: Tensor, mode: str) -> Tensor:
-    """Rows onto the permutahedron of w, of which the blocks are constants."""
+    """The projection of rows onto the permutahedron of w, with constant blocks."""
     u, order = torch.sort(u, descending=True)
     w = torch.sort(w, descending=True).values
     t, first = _permutahedron.Isotonic.apply(u.detach(), w.detach(), mode)
@@ -77,7 +78,7 @@ def _permuted(u: Tensor, w: Tensor, mode: str) -> Tensor:
         level = torch.log(total(torch.exp(u))) - torch.log(total(torch.exp(w)))
     else:
         alpha = POWERS[mode]
-        # On a block of one the level, of which w is a power, is what makes t^alpha equal to w.
+        # On a block of one element, the level makes t^alpha equal to w.
         t = torch.where(same.sum(-1) == 1, w.detach().sign() * w.detach().abs() ** (1 / alpha), t.detach())
 
         def step(level):
@@ -92,9 +93,9 @@ def _permuted(u: Tensor, w: Tensor, mode: str) -> Tensor:
 
 
 def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
-    """The transport plan: potentials that are constants, and three steps of Newton's method.
+    """The transport plan: constant potentials, and three steps of Newton's method.
 
-    After two the second derivative still has the error of the constants, 1e-8.
+    After two steps, the second derivative still has the error of the constants, 1e-8.
     """
     n, m = cost.shape[-2:]
     f, g = _transport.Potentials.apply(cost.detach(), mu.detach(), nu.detach(), mode)
@@ -110,7 +111,7 @@ def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
         matrix = torch.cat(
             (torch.cat((torch.diag_embed(rows), slope), -1), torch.cat((slope.mT, torch.diag_embed(columns)), -1)), -2
         )
-        # The potentials may move against each other: that their difference stays makes the system regular.
+        # The two potentials may shift against each other; keeping their difference fixed makes the system regular.
         gauge = torch.cat((cost.new_ones(n), -cost.new_ones(m)))
         lack = torch.cat((mu - plan.sum(-1), nu - plan.sum(-2)), -1)
         # torch.linalg.solve loses terms where forward mode is nested: https://github.com/pytorch/pytorch/issues/192540.
@@ -143,7 +144,7 @@ def _network(v: Tensor, s: Any, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def _weights(x: Tensor, s: Any, mode: str, method: str, groups: tuple[list[float], list[float]] | None = None) -> Tensor:
-    """The weights in all places, ascending, or those of transport to anchors with so many elements."""
+    """The weights in all places, ascending, or those of transport to anchors with given numbers of elements."""
     z, n = _standard(x)[0], x.shape[-1]
     if method == "softsort":
         return _project(-(torch.sort(z).values.unsqueeze(-1) - z.unsqueeze(-2)).abs() / s, mode)
@@ -203,7 +204,7 @@ MIDDLE = ([0.0, 0.5, 1.0], [1.0, 1.0, 2.0])
 
 
 def _at(place: int, anchor: int, groups: Any, sign: int = 1) -> Callable[..., Tensor]:
-    """The weights in a place, or of an anchor of transport; of the negated row if the sign is -1."""
+    """A formula: the weights in a place, or of an anchor of transport; of the negated row if the sign is -1."""
 
     def formula(x, s, mode, method):
         if method == "ot":
@@ -260,7 +261,7 @@ def _hard_quartile(x):
 
 
 def _quartile_by_sort(x):
-    """`torch.quantile`, which has no batching rule."""
+    """The value of `torch.quantile`, which has no batching rule."""
     values, place = torch.sort(x, dim=-1).values, 0.25 * (x.shape[-1] - 1)
     values = values.float() if x.dtype in (torch.float16, torch.bfloat16) else values
     return torch.lerp(values[..., math.floor(place)], values[..., math.ceil(place)], values.new_tensor(place % 1)).to(x.dtype)
@@ -275,7 +276,7 @@ def _quantile_of(x):
 
 
 _argmax, _argmin, _median = _at(3, 1, LARGEST), _at(3, 1, LARGEST, -1), _at(1, 1, MIDDLE)
-# Of each statistic its options, formula(x, s, mode, method), hard value, methods and operator class.
+# The options, formula(x, s, mode, method), hard value, methods and operator class of each statistic.
 STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
     "argmax": ({"dim": -1}, _argmax, lambda x: _one_hot(x.argmax(-1), x), PERMUTATION_METHODS, _extremum.Extremum),
     "argmin": ({"dim": -1}, _argmin, lambda x: _one_hot(x.argmin(-1), x), PERMUTATION_METHODS, _extremum.Extremum),
@@ -296,14 +297,14 @@ STATISTICS: dict[str, tuple[dict[str, Any], Any, Any, tuple[str, ...], Any]] = {
     "topk": ({"k": 2}, _first_values, lambda x: torch.topk(x, 2, -1).values, SORT_METHODS, _sort.Sort),
     "rank": ({"dim": -1}, _ranks, _hard_rank, RANK_METHODS, _rank.Rank),
 }
-# What torch cannot linearize.
+# Values that torch cannot linearize.
 EXACT = {"quantile": _quantile_of}
-# Soft ones that have weights beside their values by default.
+# Soft statistics that return weights beside their values by default.
 PAIRED = ("max", "min", "median", "sort", "topk")
 
 
 def _both(name: str, formula: Any) -> Any:
-    """The formula of values and, by a method that has them, of weights, as one."""
+    """One formula of the values and, for methods that have them, the weights."""
     weights = {"max": _argmax, "min": _argmin, "median": _median, "sort": _weights, "topk": _first_two}[name]
 
     def joined(x, s, mode, method):
@@ -314,7 +315,7 @@ def _both(name: str, formula: Any) -> Any:
 
 
 def _relaxed(operator_class: Any) -> Callable[..., Any]:
-    """The relaxation as the forward of its straight-through version; integer indices where it has them."""
+    """The relaxation as the forward of its straight-through version, with integer indices if it has them."""
 
     def forward(*args: Any) -> Any:
         y = operator_class.relaxed(*args)
@@ -360,12 +361,12 @@ def _straight_through_version(name: str, method: str, mode: str) -> Case:
 
 
 def _softness(method: str, mode: str) -> float:
-    """In the sparse modes a plan falls apart into many when it is small, and the formula's system is singular."""
+    """The softness: if it is small in the sparse modes, a plan falls apart, and the formula's system is singular."""
     return SOFT if method != "ot" or mode == "smooth" else 2.0 if mode == "c0" else 1.0
 
 
-# Of each operator class a relaxation and a straight-through version are checked in every run, in all modes and by all methods but
-# transport, which has its projection; the rest in turn.
+# Every run checks a relaxation and a straight-through version of each operator class, in all modes and by all methods except
+# transport, which has its projection; the rest take turns.
 EVERYDAY = {
     "soft.max softsort c1",
     "argmin_st sorting_network smooth",
@@ -376,8 +377,8 @@ EVERYDAY = {
     "soft.rank sigmoid c0",
     "rank_st fast_soft_sort c1",
 }
-# One of each operator class, by the methods and in the modes whose graphs are smallest; they call the classes of the projections
-# onto the simplex and the permutahedron, too.
+# One case of each operator class, by the methods and in the modes with the smallest graphs; they also call the classes of the
+# projections onto the simplex and the permutahedron.
 SHORT = {
     "argmin_st softsort c0",
     "soft.argmedian softsort smooth",
@@ -391,7 +392,7 @@ WIDTH = torch.tensor(0.7, dtype=torch.float64)
 
 
 def _projection(name: str, formula: Callable[..., Tensor], *inputs: Tensor) -> list[Case]:
-    """A projection in every mode, all of its inputs differentiated."""
+    """The cases of a projection, in every mode, with all inputs differentiated."""
 
     def call(mode: str) -> Callable[..., Tensor]:
         return lambda *a: getattr(soft, name)(*a[:-1], softness=a[-1], mode=mode)
@@ -427,10 +428,10 @@ PROJECTIONS = [
 
 
 def _kernel(name: str, operator: Callable[..., Any], weights: Callable[[Tensor], Tensor]) -> Case:
-    """Averages of a row h over an ascending row u, by what serves rows too long for a matrix, called here on short ones."""
+    """Averages of a row h over an ascending row u, on short rows, by code for rows too long for a matrix."""
 
     def call(u: Tensor, h: Tensor) -> Tensor:
-        return operator(torch.sort(_numbers.wide(u), -1).values, _numbers.wide(h)).to(h.dtype)
+        return operator(torch.sort(wide(u), -1).values, wide(h)).to(h.dtype)
 
     return Case(
         name=name,
@@ -471,7 +472,7 @@ def _joined_quantile(hard: Any) -> Callable[..., Tensor]:
     return lambda *args: torch.cat([torch.as_tensor(part(*args)).flatten() for part in hard])
 
 
-# The straight-through versions that return what they do not by default.
+# The straight-through versions with outputs that they do not have by default.
 WITH_OR_WITHOUT_WEIGHTS = [
     Case(
         name="quantile_st with weights",

@@ -81,9 +81,12 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
         zero = 0 * (s + z)
         return torch.where(inner, x + zero, (torch.clamp(r, LOW, HIGH).detach() - z) * s)
 
-    def smooth_residual(x: Tensor, s: Any, z: Any, *_: Any) -> Tensor:
-        r, _, inner = _code(x, s, z, inside, reciprocal, round_z)
-        return torch.where(inner, 0 * r, torch.clamp(r, LOW, HIGH).detach() - z)
+    def smooth_residual(q: Tensor, passed: Tensor, z: Any, compared: Any, low: int, high: int) -> Tensor:
+        if compared is None:
+            return torch.zeros_like(q)
+        if round_z and isinstance(z, Tensor):
+            q = q + torch.clamp(torch.round(z), low, high) - z
+        return torch.where((compared >= low) & (compared <= high), 0, q)
 
     return Case(
         name=name,
@@ -94,7 +97,6 @@ def _fake(name: str, inputs: tuple[Any, ...], inside: Any = "rounded", *, dim: i
         value=value,
         smooth_forwards={
             _fake_quantize.FakeQuantize: smooth,
-            _fake_quantize.FakeQuantizeEverywhere: lambda x, *rest: x.clone(),
             _fake_quantize.FakeQuantizeResidual: smooth_residual,
         },
         **options,
@@ -121,7 +123,7 @@ def _fakes() -> Iterator[Case]:
 
 
 def _nearest(v: Tensor, format: FloatFormat) -> Tensor:
-    """The numbers of a format next to those between its ends, by the exponents that frexp gives."""
+    """The nearest numbers of a format, for numbers between its ends, by the exponents of frexp."""
     v = torch.clamp(v, -format.max, format.max)
     exponent = (torch.frexp(v.abs()).exponent - 1).clamp(min=int(math.log2(format.min_normal)))
     step = torch.ldexp(torch.ones_like(v), exponent - format.mantissa_bits)
@@ -166,7 +168,6 @@ def _float(name: str, inputs: tuple[Any, ...], inside: Any, format: FloatFormat 
         value=in_compute_dtype(lambda x, s: times(_nearest(quotient(x, s), format), s)),
         smooth_forwards={
             _float_quantize.FloatQuantize: smooth,
-            _float_quantize.FloatQuantizeEverywhere: lambda x, *rest: x.clone(),
             _float_quantize.FloatQuantizeResidual: smooth_residual,
         },
         **options,
@@ -174,7 +175,7 @@ def _float(name: str, inputs: tuple[Any, ...], inside: Any, format: FloatFormat 
 
 
 def _mx_plain(x: Tensor) -> Tensor:
-    """Of blocks of two, with e2m1 as element and the scale of the specification."""
+    """The value for blocks of two, with e2m1 as element and the scale of the specification."""
     blocks = x.unflatten(-1, (x.shape[-1] // 2, 2))
     largest = blocks.abs().amax(-1, keepdim=True)
     exponent = (torch.frexp(largest).exponent - 1 - 2).clamp(-127, 127)
@@ -186,7 +187,7 @@ def _mx_plain(x: Tensor) -> Tensor:
 
 
 def _padded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """For a function of rows of sixteen: the rows filled with zeros."""
+    """A function of rows of sixteen, applied to rows filled up with zeros."""
 
     def padded(x: Tensor) -> Tensor:
         return function(torch.nn.functional.pad(x, (0, -x.shape[-1] % 16)))[..., : x.shape[-1]].contiguous()
@@ -218,7 +219,7 @@ def _floats() -> Iterator[Case]:
         surrogate=by_cotangent_map(_rounded_gradient),
         value=lambda x: x,
         linear=False,
-        smooth_forwards={_float_quantize.FloatQuantizeEverywhere: lambda x, *_: x.clone()},
+        smooth_forwards={_float_quantize.FloatQuantize: lambda x, *_: x.clone()},
     )
     yield Case(
         name="quantizers.mx_quantize",
@@ -267,7 +268,6 @@ def _binarize(name: str, inputs: tuple[Any, ...], window: float | None, **option
         value=in_compute_dtype(lambda x, s: _sign(x) * s),
         smooth_forwards={
             _binarize_file.Binarize: lambda x, s, *_: _sign(x) * s + inner(x) * x,
-            _binarize_file.BinarizeEverywhere: lambda x, *_: x.clone(),
         },
         **options,
     )
@@ -318,7 +318,6 @@ def _ternarize(name: str, inputs: tuple[Any, ...], window: float | None, scale_g
         value=in_compute_dtype(value),
         smooth_forwards={
             _ternarize_file.Ternarize: smooth,
-            _ternarize_file.TernarizeEverywhere: lambda x, *_: x.clone(),
             _ternarize_file.TernaryCode: smooth_code,
         },
         **options,
@@ -372,13 +371,13 @@ ROWS = ((0.8, -0.3, 0.4), (-1.1, 0.6, -0.2), (1.7, -1.3, 0.6), (-0.4, 1.2, 0.1),
 
 
 def _vectors(x: Tensor) -> Tensor:
-    """Three numbers that are made of one."""
+    """Vectors of three numbers, made of one number each."""
     return torch.stack((x, 0.5 - x, 0.3 * x), -1)
 
 
 def _nearest_rows(vectors: Tensor) -> Tensor:
     rows = torch.tensor(ROWS, dtype=vectors.dtype, device=vectors.device)
-    size = vectors.abs().amax(-1, keepdim=True).clamp(min=1)  # by which distances are divided, to be finite
+    size = vectors.abs().amax(-1, keepdim=True).clamp(min=1)  # divisor of distances, so that they are finite
     k = ((rows * rows).sum(-1) / size - 2 * ((vectors / size) @ rows.mT)).argmin(-1)
     k = torch.where(vectors.isfinite().all(-1), k, 0)
     return torch.where(vectors.isnan().any(-1, keepdim=True), torch.nan, rows[k])
@@ -408,7 +407,7 @@ def _vector(gradient: str, **options: Any) -> Case:
 
 
 def _power(x: Tensor) -> Tensor:
-    """Of the logarithm in float64, which is none of its ties."""
+    """The power of two by the logarithm in float64, which is never a tie."""
     k = torch.round(torch.log2(x.double().abs())).clamp(max=1)
     y = torch.copysign(torch.exp2(k), x.double())
     return torch.where((x == 0) | x.isnan(), x.double(), y).to(x.dtype)
@@ -460,7 +459,7 @@ def _few_levels() -> Iterator[Case]:
         inputs=(X,),
         surrogate=lambda x: straight_through(_power(x.detach()), x),
         value=_power,
-        smooth_forwards={_power_file.PowerOfTwoEverywhere: lambda x, *_: x.clone()},
+        smooth_forwards={_power_file.PowerOfTwo: lambda x, *_: x.clone()},
     )
 
 
@@ -533,7 +532,7 @@ def _xnor(w: Tensor) -> Tensor:
 
 
 def _fsq(x: Tensor) -> Tensor:
-    """Of one channel with four levels."""
+    """The value of `fsq` for one channel with four levels."""
     reach = 3 * 1.001 / 2
     return rounded_through(torch.tanh(x + math.atanh(0.5 / reach)) * reach - 0.5) / 2
 
@@ -544,7 +543,7 @@ def _bsq(x: Tensor) -> Tensor:
 
 
 def _preset(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, **options: Any) -> Case:
-    """A composition: the checks of its parts are the short ones."""
+    """The case of a composition; the short checks are those of its parts."""
     return Case(
         name=f"quantizers.{name}",
         covers=(f"quantizers.{name.partition(' ')[0]}",),

@@ -20,7 +20,7 @@ def _plain_k_bit(x, k):
 
 
 def _slope(x):
-    """x / round(x), 1 at 0, 0 elsewhere; differentiable as it is."""
+    """x / round(x); where round(x) is 0, 1 at 0 and 0 elsewhere; differentiable as it is."""
     r = torch.round(x)
     zero = r == 0
     return torch.where(zero, (x == 0).to(x.dtype), x / torch.where(zero, 1.0, r))
@@ -39,7 +39,7 @@ def _learned_h(v, hard=False, zeta=1.1, gamma=-0.1, temperature=1.0):
 
 
 def _half_away(x):
-    """Without a fraction: adding a half with the sign of x is exact in float64 for numbers of a narrower dtype."""
+    """The nearest integers, halves away from 0: adding a half is exact in float64 for numbers of a narrower dtype."""
     if x.dtype == torch.float64:
         nearest = torch.round(x)
         tie = (x - torch.trunc(x)).abs() == 0.5
@@ -48,7 +48,7 @@ def _half_away(x):
 
 
 def _with_noise(x):
-    """The same noise for every element, whatever the shape."""
+    """Stochastic rounding with the same noise for every element, whatever the shape."""
     return fullgrad.stochastic_round(x, noise=x.new_full(x.shape, 0.4, dtype=torch.float32))
 
 
@@ -154,7 +154,7 @@ CASES = [
         value=torch.round,
         smooth_forwards={
             fullgrad.SoftRound: lambda x: torch.where(x.round() == 0, 0.0, x * x / (2 * x.round())),
-            _soft_round._Slope: _slope,
+            _soft_round.Slope: _slope,
         },
     ),
     Case(

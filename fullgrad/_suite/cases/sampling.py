@@ -1,4 +1,4 @@
-"""Cases of the family `sampling`: each operator with noise that is given, and as it draws.
+"""Cases of the family `sampling`: each operator with given noise, and with noise that it draws.
 
 The noise is a constant that depends on the shape alone, or an input with a derivative where the surrogate contains it. In every
 surrogate the sample is a constant.
@@ -42,7 +42,7 @@ def uniform(x: Tensor, *sizes: int) -> Tensor:
 
 
 def gumbel(x: Tensor, *sizes: int) -> Tensor:
-    """The same as Gumbel noise."""
+    """The numbers of `uniform` as Gumbel noise."""
     return -torch.log(-torch.log(uniform(x, *sizes)))
 
 
@@ -61,7 +61,7 @@ def _less(u: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _one_hot(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """NaN where the softmax is; contiguous, as torch's own."""
+    """Ones at the largest scores, NaN where the softmax is NaN; contiguous, as torch's own."""
     y = (scores == scores.amax(-1, keepdim=True)) + 0 * torch.softmax(scores, -1)
     return y.to(dtype).contiguous()
 
@@ -104,7 +104,7 @@ def _gapped(x: Tensor, tau: Any, gap: Any) -> Tensor:
 
 
 def _rao(x: Tensor, tau: Any, samples: int) -> Tensor:
-    """With exponential variables, as in the paper: that of the sample has the rate of all."""
+    """The value with exponential variables, as in the paper: the variable of the sample has the rate of all."""
     noise, y = gumbel(x, samples + 1), x.detach()
     e, total = torch.exp(-noise[1:]), torch.exp(y).sum(-1, keepdim=True)
     sample = _sample(y, noise[0])
@@ -133,7 +133,7 @@ def _k_hot(scores: Tensor, k: int) -> Tensor:
 
 
 def _sinkhorn(x: Tensor, tau: Any, noise: Tensor) -> Tensor:
-    """Two by two in closed form."""
+    """The doubly stochastic matrix, two by two, in closed form."""
     s = (x + noise) / tau
     a = torch.sigmoid((s[..., 0, 0] + s[..., 1, 1] - s[..., 0, 1] - s[..., 1, 0]) / 2)
     return torch.stack((torch.stack((a, 1 - a), -1), torch.stack((1 - a, a), -1)), -2)
@@ -155,7 +155,7 @@ _REPLACED = {fullgrad.ReplaceGrad: lambda value, surrogate: surrogate.clone()}
 
 
 def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, words: str = "", **options: Any) -> Case:
-    """``operator`` has the noise; the function of the family draws it, with the other inputs."""
+    """The case of an operator with given noise; the function of the family, called with the other inputs, draws it."""
     value = options.get("value")
     draws = options.pop("draws", sampling.uniform_like if name in _OF_UNIFORM else sampling.gumbel_like)
     random = options.pop("random", getattr(sampling, name))

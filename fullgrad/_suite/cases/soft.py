@@ -82,12 +82,12 @@ def _isclose_of(x, y, s, rtol, atol, mode, epsilon=1e-10):
 
 
 def _constant(v):
-    """torch's Heaviside step, for one, has no forward mode."""
+    """The constant value: torch's Heaviside step, for one, has no forward mode."""
     return v.detach() if isinstance(v, Tensor) else v
 
 
 def _isclose(x, y, rtol=0.1, atol=0.05):
-    """What torch.isclose is, which under vmap warns that it is slow."""
+    """The value of torch.isclose, which under vmap warns that it is slow."""
     return ((x == y) | (((x - y).abs() <= atol + rtol * y.abs()) & y.isfinite())).to(x.dtype)
 
 
@@ -99,7 +99,7 @@ def _heaviside(x):
 
 
 def _without(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A class's own forward, soft where it is hard."""
+    """A class's own forward, made soft where it is hard."""
     return lambda *args: forward(*args[:-1], False)
 
 
@@ -119,9 +119,9 @@ def _pairs(
 ) -> Iterator[Case]:
     """A relaxation and its straight-through version in each mode; ``formula(*inputs, softness, mode)`` is differentiable.
 
-    The two share their rules, so one of them in one mode, the other in another, are checked in every run, the rest in turn; the
-    short suite has the straight-through version in the mode ``short``, unless the class ``repeats``: c2, or c0 where that makes
-    large graphs.
+    The two share their rules, so every run checks one of them in one mode and the other in another; the rest take turns. The
+    short suite has the straight-through version in the mode ``short``, c2, or c0 where c2 makes large graphs, unless the class
+    ``repeats``.
     """
     for mode in modes:
         relaxation = functools.partial(formula, mode=mode)
@@ -163,7 +163,7 @@ WIDTHS = 0.2 + 0.1 * numbers(4, 1, seed=7).abs()
 
 
 def _with_widths() -> Iterator[Case]:
-    """The same with a softness for each row, which gets its gradient."""
+    """Cases with a softness for each row, which gets its gradient."""
     formulas = {
         "abs": (_abs.Abs, _abs_of, torch.abs, (X,)),
         "clamp": (_clamp.Clamp, _clamp_of, torch.clamp, (X, -0.6, 0.8)),
@@ -193,7 +193,7 @@ def _plain(
     elementwise: bool = False,
     **options: Any,
 ) -> Case:
-    """An operator that is made of torch's own, compared with its formula."""
+    """The case of an operator that is made of torch's own, compared with its formula."""
     return Case(
         name=f"soft.{name}{label}",
         covers=(f"soft.{name}",),
@@ -252,7 +252,7 @@ RELAXATIONS = [
 LOGIC = [
     _plain("logical_not", lambda x: 1 - x, TRUTH, elementwise=True),
     _plain("logical_and", torch.mul, TRUTH, OTHER, elementwise=True),
-    # Beside its inputs it keeps a number 1, four bytes whatever the size.
+    # Besides its inputs it keeps a number 1, four bytes for any size.
     _plain("logical_or", lambda x, y: 1 - (1 - x) * (1 - y), TRUTH, OTHER, max_saved_bytes=1, elementwise=True),
     _plain(
         "logical_xor",

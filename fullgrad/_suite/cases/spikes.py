@@ -111,7 +111,7 @@ def _periodic_exponential(v, threshold, width, max_spikes, grad_scale):
 
 
 def _spread(value: Tensor, *inputs: Any) -> Tensor:
-    """In the shape to which all inputs broadcast."""
+    """A value expanded to the shape to which all inputs broadcast."""
     shape = torch.broadcast_shapes(value.shape, *[a.shape for a in inputs if isinstance(a, Tensor)])
     return value if value.shape == shape else value.expand(shape).clone()
 
@@ -139,7 +139,7 @@ def _count(v: Tensor, threshold: Any, max_spikes: Any, *inputs: Any) -> Tensor:
 
 # --- The cases -----------------------------------------------------------------------------------------------------------
 
-# Operators of the short suite: one of each kind of formula.
+# The operators of the short suite: one for each kind of formula.
 SHORT = ("sigmoid", "rect", "leaky_k_relu", "ste_sign", "multi_spike")
 
 # R, and the parameters: as numbers, and as tensors where they can be.
@@ -174,7 +174,7 @@ STEPS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], tuple[Any, ...]]]
 
 
 def surrogate_of(rise: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """S of a step, of the operator's inputs."""
+    """The surrogate S of a step, as a function of the operator's inputs."""
 
     def surrogate(v: Tensor, *inputs: Any) -> Tensor:
         *parameters, threshold, grad_scale, _ = inputs
@@ -242,7 +242,7 @@ def _counts() -> Iterator[Case]:
 
 
 def _random() -> Iterator[Case]:
-    """With noise that is given, the same for every element: it broadcasts with inputs of every shape."""
+    """Cases with given noise, the same for every element: it broadcasts with inputs of every shape."""
 
     def rise(u: Tensor, mean: Any, variance: Any) -> Tensor:
         return torch.where(u < 0, variance * (0.4 - 0.5 + mean) * u, u)
@@ -259,7 +259,7 @@ def _random() -> Iterator[Case]:
             learned=learned,
             operator=with_noise,
             smooth_forward=lambda v, mean, variance, noise, *rest: surrogate_of(rise)(v, mean, variance, *rest),
-            max_saved_bytes=1,  # the noise, whatever the size
+            max_saved_bytes=1,  # the noise, for any size
             elementwise=False,
         )
     yield _case(

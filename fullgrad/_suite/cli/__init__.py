@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 1 when a check fails and 2 when the command makes no sense."""
+    """Run a command; the exit status is 1 when a check fails and 2 when the command cannot be run."""
     parser = argparse.ArgumentParser(prog="python -m fullgrad", description="Declared gradients, proved on this machine.")
     parser.add_argument("--version", action="version", version=f"fullgrad {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

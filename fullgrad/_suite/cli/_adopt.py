@@ -1,4 +1,4 @@
-"""``python -m fullgrad adopt``: published Functions of the packages that are installed, before and after `fullgrad.adopt`."""
+"""``python -m fullgrad adopt``: published Functions of the installed packages, before and after `fullgrad.adopt`."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the checks of each, and print the table."""
+    """Run the checks of each Function, and print the table."""
     known = {published.package for published in PUBLISHED} | {published.name for published in PUBLISHED}
     unknown = set(options.names) - known
     if unknown:

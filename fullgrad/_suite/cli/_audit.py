@@ -1,4 +1,4 @@
-"""``python -m fullgrad audit``: what breaks in the declared gradients of other code, and what replaces it."""
+"""``python -m fullgrad audit``: problems of declared gradients in other code, and their replacements."""
 
 import argparse
 import dataclasses
@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from typing import Any
 
-from fullgrad._suite.audit import Finding, audit
-from fullgrad._suite.audit._probe import PROBES, probe
 from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad.audit import Finding, audit
+from fullgrad.audit._probe import PROBES, probe
 
 
 def register(commands: Any) -> None:
@@ -57,7 +57,7 @@ def _print(found: list[Finding], probed: dict[int, dict[str, str]]) -> None:
 
 
 def _probes(found: list[Finding], probed: dict[int, dict[str, str]], table_module: Any) -> Any:
-    """What ran: each class as it is, and adopted."""
+    """A table of the probes: each class as it is, and adopted."""
     table = table_module.Table("as it is -> adopted", *PROBES, box=None, pad_edge=False)
     for i, results in probed.items():
         cells = [results["not run"]] if "not run" in results else [results[name] for name in PROBES]

@@ -13,6 +13,8 @@ import torch
 
 from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._comparison import run as measure
+from fullgrad._suite.bench._fast import FAST, fast_table, gains
+from fullgrad._suite.bench._fast import SIZES as FAST_SIZES
 from fullgrad._suite.bench._growth import draw, exponents
 from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
 from fullgrad._suite.bench._peers import load
@@ -22,6 +24,8 @@ from fullgrad._suite.cases import CASES
 from fullgrad._suite.cli._errors import UsageError, extra
 
 TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
+# What may stand in the place of an operator's name.
+GROUPS = (TARGETS, SOFTTORCH, FAST)
 SIZES = (16, 16_384, 4_000_000)
 QUICK_SIZES, QUICK_WAYS = (16, 65_536), (NO_GRADIENT, "forward+backward")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,7 +34,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.f
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("bench", help="time and memory next to torch, composites and other packages")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators, {TARGETS!r}, {SOFTTORCH!r}; default: all but it")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators, {', '.join(GROUPS)}; default: operators, {TARGETS}")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements (default: {' '.join(map(str, SIZES))})")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="of the numbers (default: float32)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="what to ask of an operator (default: all)")
@@ -46,7 +50,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure with a progress bar, print tables. The exit status is 0 whatever the times are: they do not gate."""
+    """Measure with a progress bar, print tables. The exit status is 0 whatever the times are."""
     progress_module, console_module = extra("rich.progress", "cli"), extra("rich.console", "cli")
     pyplot = None
     if options.plot:
@@ -54,15 +58,16 @@ def run(options: argparse.Namespace) -> int:
         pyplot = extra("matplotlib.pyplot", "plot")
     known = {name for case in CASES for name in (*case.covers, case.name)}
     for name in options.names:
-        if name not in known and name not in (TARGETS, SOFTTORCH):
-            raise UsageError(f"{name} is neither a public operator nor {TARGETS!r}; `python -m fullgrad list` has the names.")
+        if name not in known and name not in GROUPS:
+            groups = ", ".join(GROUPS)
+            raise UsageError(f"{name} is neither a public operator nor of {groups}; `python -m fullgrad list` has the names.")
     if SOFTTORCH in options.names and load("softtorch:sort") is None:
         raise UsageError(f"softtorch is not installed: {INSTALL}")
     if options.device != "cpu" and not torch.cuda.is_available():
         raise UsageError(f"the device {options.device} cannot be used: torch finds no GPU.")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], OPERATORS: []}
+    rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], FAST: [], OPERATORS: []}
     failures: list[str] = []
     bar = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), progress_module.TimeElapsedColumn(), "{task.description}")
     console = console_module.Console(stderr=True)
@@ -73,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
             progress.update(task, description=name)
             try:
                 rows[kind] += make()
-            except Exception as error:  # what cannot run is reported, and the rest is measured
+            except Exception as error:  # a piece that cannot run is reported, and the rest is measured
                 failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
             progress.advance(task)
     _print(rows, failures, console_module)
@@ -88,16 +93,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list[dict[str, Any]]]]]:
-    """The small pieces that the progress bar counts: a name, the table that the rows belong to, and what makes them."""
+    """The small pieces that the progress bar counts: a name, the table of the rows, and the function that measures them."""
     seconds = options.seconds or (0.01 if options.quick else 0.2)
 
     def measured(make: Callable[[], Iterator[Comparison]]) -> Callable[[], list[dict[str, Any]]]:
-        # Rows hold numbers alone: the tensors of a comparison go when it is measured.
+        # Rows hold numbers alone: the tensors of a comparison are freed when it is measured.
         return lambda: [as_dict(result) for result in measure(list(make()), seconds, options.device)]
 
     plan: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
     if not options.names or TARGETS in options.names:
-        # With torch's compilers, for which the other commands need not wait.
+        # Imported late, as it imports torch's compilers, for which other commands need not wait.
         from fullgrad._suite.bench._targets import facts, targets
 
         plan.append((TARGETS, TARGETS, measured(lambda: targets(options.device, options.quick))))
@@ -106,14 +111,18 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
     if SOFTTORCH in options.names:
         ways = [way for way in options.ways or WAYS if way != NO_GRADIENT]
         plan += [(name, OPERATORS, measured(functools.partial(softtorch, name, ways))) for name in NAMES]
-    names = [name for name in options.names if name not in (TARGETS, SOFTTORCH)]
+    if FAST in options.names:
+        for n, dtype in [(n, dtype) for n in options.sizes or FAST_SIZES for dtype in options.dtypes]:
+            make = functools.partial(gains, n, DTYPES[dtype], options.device, seconds)
+            plan.append((f"{FAST}, n = {n:,}, {dtype}", FAST, make))
+    names = [name for name in options.names if name not in GROUPS]
     if options.names and not names:
         return plan
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     ways = options.ways or (QUICK_WAYS if options.quick else WAYS)
     for case in chosen(names, options.variants):
         for n, dtype in [(n, dtype) for n in sizes for dtype in options.dtypes]:
-            # What is compiled takes seconds to make; it matters most at the largest size.
+            # Compiling takes seconds; compiled code matters most at the largest size.
             asked = [w for w in ways if w != COMPILED or n == max(sizes)]
             how = options.device, asked, options.memory, options.one_row
             make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)
@@ -127,6 +136,7 @@ def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_m
     for kind, title, make in (
         (TARGETS, "targets", targets_table),
         (FACTS, "what is no time", facts_table),
+        (FAST, "faster versions: the time of the formula over theirs", fast_table),
         (OPERATORS, "operators: our time, and its ratio to each rival's (minimal times / medians)", operators_table),
     ):
         if not rows[kind]:

@@ -24,7 +24,7 @@ from fullgrad.testing._check_operator import choose, not_checked, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED
 from fullgrad.testing._subject import float64_devices
 
-# The checks that take a second or more; the quick run leaves them out, but for one of each kind.
+# The checks that take a second or more, except one of each kind; the quick run leaves them out.
 _SLOW = {"compile_hessian", "compile_forward_over_forward", "compile_vmap", "compile_vmap_of_grad", "compile_dynamic_shapes"}
 _SLOW |= {"compile_the_operator_itself", "export_value", "make_fx_of_transforms", "vmap_of_hessian", "gradcheck", "gradgradcheck"}
 
@@ -44,7 +44,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the checks with a progress bar, print a table, and tell whether all passed."""
+    """Run the checks with a progress bar, and print a table; the exit status is 1 if a check fails."""
     progress_module, console_module = extra("rich.progress", "cli"), extra("rich.console", "cli")
     try:
         checks = choose(options.checks)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
                 progress.update(task, description=f"{name}: {check}")
                 results[check] = run_check(check, subject)
                 progress.advance(task)
-            # The cases of the package say by themselves what they leave out.
+            # The cases of the package themselves say what they leave out.
             reports.append(Report(name, results, not_checked(subject, checks) if ":" in name else None))
     _print(reports, checks, time.perf_counter() - start)
     if options.json:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
-    """The cases of the names that were given, and users' own callables, on every device."""
+    """The cases of the given names, and users' own callables, on every device."""
     known = {name for case in CASES for name in (*case.covers, case.name)}
     for name in options.names:
         if ":" not in name and name not in known:
@@ -134,7 +134,7 @@ def _load(path: str) -> Callable[..., Any]:
 
 
 def _print(reports: list[Report], checks: list[str], seconds: float) -> None:
-    """Operators down, groups of checks across, and a line for each failure."""
+    """Print operators down and groups of checks across, and a line for each failure."""
     table_module, console_module = extra("rich.table", "cli"), extra("rich.console", "cli")
     groups = [g for g in GROUPS if set(GROUPS[g]) & set(checks)]
     table = table_module.Table("operator", *groups, box=extra("rich.box", "cli").SIMPLE)

@@ -1,15 +1,15 @@
-"""What a user can fix, and how to report it."""
+"""Errors that users can fix, and how they are reported."""
 
 import importlib
 from types import ModuleType
 
 
 class UsageError(Exception):
-    """Reported in one line, with exit status 2."""
+    """An error that is reported in one line, with exit status 2."""
 
 
 def extra(module: str, name: str) -> ModuleType:
-    """An optional dependency, or how to install it."""
+    """An optional dependency; if it is missing, the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""``python -m fullgrad fuzz``: calls that nobody thought of, each with a law that it must keep."""
+"""``python -m fullgrad fuzz``: random calls of operators, each with a law that must hold."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw and check with a progress bar, print failures as programs, and tell whether there was none."""
+    """Draw and check programs with a progress bar, and print failures; the exit status is 1 if there are any."""
     extra("hypothesis", "fuzz")
     progress_module, console_module = extra("rich.progress", "fuzz"), extra("rich.console", "fuzz")
     from fullgrad._suite.fuzz._draw import names as known

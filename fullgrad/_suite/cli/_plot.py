@@ -44,8 +44,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def curves(case: Case, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value and derivatives of a case with respect to its first input, at every x. Operators of a whole tensor see all of x,
-    those of a row see it as the first element of one, and show the first number that they return.
+    """Value and derivatives of a case with respect to its first input, at every x.
+
+    Operators of a whole tensor see all of x; operators of a row see each x as the first element of a row, and show the first
+    number that they return.
     """
 
     def total(v: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Programs that are drawn: calls of operators that nobody thought of, each with a law that it must keep.
+"""Fuzzing: randomly drawn programs, each a call of an operator with a law that must hold.
 
-`Program` is one; `check` raises where its law is broken. ``_search``, which needs Hypothesis, draws and shrinks them.
+`Program` is one of them; `check` raises if its law is broken. ``_search``, which needs Hypothesis, draws and shrinks them.
 """
 
 from fullgrad._suite.fuzz._laws import LAWS, Rejected, check

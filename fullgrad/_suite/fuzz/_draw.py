@@ -22,19 +22,19 @@ from fullgrad._suite.fuzz._program import (
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _STEPS = ("grad", "jvp", "vmap", "vjp", "jacrev", "jacfwd")
-# How often a law is drawn, next to one whose weight is 1: a graph takes a second, the rest milliseconds.
+# The weights with which laws are drawn, 1 by default: a graph takes a second, the rest milliseconds.
 _WEIGHTS = {"value": 80, "ways": 80, "layouts": 60, "loop": 80, "nesting": 120, "adjoint": 40, "orders": 40, "precision": 40}
-# Laws of derivatives of higher order, which take float64 and few elements.
+# Laws of higher derivatives, which need float64 and few elements.
 _HIGHER = ("nesting", "orders", "compiled")
 # Laws that hold where no number is on a bound or a tie.
 _GENERIC = (*_HIGHER, "precision")
-# How many transforms at most.
+# The largest number of transforms.
 _DEPTH = {"loop": 1, "compiled": 2, "nesting": 3}
 
 
 @functools.cache
 def names() -> list[str]:
-    """The cases that may be drawn: not kernels, which no user calls, nor operators that draw random numbers themselves."""
+    """The cases that may be drawn: no kernels, which users do not call, and no operators that draw random numbers."""
     return [name for name, case in BY_NAME.items() if case.covers and not _is_random(name)]
 
 
@@ -44,20 +44,20 @@ def _is_random(name: str) -> bool:
 
 
 def laws_by_weight(laws: Sequence[str]) -> list[str]:
-    """The laws, as often as they are drawn."""
+    """The laws, repeated by their weights."""
     return [law for law in laws for _ in range(_WEIGHTS.get(law, 1))]
 
 
 @st.composite
 def programs(draw: Any, names: Sequence[str], laws: Sequence[str], device: str = "cpu") -> Program:
-    """A program of one of the cases and laws. What is simple comes first, so that a failure shrinks to it."""
+    """A program of one of the cases and laws. Simple choices come first, so that failures shrink to them."""
     law = draw(st.sampled_from(laws))
     name = draw(st.sampled_from(names))
     case = BY_NAME[name]
     dtypes = ("float64",) if law in (*_HIGHER, "adjoint") else _DTYPES[1:] if law == "precision" else _DTYPES
     layout = draw(st.sampled_from(LAYOUTS)) if law in ("layouts", "value") else LAYOUTS[0]
     modes = {"value": tuple(MODES), "ways": tuple(WAYS)}.get(law, ("plain",))
-    if not case.has_tangent or layout == "expanded":  # of which torch makes no dual number
+    if not case.has_tangent or layout == "expanded":  # torch makes no dual number of such a tensor
         modes = tuple([m for m in modes if m != "jvp"])
     special = SPECIAL if case.tensors[0].amin() < 0 else IN_THE_UNIT_INTERVAL
     place = st.tuples(st.integers(0, 20), st.sampled_from(special))

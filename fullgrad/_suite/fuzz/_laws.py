@@ -1,4 +1,4 @@
-"""The laws that a `Program` may be asked to keep: with a surrogate, and without any."""
+"""The laws that a `Program` may have to keep, with a surrogate or without."""
 
 import functools
 import re
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
+from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import active_transforms, is_forward_mode
-from fullgrad._recompute import without_aux
 from fullgrad._suite.fuzz._program import Program, Step, is_elementwise
 from fullgrad.testing._subject import close, equal, like, scalar
 
@@ -21,10 +21,10 @@ Function = Callable[..., Any]
 
 
 class Rejected(Exception):
-    """The program says nothing: the law does not hold of such inputs, or torch or the operator refuses them clearly."""
+    """An error for programs that prove nothing: the law does not apply to the inputs, or they are clearly refused."""
 
 
-# What an operator raises that refuses an input, by its name, the rule, and what was found.
+# The errors of an operator that refuses an input: its name, the rule, and the value.
 _REFUSALS = (TypeError, ValueError, IndexError, NotImplementedError)
 _NAMED = re.compile(r"\w+: ")
 
@@ -38,7 +38,7 @@ def law(function: Callable[[Program], None]) -> Callable[[Program], None]:
 
 
 def _call(f: Function, *args: Any) -> Any:
-    """The operator's own call: a clear refusal rejects the program."""
+    """A call of the operator, whose clear refusal rejects the program."""
     try:
         return f(*args)
     except _REFUSALS as error:
@@ -48,7 +48,7 @@ def _call(f: Function, *args: Any) -> Any:
 
 
 def _reference(f: Function, *args: Any) -> Any:
-    """A call of torch's own code: where torch raises, there is nothing to compare with."""
+    """A call of torch's own code, whose error rejects the program, as there is nothing to compare with."""
     try:
         return f(*args)
     except Exception as error:
@@ -56,7 +56,7 @@ def _reference(f: Function, *args: Any) -> Any:
 
 
 def _reverse(f: Function, tensors: Sequence[Tensor], g: Tensor | None = None, **how: Any) -> Any:
-    """Value and gradients by the engine."""
+    """Value and gradients by the autograd engine."""
     leaves = [t.detach().requires_grad_() for t in tensors]
     y = f(*leaves)
     g = like(y, 7) if g is None else g
@@ -90,7 +90,7 @@ MODES: dict[str, Callable[[Function, Sequence[Tensor]], Tensor]] = {
 
 @law
 def nesting(program: Program) -> None:
-    """Up to three transforms around each other give what they give of the surrogate."""
+    """Up to three nested transforms of the operator equal those of the surrogate."""
     case, x = program.subject, program.tensors()
     if case.surrogate is None:
         raise Rejected("no surrogate")
@@ -103,14 +103,14 @@ def nesting(program: Program) -> None:
 
 
 def nested(f: Function, steps: Sequence[Step], x: Sequence[Tensor]) -> Function:
-    """The transforms around a function, from the inside. Each makes a function of the same inputs."""
+    """A function with transforms around it, from the inside out. Each gives a function of the same inputs."""
     for number, step in enumerate(steps):
         f = _TRANSFORMS[step.name](f, step, x, 10 * number)
     return f
 
 
 def _vmapped(f: Function, step: Step, x: Sequence[Tensor], seed: int) -> Function:
-    """A batch of inputs near the given ones: all of them, or one of them next to others that are not batched."""
+    """A batch of inputs near the given ones: of all inputs, or of one while the others are not batched."""
     dims = step.in_dims(x)
     near = [1 + 0.01 * like(t.new_empty(2, *t.shape), seed + i) for i, t in enumerate(x)]
 
@@ -153,7 +153,7 @@ def _weights(y: Tensor) -> Tensor:
 
 @law
 def compiled(program: Program) -> None:
-    """Gradients in one graph are those of eager code, by turns with symbols for sizes and numbers."""
+    """Gradients in one graph equal those of eager code, by turns with symbols for sizes and numbers."""
     case, x = program.subject, program.tensors()
     f = nested(case.op, program.steps, x)
     in_graph = functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=program.seed % 2 == 1)
@@ -175,7 +175,7 @@ def compiled(program: Program) -> None:
 
 @law
 def loop(program: Program) -> None:
-    """A batch gives what its samples give one by one: value and gradient, wherever the batch dimension stands."""
+    """A batch gives the values and gradients of its samples one by one, at any position of the batch dimension."""
     case, step = program.subject, program.steps[0]
     samples = [replace(program, seed=program.seed + i).tensors() for i in (0, 1, 2)]
     first, dims = samples[0], step.in_dims(samples[0])
@@ -194,7 +194,7 @@ def loop(program: Program) -> None:
 
 @law
 def layouts(program: Program) -> None:
-    """Numbers in another layout in memory give the same."""
+    """Another memory layout of the same numbers gives the same results."""
     case, x = program.subject, program.tensors()
     plain = [t.clone(memory_format=torch.contiguous_format) for t in x]
     expected = _call(_reverse, case.op, plain)
@@ -207,11 +207,11 @@ def layouts(program: Program) -> None:
 
 @law
 def ways(program: Program) -> None:
-    """The gradient is the same in every way: by the engine, with a graph, by transforms, batched, hooks, checkpoints, threads."""
+    """The gradient is the same by the engine, with a graph, by transforms, in batches, with hooks, checkpoints and threads."""
     case, x = program.subject, program.tensors()
     expected, found = _flat(_call(_reverse, case.op, x)), _flat(WAYS[program.mode](case.op, x))
     if program.mode == "batched" and not is_elementwise(case):
-        # In torch's older vmap a derivative has no closed form, and what lies between overflows of the largest numbers: to NaN.
+        # In torch's older vmap a derivative has no closed form, and intermediate values of the largest numbers overflow to NaN.
         found = [torch.where(a.isnan() | b.isnan(), b, a) for a, b in zip(found, expected, strict=True)]
     _near(program, found, expected)
 
@@ -242,7 +242,7 @@ def _batched_cotangents(f: Function, x: Sequence[Tensor]) -> Any:
 
 
 def _batch_of_one(f: Function, x: Sequence[Tensor]) -> Any:
-    """By a batch of one."""
+    """Value and gradients by `torch.func.vmap` of a batch of one."""
     g = like(f(*x), 7)
 
     def sample(*a: Tensor) -> Any:
@@ -265,7 +265,7 @@ WAYS: dict[str, Callable[[Function, Sequence[Tensor]], Any]] = {
 
 
 def _of_one(f: Function, x: Sequence[Tensor], i: int) -> Tensor:
-    """The gradient of one input, the only one that needs it."""
+    """The gradient of one input, the only one that requires it."""
     leaf = x[i].detach().requires_grad_()
     y = f(*x[:i], leaf, *x[i + 1 :])
     found = torch.autograd.grad(y, leaf, like(y, 7), allow_unused=True)[0] if y.requires_grad else None
@@ -295,7 +295,7 @@ def adjoint(program: Program) -> None:
 
 @law
 def orders(program: Program) -> None:
-    """Second derivatives along two directions: reverse over reverse as reverse over forward, forward over either as well."""
+    """Second derivatives along directions: reverse over reverse equals reverse over forward; forward over either, too."""
     case, x = program.subject, program.tensors()
     if not (case.linear and case.has_tangent):
         raise Rejected("its derivative is not linear")
@@ -343,13 +343,11 @@ def _near(program: Program, found: Sequence[Tensor], expected: Sequence[Tensor])
         size = 0.0 if is_elementwise(program.subject) and len(program.subject.tensors) == 1 else 1.0
         if b.numel():
             size = max(size, float(b.abs().nan_to_num(0, 0, 0).max()))
-        close(a, b, rtol=64 * eps, atol=max(64 * eps * min(size, 1e300), torch.finfo(a.dtype).tiny))  # a subnormal is a 0
+        close(a, b, rtol=64 * eps, atol=max(64 * eps * min(size, 1e300), torch.finfo(a.dtype).tiny))  # subnormals are 0
 
 
 def check(program: Program) -> None:
-    """Raise an error if the program breaks its law, or leaves torch in another state than it found it in; `Rejected` if the law
-    says nothing about it.
-    """
+    """Raise an error if the program breaks its law or changes torch's state; `Rejected` if it proves nothing."""
     before = _state()
     try:
         LAWS[program.law](program)
@@ -359,6 +357,6 @@ def check(program: Program) -> None:
 
 
 def _state() -> tuple[Any, ...]:
-    """What an operator must leave as it was."""
+    """The state of torch that an operator must not change."""
     autocast = torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()
     return torch.is_grad_enabled(), is_forward_mode(), *autocast, tuple(active_transforms())

@@ -13,7 +13,7 @@ from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
 
 BY_NAME = {case.name: case for case in CASES}
-# What may stand in place of an element of the first input: ties, bounds, halves, the ends of the dtypes.
+# Values that may replace an element of the first input: ties, bounds, halves, the ends of the dtypes.
 SPECIAL = (
     0.0,
     -0.0,
@@ -36,33 +36,33 @@ LAYOUTS = ("contiguous", "permuted", "strided", "expanded", "offset", "channels 
 
 
 class Step(NamedTuple):
-    """One transform of a nesting: its name, the input that it is of, and where a batch stands."""
+    """One of several nested transforms: its name, its input, -1 for all, and the position of a batch."""
 
     name: str
     argument: int = 0
     in_dim: int = 0
 
     def in_dims(self, x: Sequence[Tensor]) -> tuple[int | None, ...]:
-        """Where the batch of each input stands: of all, or of the one that the step names."""
+        """The batch dimension of each input, or of the one that the step names; None for the others."""
         batched = [self.argument in (-1, i) for i in range(len(x))]
         return tuple(self.in_dim % (t.ndim + 1) if b else None for t, b in zip(x, batched, strict=True))
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is drawn: an operator, a law that it must keep, and everything that its inputs are made of.
+    """A drawn program: an operator, a law that must hold, and everything that determines the inputs.
 
     Args:
         case: The name of a case, which is an operator with its parameters.
         law: The name of a function of `LAWS`.
-        sizes: The sizes of the dimensions of the inputs as far as they broadcast; None for those of the case.
-        seed: Of the numbers.
-        specials: Indices, modulo the number of elements, and what stands there.
-        dtype: Of all inputs.
-        layout: Of the first input in memory.
-        steps: The nesting, from the inside.
-        mode: Around the call.
-        device: Of all inputs.
+        sizes: The sizes of the dimensions to which the inputs broadcast; None for those of the case.
+        seed: The seed of the numbers.
+        specials: Indices, modulo the number of elements, and the values there.
+        dtype: The dtype of all inputs.
+        layout: The memory layout of the first input.
+        steps: The nested transforms, from the inside out.
+        mode: The mode around the call.
+        device: The device of all inputs.
     """
 
     case: str
@@ -78,7 +78,7 @@ class Program:
 
     @property
     def subject(self) -> Case:
-        """The case."""
+        """The case of that name."""
         return BY_NAME[self.case]
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -91,7 +91,7 @@ class Program:
         return tuple(t.to(self.device) for t in (_laid_out(self._with_specials(made[0]), self.layout), *made[1:]))
 
     def text(self) -> str:
-        """A program of a few lines that runs by itself."""
+        """The program as a few lines of code that run by themselves."""
         default = Program(self.case, self.law)
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = [
@@ -121,13 +121,13 @@ def is_elementwise(case: Case) -> bool:
 
 
 def common_shape(case: Case) -> tuple[int, ...]:
-    """To which the inputs broadcast."""
+    """The shape to which the inputs broadcast."""
     return torch.broadcast_shapes(*[t.shape for t in case.tensors])
 
 
 @functools.cache
 def rank(name: str) -> int:
-    """How many dimensions the inputs of a case have together; 0 where they are not shapes that broadcast, or must stay."""
+    """The number of dimensions to which the inputs broadcast; 0 if they do not broadcast, or their shapes are fixed."""
     case = BY_NAME[name]
     others = [v for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and i not in case.diff_argnums]
     if case.of == "matrices" or others or any(_holds_tensor(f) for f in (case.operator, case.surrogate)):
@@ -150,7 +150,7 @@ def _holds_tensor(function: Any) -> bool:
 
 
 def _shape(case: Case, tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of an input: its own dimensions of size 1 stay so next to others."""
+    """The shape of an input: its dimensions of size 1 stay so if those of other inputs are larger."""
     if sizes is None:
         return tuple(tensor.shape)
     common = common_shape(case)
@@ -166,7 +166,7 @@ def _shape(case: Case, tensor: Tensor, sizes: tuple[int, ...] | None) -> tuple[i
 
 
 def _numbers(own: Tensor, shape: tuple[int, ...], generator: torch.Generator, is_first: bool) -> Tensor:
-    """Numbers of an input of such a shape: of the range of the case's own, which says what its domain is."""
+    """Numbers of an input of this shape, in the range of the case's own, which shows the domain."""
     low, high = own.amin().item(), own.amax().item()
     if is_first and low < 0:
         return torch.randn(shape, generator=generator, dtype=torch.float64) * 2

@@ -1,4 +1,4 @@
-"""`search`: draw programs until a number of them or a time is spent, and shrink those that break their law."""
+"""`search`: draw programs up to a number or a time, and shrink those that break their law."""
 
 import collections
 import functools
@@ -22,7 +22,7 @@ _ALL: Any = list(HealthCheck)  # a round may be slow, and may drop what it draws
 
 @dataclass
 class Found:
-    """What a search has done: programs by law and by name of a case, those that said nothing, and the smallest that failed."""
+    """The results of a search: counts by law and by case, of programs that prove nothing too, and the smallest failures."""
 
     laws: collections.Counter[str] = field(default_factory=collections.Counter)
     cases: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -31,7 +31,7 @@ class Found:
 
     @property
     def count(self) -> int:
-        """All programs that ran."""
+        """The number of programs that ran."""
         return self.laws.total()
 
 
@@ -45,7 +45,7 @@ def search(
     device: str = "cpu",
     advance: Callable[[Found], None] = lambda found: None,
 ) -> Found:
-    """Programs of cases and laws. Of a case and a law one failure is told; ``advance`` is called after each program."""
+    """Search with cases and laws. Each case and law reports one failure; ``advance`` is called after each program."""
     found, number, start = Found(), 0, time.monotonic()
     known: set[tuple[str, str]] = set()
 
@@ -53,7 +53,7 @@ def search(
         return (count is not None and found.count >= count) or (minutes is not None and time.monotonic() - start > 60 * minutes)
 
     def run(program: Program, failed: list[tuple[Program, Exception]]) -> None:
-        # One that has failed runs again while it shrinks, whatever time is left.
+        # A failed program runs again while it shrinks, whatever time is left.
         if (program.case, program.law) in known or (spent() and not failed):
             return
         found.laws[program.law] += 1
@@ -72,7 +72,7 @@ def search(
 
     strategy = programs(names, laws_by_weight(laws), device)
     before = -1
-    while not spent() and found.count > before:  # or everything has failed
+    while not spent() and found.count > before:  # else everything has failed
         before = found.count
         failed: list[tuple[Program, Exception]] = []
         try:

@@ -23,15 +23,15 @@ LABELS = torch.tensor([0, 2, 1, 1])
 
 @dataclass(frozen=True)
 class Published:
-    """A class, as ``module:Class``, or a function that makes one and calls it; and the arguments that are passed to it.
+    """A class, or a function that makes a class and calls it, with its arguments.
 
     Args:
-        path: Where it is.
+        path: The place of the class or function, as ``module:name``.
         arguments: Tensors are differentiated if they are floating; an argument that is called makes a new one at each call.
         method: For a function: ``path`` is a class, ``arguments`` those of its method of that name on ``Class(*made_with)``.
         made_with: See ``method``.
-        cotangent_map: What the class does to a gradient, where that is not linear: double backward, which transposes it, is then
-            no oracle.
+        cotangent_map: The class's map of the gradient, if it is not linear: double backward, which transposes it, is then no
+            oracle.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Published:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That in which it is checked: some compute in float32, whatever they get."""
+        """The dtype of the checks: some classes always compute in float32."""
         return torch.float32 if {self.package, self.name} & {*_IN_FLOAT32} else torch.float64
 
     @property
@@ -52,16 +52,16 @@ class Published:
 
     @property
     def name(self) -> str:
-        """The class's name, and the method's."""
+        """The name of the class, and of the method if there is one."""
         return self.path.partition(":")[2] + (f".{self.method}" if self.method else "")
 
     @property
     def needs_context(self) -> bool:
-        """Whether it is adopted by the context: a class made at each call, or one that gets a function, when it is compiled."""
+        """Whether `adopting` has to adopt it: a class that is made at each call, or one that is given a function."""
         return bool(self.method) or any(isinstance(a, FunctionType) for a in self.arguments)
 
     def load(self) -> Any:
-        """The class, or a bound method. ImportError if it is not installed."""
+        """The class, function or bound method; an ImportError if the package is not installed."""
         module, _, name = self.path.partition(":")
         found = getattr(importlib.import_module(module), name)
         return getattr(found(*self.made_with), self.method) if self.method else found
@@ -206,7 +206,7 @@ def _unit_scaling() -> Iterator[Published]:
 
 
 def _round_mantissa(g: Tensor) -> Tensor:
-    """To a format of 4 bits of exponent and 3 of mantissa, to nearest."""
+    """``g`` rounded to the nearest number of a format with 4 bits of exponent and 3 of mantissa."""
     return Published("unit_scaling.formats:FPFormat", (), "quantise", (4, 3, "nearest")).load()(g)
 
 
@@ -217,7 +217,7 @@ def _shok() -> Iterator[Published]:
 
 
 def _over_largest(g: Tensor) -> Tensor:
-    """Divided by its largest element, and zeros as they are."""
+    """``g`` divided by its largest absolute value, unless all elements are 0."""
     largest = g.abs().max()
     return g / torch.where(largest > 0, largest, 1)
 
@@ -273,7 +273,7 @@ LEFT_OUT_MODULES = {
 
 @functools.cache
 def found_in(package: str) -> dict[str, type]:
-    """The Functions that a package has defined, of those modules that were imported by loading its published ones."""
+    """The Functions defined in the modules of a package that are imported when its published Functions are loaded."""
     for published in PUBLISHED:
         if published.package == package:
             published.load()

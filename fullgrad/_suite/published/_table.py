@@ -19,16 +19,16 @@ from fullgrad.testing._check_operator import run_check
 from fullgrad.testing._report import FAILED, PASSED
 from fullgrad.testing._subject import Subject, by_cotangent_map
 
-# Seconds each, and each has a faster check of the same kind.
+# Checks that take seconds and have a faster check of the same kind.
 _SLOW = {"compile_forward_over_forward", "compile_hessian", "compile_dynamic_shapes", "three_mixed"}
-# Without a scope in them, other threads adopt nothing: a function that makes its class at each call is adopted by the context.
+# Other threads are outside the scope of `adopting`, by which functions that make their class at each call are adopted.
 _NOT_IN_A_SCOPE = {"threads"}
 
 Counts = dict[str, Any]
 
 
 def results_of(published: Published, checks: Iterable[str] | None = None) -> Counts:
-    """How many checks apply, hold before, are silently wrong before, hold after, and what fails after."""
+    """The numbers of checks that apply, hold before and hold after, and those that are silently wrong before or fail after."""
     logging.getLogger("torch").setLevel(logging.ERROR)
     loaded = published.load()
     own = loaded if published.method else loaded.apply
@@ -45,17 +45,17 @@ def results_of(published: Published, checks: Iterable[str] | None = None) -> Cou
         "version": _version(published.package),
         "checks": len(applies),
         "before": sum(before[name].status == PASSED for name in applies),
-        # What raises says so; a wrong number does not.
+        # An error is noticed; a wrong number is silent.
         "wrong": [name for name in applies if before[name].status == FAILED and before[name].message.startswith("expected")],
         "after": sum(found[name].status == PASSED for name in applies),
         "fails": {name: _short(found[name].message) for name in applies if found[name].status != PASSED},
-        # What eager autograd of the class itself, or torch's compiler, does not do, adoption does not either.
+        # Adoption does not do what eager autograd of the class itself, or torch's compiler, does not do.
         "own": [name for name in applies if found[name].status != PASSED and before[name].message == found[name].message],
     }
 
 
 def _subject(published: Published, operator: Callable[..., Any], own: Callable[..., Any]) -> Subject:
-    """With the class itself in eager autograd as the oracle; not for what it saves, which is its own matter."""
+    """A subject with the class itself in eager autograd as the oracle, except for what it saves."""
     inputs = tuple(a.to(published.dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in published.arguments)
 
     def call(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Order statistics: the largest and smallest elements, sorted ones, quantiles and ranks.
 
-Public pairs call operators (`_operators`), whose rules are in `_statistic`. Operators are written in terms of a method
+Public functions call operators (`_operators`), whose rules are in `_statistic`. Operators are written in terms of a method
 (`methods`), which works on rows (`_rows`) and is built on projections (`projections`) and kernels (`kernels`).
 """
 

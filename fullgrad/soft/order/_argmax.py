@@ -22,8 +22,8 @@ def argmax(
     .. math::
         P_n, \qquad D_x = \frac{\partial P_n}{\partial x}
 
-    with the row of weights :math:`P_n` of :func:`argsort`, which sum to 1: of ``softsort`` the projection of x / s onto the
-    simplex, :func:`proj_simplex`. Saved: ``x``, and of small rows the weights themselves.
+    with the row of weights :math:`P_n` of :func:`argsort`, which sum to 1: for ``softsort`` the projection of z / s onto the
+    simplex, :func:`proj_simplex`. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -22,7 +22,7 @@ def argmedian(
     .. math::
         P_m, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
 
-    with the weights P of :func:`argquantile`; of an even number of elements that of the lower one in the middle, as in torch.
+    with the weights P of :func:`argquantile`; for an even number of elements, the lower one of the middle two, as in torch.
     Saved: ``x``.
 
     Args:

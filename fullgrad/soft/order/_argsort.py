@@ -25,7 +25,7 @@ def argsort(
     P is n by n, and each of its rows sums to 1. With z the row, standardized to (0, 1), and :math:`\Pi` the projection onto the
     simplex, :func:`proj_simplex`, in the mode and with the softness:
 
-    * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with the i-th element in order.
+    * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with :math:`z_{(i)}` the i-th element in order.
 
     * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A),\ A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
       :func:`abs`.
@@ -37,7 +37,7 @@ def argsort(
 
     Standardizing is :math:`z = 1 / (1 + e^{-(x - \mu) / \sigma})`, with the variance of the row plus 1e-6 for :math:`\sigma^2`.
     Infinities become 0 and 1. At ties the derivative of the distance is 0. The derivatives are the true ones, of every order.
-    Saved: ``x``, and of small rows the weights themselves.
+    Saved: ``x``, for small rows in smooth mode also the weights.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

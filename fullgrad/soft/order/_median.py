@@ -91,7 +91,7 @@ def median_st(
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        What :func:`torch.median` gives: with ``dim`` values and integer indices, without it the value.
+        The return of :func:`torch.median`: with ``dim`` values and integer indices, without it the value.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.

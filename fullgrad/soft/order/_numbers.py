@@ -1,31 +1,23 @@
-"""What the kernels and projections have in common.
+"""Common parts of the kernels and projections.
 
-The powers of the modes, the precision to compute in, the rule for a batch; and groups of neighbors in a row: where they begin,
+The powers of the modes, the precision of computations, the rule for a batch; and groups of neighbors in a row: where they begin,
 and sums over them.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
-from fullgrad._batching import aligned
+from fullgrad._core.autocast import matmul
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.recomputed import save_inputs
 from fullgrad._dispatch import surely
-from fullgrad._function import Function
 
-# In these modes the weights are powers of how far a number lies above a threshold.
+# In these modes the weights are powers of the excess over a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}
-
-
-def wide(x: Tensor) -> Tensor:
-    """The same numbers in float64, where the device has it."""
-    return x.to(wide_dtype(x))
-
-
-def wide_dtype(x: Tensor) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def weighted(weights: Tensor, x: Tensor) -> Tensor:
@@ -36,8 +28,8 @@ def weighted(weights: Tensor, x: Tensor) -> Tensor:
 def row_origin(x: Tensor) -> Tensor:
     """The element nearest to 0 of each row whose elements lie within a factor of 2, infinities aside; 0 of other rows.
 
-    The difference of two such numbers is exact (Sterbenz): no digit and no order is lost when a row far from 0 is taken less its
-    origin, and none when the origin is added again.
+    The difference of two such numbers is exact (Sterbenz): a row far from 0 loses no digit and no order when its origin is
+    subtracted and added again.
     """
     x = x.detach()
     if surely(x.shape[-1] == 0):
@@ -50,7 +42,7 @@ def row_origin(x: Tensor) -> Tensor:
 
 
 def middle(h: Tensor) -> Tensor:
-    """Between the ends of ascending rows, constant: no element is further from it than the largest number."""
+    """The middle between the ends of ascending rows, a constant: no distance from it overflows."""
     h = h.detach()
     return h[..., :1] / 2 + h[..., -1:] / 2
 
@@ -65,15 +57,24 @@ class RowFunction(Function):
 
     whole_dims = 1
     out_dims: ClassVar[int | tuple[int, ...]] = 0
+    # The positions of what the rules read, among the inputs and, behind them, the outputs.
+    saves: ClassVar[Sequence[int]] = ()
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        both = *inputs, *outputs
+        save_inputs(ctx, tuple([both[i] for i in cls.saves]))
+        ctx.mark_non_differentiable(*[y for y in outputs if not y.is_floating_point()])
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        # Where all have as many whole dimensions, they broadcast like elements.
+        # Arguments with equally many whole dimensions broadcast like elements.
         return cls.apply(*aligned(in_dims, args, cls.whole_dims if isinstance(cls.whole_dims, tuple) else None)), cls.out_dims
 
 
 def last_marked(marks: Tensor) -> Tensor:
-    """For each place of a row the last one up to it which is marked, or 0."""
+    """The last marked place up to each place of a row, or 0."""
     places = torch.arange(marks.shape[-1], device=marks.device)
     return torch.cummax(torch.where(marks, places, 0), -1).values
 
@@ -87,6 +88,6 @@ def tie_bounds(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_sums(x: Tensor, first: Tensor) -> Tensor:
-    """The sum over the group of each element, given the first index of it: a linear map with a constant structure."""
+    """The sum over the group of each element, given the first index of the group: a linear map with a constant structure."""
     index = first.expand(x.shape)
     return torch.zeros_like(x).scatter_add(-1, index, x).gather(-1, index)

@@ -1,4 +1,4 @@
-"""What the operators return: values, indices, weights, and torch's return types of them."""
+"""The outputs of the operators: values, indices, weights, and torch's return types."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
@@ -10,12 +10,12 @@ from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order.methods import SortMethod
 
-# What an operator returns. Integer indices come with hard values, weights with soft ones.
+# The outputs of an operator. Integer indices come with hard values, weights with soft ones.
 Outputs = Literal["values", "weights", "values_and_weights", "values_and_indices", "ranks"]
 
 
 def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, d: int, leading: int = 0) -> Tensor:
-    """The result of a reduction with the dimensions of ``x``, after some leading ones: the reduced one, ``d``, or all."""
+    """The result of a reduction with the reduced dimension ``d`` (or all of them) restored, after some leading ones."""
     if x.ndim == 0:
         return y
     if dim is None:
@@ -24,7 +24,7 @@ def restore_keepdim(y: Tensor, x: Tensor, dim: int | None, d: int, leading: int 
 
 
 def hard_outputs(both: Any, outputs: Outputs, n: int) -> Any:
-    """What an operator returns, from the values and indices that torch returns, unless it is those."""
+    """The outputs of an operator other than values with indices, from the values and indices that torch returns."""
     if outputs == "values":
         return both.values
     weights = one_hot(both.indices, n, both.values.dtype)
@@ -32,7 +32,7 @@ def hard_outputs(both: Any, outputs: Outputs, n: int) -> Any:
 
 
 def one_hot(index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """A one at the index and zeros elsewhere, in a new last dimension."""
+    """The one-hot vector of each index, in a new last dimension."""
     return torch.zeros(*index.shape, n, dtype=dtype, device=index.device).scatter(-1, index.unsqueeze(-1), 1)
 
 
@@ -71,5 +71,5 @@ class Reduction(Protocol[Pair]):
 def reduction(
     function: Callable[[Tensor, int | None, bool, Softness, Mode, SortMethod, bool, bool], Tensor | Pair],
 ) -> Reduction[Pair]:
-    """The function itself; to type checkers with the overloads of `Reduction`."""
+    """The function itself, seen by type checkers with the overloads of `Reduction`."""
     return cast("Any", function)

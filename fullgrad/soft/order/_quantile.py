@@ -12,7 +12,7 @@ from fullgrad.soft.order.methods import SortMethod
 
 
 class _Quantile(Protocol):
-    """The overloads of both: with ``return_argquantile`` they return a pair."""
+    """The overloads of ``quantile`` and ``quantile_st``: with ``return_argquantile`` they return a pair."""
 
     @overload
     def __call__(
@@ -48,7 +48,7 @@ class _Quantile(Protocol):
 
 
 def _overloaded(function: Callable[..., Tensor | tuple[Tensor, Tensor | None]]) -> _Quantile:
-    """The function itself; to type checkers with the overloads of `_Quantile`."""
+    """The function itself, seen by type checkers with the overloads of `_Quantile`."""
     return cast("Any", function)
 
 
@@ -88,7 +88,7 @@ def quantile(
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
+        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of quantile and weights.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
@@ -149,7 +149,7 @@ def quantile_st(
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of it and its weights.
+        The quantile; several ``q`` give a first dimension. With ``return_argquantile`` the pair of quantile and weights.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.

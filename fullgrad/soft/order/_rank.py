@@ -22,12 +22,12 @@ def rank(
     .. math::
         y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
 
-    with the weights P of :func:`argsort`; of ``softsort`` with those of each element among the positions, :math:`y_j = \sum_i i\,
+    with the weights P of :func:`argsort`; ``softsort`` weights the positions for each element, :math:`y_j = \sum_i i\,
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
     ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
 
     ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, derivatives included. Half
-    precision has no integers above 256 (bfloat16) or 2048. Saved: ``x``.
+    precision does not have all integers above 256 (bfloat16) or 2048. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -74,8 +74,8 @@ def rank_st(
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)
 
-    with :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order of their
-    positions. Saved: ``x``.
+    the derivative of :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order of
+    their positions. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

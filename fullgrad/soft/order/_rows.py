@@ -6,20 +6,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import at_least
 from fullgrad.soft._curves import SMALLEST
-from fullgrad.soft._relaxation import Softness, divisor, to_opmath
+from fullgrad.soft._relaxation import Softness, divisor
 from fullgrad.soft.order._numbers import row_origin, weighted
 
-# Variance that a constant row is taken to have.
+# The variance that is added to the variance of a row.
 EPSILON = 1e-6
 
 
 class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least.
 
-    ``x`` are the values less ``origin``, a constant of the row, if there is one. ``z`` are the numbers that are compared: x, or
-    the same standardized, with ``mean`` and ``deviation`` in units of ``unit``.
+    ``x`` holds the values less ``origin``, a constant of the row, if there is one. ``z`` holds the numbers that are compared: x,
+    or x standardized, with ``mean`` and ``deviation`` in units of ``unit``.
     """
 
     x: Tensor
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
 
     @property
     def u(self) -> Tensor:
-        """The numbers that are compared, over the softness. Distinct numbers may become equal: ties are those of z."""
+        """z over the softness. Distinct numbers may become equal here: ties are determined from z."""
         return self.z / self.softness
 
     @property
@@ -42,7 +43,7 @@ class Rows(NamedTuple):
         return self.x.shape[-1]
 
     def restore(self, y: Tensor) -> Tensor:
-        """The inverse of standardizing, of numbers that are kept away from 0 and 1, at the place of the row."""
+        """The inverse of standardizing, with the origin added; numbers are kept away from 0 and 1."""
         if self.mean is None or self.deviation is None or self.unit is None:
             return self.moved_back(y)
         least = max(1e-10, 10 * torch.finfo(y.dtype).eps)
@@ -50,7 +51,7 @@ class Rows(NamedTuple):
         return self.moved_back((torch.log(y / (1 - y)) * self.deviation + self.mean) * self.unit)
 
     def moved_back(self, y: Tensor) -> Tensor:
-        """Values (…, k), with the origin."""
+        """The values (…, k), with the origin added."""
         return y if self.origin is None else y + self.origin
 
     def averages(self, weights: Tensor) -> Tensor:
@@ -66,11 +67,11 @@ class Rows(NamedTuple):
         return torch.tensor(values, dtype=self.x.dtype, device=self.x.device)
 
     def numbers(self, like: Tensor) -> Tensor:
-        """1, …, n in the dtype of a tensor."""
+        """The numbers 1, …, n in the dtype of a tensor."""
         return torch.arange(1, self.n + 1, dtype=like.dtype, device=like.device)
 
     def anchors(self) -> Tensor:
-        """n even places from 0 to 1."""
+        """The n evenly spaced places from 0 to 1."""
         return torch.arange(self.n, dtype=self.x.dtype, device=self.x.device) / at_least(self.n - 1, 1)
 
 
@@ -78,7 +79,7 @@ def make_rows(x: Tensor, softness: Softness, dim: int, mode: str, standardize: b
     """The rows of a tensor along a dimension."""
     x, softness = to_opmath(x, softness)
     if not isinstance(softness, Tensor):
-        # Standardized numbers that differ are further apart than any softness below SMALLEST is wide.
+        # Distinct standardized numbers are further apart than SMALLEST.
         softness = at_least(softness, SMALLEST) if standardize else divisor(softness, x.dtype)
     x = x.movedim(dim, -1)
     if not standardize:
@@ -96,7 +97,7 @@ def with_constant_weights(rows: Rows) -> Rows:
 
 
 def with_finite_values(rows: Rows) -> Rows:
-    """The rows with their last finite element as the value of an infinity, of which a weight of 0 would make NaN."""
+    """The rows with infinities replaced by the last finite element: infinity times a weight of 0 would be NaN."""
     infinite, x = torch.isinf(rows.x), rows.x.detach()
     top = torch.where(infinite, -torch.inf, x).amax(-1, keepdim=True)
     bottom = torch.where(infinite, torch.inf, x).amin(-1, keepdim=True)
@@ -104,9 +105,9 @@ def with_finite_values(rows: Rows) -> Rows:
 
 
 class Standardized(NamedTuple):
-    """Rows in (0, 1), and what they were computed from; ``h`` is 0 and ``count`` counts no element where one is infinite.
+    """Rows in (0, 1), and their intermediate results. ``h`` is 0 at infinite elements, and ``count`` leaves them out.
 
-    ``mean`` and ``deviation`` are those of (x - origin) / unit.
+    ``mean`` and ``deviation`` are statistics of (x - origin) / unit.
     """
 
     z: Tensor
@@ -122,12 +123,12 @@ class Standardized(NamedTuple):
 def standardized(x: Tensor) -> Standardized:
     r"""Rows in (0, 1): :math:`z = 1 / (1 + e^{-h}),\ h = (x - \mu) / \sigma`, where :math:`\sigma^2` is the variance plus 1e-6.
 
-    Infinities are where the row ends: they become 0 and 1 and have no part in the statistics.
+    Infinities become 0 and 1 and take no part in the statistics.
     """
-    infinite = x.detach().abs() == torch.inf  # compiled code takes torch.isinf, and sums of int64, one element after another
+    infinite = x.detach().abs() == torch.inf  # compiled torch.isinf and sums of int64 are scalar code
     origin = row_origin(x)
     r = torch.where(infinite, 0, x - origin)
-    # Sums and squares of large numbers would overflow, and the row silently become a constant.
+    # Without the unit, sums and squares of large numbers would overflow, and the row silently become constant.
     unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     r = r / unit
     count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(x.dtype)

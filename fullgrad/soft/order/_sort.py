@@ -31,7 +31,7 @@ def sort(
     In every mode ``softsort`` takes O(n log n) time and O(n) memory for the values, ``neuralsort`` O(n) memory, derivatives
     included; indices are n by n. Saved: ``x``.
 
-    ``lapsum``, in the mode ``laplace``: the values at which a sum of soft steps has the height of each place,
+    ``lapsum``, in the mode ``laplace``, finds the values at which a sum of soft steps has the height of each place,
     :math:`\sum_j S(y_i - z_j) = i - \frac12`, with :func:`sigmoidal`.
 
     Args:
@@ -44,7 +44,7 @@ def sort(
             mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        return_indices: Whether there are indices, n numbers for each element.
+        return_indices: Whether the weights are returned as indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.sort`` of the values, and the weights of :func:`argsort` as indices, or None.
@@ -90,7 +90,7 @@ def sort_st(
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order; or the derivative of :func:`fullgrad.soft.sort` by
     ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at the cost of
-    :func:`torch.sort`: the relaxation is computed when a derivative is. In the derivative an infinity counts as the last finite
+    :func:`torch.sort`: the relaxation is computed only for a derivative. In the derivative an infinity counts as the last finite
     element. Saved: ``x``.
 
     Args:
@@ -103,10 +103,10 @@ def sort_st(
             mode ``"laplace"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        return_indices: Whether there are indices; otherwise they are None.
+        return_indices: Whether the indices are returned; otherwise they are None.
 
     Returns:
-        What :func:`torch.sort` gives: values and integer indices, or None.
+        The return of :func:`torch.sort`: values and integer indices, or None.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.

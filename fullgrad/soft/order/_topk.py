@@ -38,7 +38,7 @@ def topk(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        return_indices: Whether there are indices, n numbers for each element.
+        return_indices: Whether the weights are returned as indices, n numbers for each element.
 
     Returns:
         A ``torch.return_types.topk`` of the values, the largest first, and their weights as indices, k by n, or None.
@@ -93,10 +93,10 @@ def topk_st(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
-        return_indices: Whether there are indices; otherwise they are None.
+        return_indices: Whether the indices are returned; otherwise they are None.
 
     Returns:
-        What :func:`torch.topk` gives: values and integer indices, or None.
+        The return of :func:`torch.topk`: values and integer indices, or None.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.

@@ -1,26 +1,29 @@
 """`entmax`: softmaxes with exact zeros."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds, number_or_tensor
-from fullgrad._half_precision import to_opmath
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import less_largest, project
-from fullgrad.soft.simplex._threshold import entmax_weights, entmax_weights_by_number, log_of_weights, power_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
+from fullgrad.soft.simplex.kernels.threshold import entmax_weights, entmax_weights_by_number
 
-# Exponents for which a row is projected by products alone, and the mode that has them.
+# Exponents for which a row is projected by products alone, with the mode and the factor that do it.
 MODES = {1.0: ("smooth", 1.0), 4 / 3: ("c2", 1 / 3), 1.5: ("c1", 0.5), 2.0: ("c0", 1.0)}
-# Below this a Taylor series, where the formula would cancel.
+# Below this size a Taylor series, as the formula would cancel.
 _SMALL = 0.01
 
 
 def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
-    r"""Weights between a softmax (:math:`\alpha = 1`) and a sparse projection (:math:`\alpha = 2`), with an exponent that learns.
+    r"""Weights between a softmax (:math:`\alpha = 1`) and a sparse projection (:math:`\alpha = 2`), with a learnable exponent.
 
     .. math::
         p = [1 + a (x - \theta)]_+^{1 / a}, \quad a = \alpha - 1, \quad \sum p = 1, \qquad
@@ -28,10 +31,10 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
         D_\alpha = c - w \frac{\sum c}{\sum w}
 
     with :math:`w = p^{2 - \alpha}` on the support, :math:`c = p (\log p)^2 \varphi(a \log p)` and
-    :math:`\varphi(y) = (1 - e^{-y} - y) / y^2`. It is the maximum of :math:`\langle x, p \rangle - \Omega_\alpha(p)` on the
-    simplex, with the Tsallis entropy :math:`\Omega_\alpha = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and smooth in
+    :math:`\varphi(y) = (1 - e^{-y} - y) / y^2`. The weights maximize :math:`\langle x, p \rangle - \Omega_\alpha(p)` on the
+    simplex, with the Tsallis entropy :math:`\Omega_\alpha = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and are smooth in
     :math:`\alpha` at 1. The derivative is the true one of every order; on the boundary of the support, that of the support.
-    Saved: the value. Above :math:`\alpha = 4` small changes of x are large changes of p.
+    Saved: the value, or roots of it (:math:`\alpha` = 3/2, 4/3). Above :math:`\alpha = 4` small changes of x are large ones of p.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -40,8 +43,8 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
         dim: The dimension along which the weights sum to 1.
 
     Returns:
-        A tensor of the shape of ``x``. A row is NaN where it has a NaN or infinity, or all are minus infinity; minus infinity
-        among others has the weight 0.
+        A tensor of the shape of ``x``. A row is NaN where it has a NaN or plus infinity, or all are minus infinity; minus
+        infinity among others has the weight 0.
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
@@ -65,44 +68,45 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
 
 
 def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
-    """`entmax` of arguments that were checked."""
+    """`entmax` without the checks."""
     if x.ndim == 0:
         return torch.softmax(x, -1)
+    return weights_of(*rows_and_exponent("entmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)
+
+
+def weights_of(rows: Tensor, alpha: Tensor | float) -> Tensor:
+    """The weights of rows, with one exponent for each or one for all."""
+    if isinstance(alpha, Tensor) or alpha not in MODES:
+        return Entmax.apply(rows, alpha)
+    mode, factor = MODES[alpha]
+    # Less their largest element where the product rounds: this changes no weight.
+    return project(rows if factor == 1 else less_largest(rows, -1) * factor, mode)
+
+
+def rows_and_exponent(name: str, x: Tensor, alpha: Tensor | float, dim: int) -> tuple[Tensor, Tensor | float]:
+    """The rows, in float32 at least, and their exponents: a number, or one for each row."""
     wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
     alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    if isinstance(alpha, Tensor):
-        p = Entmax.apply(rows, per_row("entmax", alpha, x, dim))
-    elif alpha in MODES:
-        mode, factor = MODES[alpha]
-        p = project(scaled(rows, factor), mode)
-    else:
-        p = Entmax.apply(rows, alpha)
-    return p.movedim(-1, dim).to(x.dtype)
-
-
-def scaled(rows: Tensor, factor: float) -> Tensor:
-    """Rows times a factor. Where that rounds, less the largest element, which changes no weight."""
-    return rows if factor == 1 else less_largest(rows, -1, 1 / factor) * factor
+    return wide.movedim(dim, -1), per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
 
 
 def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
-    """A real tensor as a floating one, and one of its dimensions."""
-    _checks.real_tensor(name, "x", x)
-    _checks.one_dim(name, dim, x.ndim)
+    """The tensor as a floating one, checked, as is its dimension."""
+    checks.real_tensor(name, "x", x)
+    checks.one_dim(name, dim, x.ndim)
     return floating(x)
 
 
 def exponent_in_range(name: str, alpha: Any, least: float, words: str) -> None:
-    """A number in a range, or a tensor."""
-    _checks.real_number_or_tensor(name, "alpha", alpha)
+    """Check that the exponent is a number in its range, or a tensor."""
+    checks.real_number_or_tensor(name, "alpha", alpha)
     if not isinstance(alpha, Tensor) and not (holds(alpha >= least) and holds(alpha < torch.inf)):
         raise ValueError(f"{name}: `alpha` must be {words} and finite, got {alpha}.")
 
 
 def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alpha") -> Tensor:
     """A tensor that broadcasts with ``x`` as one number per row, with the rows last."""
-    _checks.broadcasts_to(name, argument, value, "`x`", x.shape)
+    checks.broadcasts_to(name, argument, value, "`x`", x.shape)
     if value.ndim == 0:
         return value.reshape(1)
     value = value.reshape(*(1,) * (x.ndim - value.ndim), *value.shape).movedim(dim, -1)
@@ -111,47 +115,32 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
     return value
 
 
-class OfExponent(RowFunction):
-    r"""Weights p of rows by an exponent, whose rules read p alone: the symmetric map :math:`D_x`, and :math:`D_\alpha`."""
+class ExponentWeights(RowFunction):
+    r"""Weights p of rows with an exponent. The rules, the symmetric map :math:`D_x` and :math:`D_\alpha`, read p alone."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
-        alpha = inputs[1]
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+    saves = (1, 2)
+    # The derivative with respect to the rows times t, of (p, alpha, t); and with respect to the exponent, of (p, alpha).
+    by_x: ClassVar[Callable[[Tensor, Any, Tensor], Tensor]]
+    by_exponent: ClassVar[Callable[[Tensor, Any], Tensor]]
 
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         by_alpha = (g * cls.by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
         return cls.by_x(p, alpha, g) if ctx.needs_input_grad[0] else None, by_alpha
 
     @classmethod
     def jvp(cls, ctx: Any, t: Tensor | None, t_alpha: Tensor | None) -> Tensor:
-        p, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        alpha, p = saved_inputs(ctx)
         total: Any = None if t is None else cls.by_x(p, alpha, t)
         if t_alpha is not None:
             part = cls.by_exponent(p, alpha) * t_alpha
             total = part if total is None else total + part
         return total
 
-    @staticmethod
-    def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
-        r""":math:`D_x\,t`."""
-        raise NotImplementedError
 
-    @staticmethod
-    def by_exponent(p: Tensor, alpha: Any) -> Tensor:
-        r""":math:`D_\alpha`."""
-        raise NotImplementedError
-
-
-class Entmax(OfExponent):
-    """The operator of :func:`entmax`, of rows."""
+class Entmax(ExponentWeights):
+    """The operator of :func:`entmax`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -167,14 +156,14 @@ class Entmax(OfExponent):
 
     @staticmethod
     def by_exponent(p: Tensor, alpha: Any) -> Tensor:
-        r"""c is the derivative at a constant threshold. Of what sums to 0 with w, p log p^2 times a function."""
+        r"""The derivative c at a constant threshold, less the multiple of w that makes the sum 0."""
         log_p, w = log_of_weights(p), power_of_weights(p, 2 - alpha)
         c = p * log_p * log_p * _phi((alpha - 1) * log_p)
         return c - w / w.sum(-1, keepdim=True) * c.sum(-1, keepdim=True)
 
 
 def _phi(y: Tensor) -> Tensor:
-    r""":math:`(1 - e^{-y} - y) / y^2`."""
+    r"""The function :math:`\varphi(y) = (1 - e^{-y} - y) / y^2`."""
     small = y.abs() < _SMALL
     z = torch.where(small, 1, y)
     series = torch.where(small, y, 0)

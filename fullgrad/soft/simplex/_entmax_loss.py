@@ -5,12 +5,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order.projections.simplex import project
-from fullgrad.soft.simplex._entmax import MODES, Entmax, exponent_in_range, floating_rows, scaled
+from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows, weights_of
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
-from fullgrad.soft.simplex._threshold import log_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights
 
-# Below this a Taylor series, where the formula would cancel.
+# Below this size a Taylor series, as the formula would cancel.
 _SMALL = 0.01
 
 
@@ -30,8 +29,8 @@ def entmax_loss(
         D_x = p - y, \quad D_\alpha = \partial_\alpha \Omega_\alpha(y) - \partial_\alpha \Omega_\alpha(p), \quad
         D_y = \nabla \Omega_\alpha(y) - x
 
-    with :math:`\Omega_\alpha(p) = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and :math:`\sum p \log p` at 1. It is 0 where p
-    is the target, which for :math:`\alpha > 1` a margin suffices for. The derivatives are the true ones, of every order. Saved:
+    with :math:`\Omega_\alpha(p) = \sum (p^\alpha - p) / (\alpha (\alpha - 1))`, and :math:`\sum p \log p` at 1. The loss is 0
+    where p is the target; for :math:`\alpha > 1` a margin suffices. The derivatives are the true ones, of every order. Saved:
     the scores, the weights and the target.
 
     Args:
@@ -40,8 +39,8 @@ def entmax_loss(
         alpha: The exponent, at least 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
             gradient.
         dim: The dimension of the classes.
-        ignore_index: A class whose rows count nothing.
-        reduction: ``"none"``, ``"mean"`` (over the rows that count) or ``"sum"``.
+        ignore_index: A class whose rows are ignored.
+        reduction: ``"none"``, ``"mean"`` (over the rows that are not ignored) or ``"sum"``.
 
     Returns:
         A number; with ``"none"`` a tensor of the shape of ``x`` without ``dim``.
@@ -61,18 +60,11 @@ def entmax_loss(
     """
     x = floating_rows("entmax_loss", x, dim)
     exponent_in_range("entmax_loss", alpha, 1.0, "at least 1")
-    return fenchel_young("entmax_loss", EntmaxLoss, _weights, x, target, alpha, dim, ignore_index, reduction)
-
-
-def _weights(rows: Tensor, alpha: Tensor | float) -> Tensor:
-    if isinstance(alpha, Tensor) or alpha not in MODES:
-        return Entmax.apply(rows, alpha)
-    mode, factor = MODES[alpha]
-    return project(scaled(rows, factor), mode)
+    return fenchel_young("entmax_loss", EntmaxLoss, weights_of, x, target, alpha, dim, ignore_index, reduction)
 
 
 class EntmaxLoss(FenchelYoung):
-    """The operator of :func:`entmax_loss`, of rows."""
+    """The operator of :func:`entmax_loss`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
@@ -97,7 +89,7 @@ def _log(log_p: Tensor, a: Any) -> Tensor:
     r"""The logarithm of order a, :math:`(p^a - 1) / a`; log p for a = 0."""
     if not isinstance(a, Tensor):
         return log_p if a == 0 else torch.expm1(a * log_p) / a
-    # (e^y - 1) / y, of which the derivatives by a at 0 are those of a series.
+    # (e^y - 1) / y; near 0 a series, which has the derivatives with respect to a.
     y = a * log_p
     small = y.abs() < _SMALL
     z, s = torch.where(small, 1, y), torch.where(small, y, 0)
@@ -107,7 +99,7 @@ def _log(log_p: Tensor, a: Any) -> Tensor:
 
 
 def _psi(y: Tensor) -> Tensor:
-    r""":math:`(y e^y - e^y + 1) / y^2`."""
+    r"""The function :math:`(y e^y - e^y + 1) / y^2`."""
     small = y.abs() < _SMALL
     z, s = torch.where(small, 1, y), torch.where(small, y, 0)
     series = 1 / 2 + s * (1 / 3 + s * (1 / 8 + s * (1 / 30 + s * (1 / 144 + s * (1 / 840 + s / 5760)))))

@@ -1,4 +1,4 @@
-"""Losses of sparse weights: what the rules of all of them are, and how targets and reductions are read."""
+"""Losses of sparse weights: their common rules, and how targets and reductions are read."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import has_shape, number_or_tensor
-from fullgrad._half_precision import to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad._dispatch import has_shape
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.simplex._entmax import per_row
+from fullgrad.soft.simplex._entmax import rows_and_exponent
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -22,36 +23,28 @@ class FenchelYoung(RowFunction):
         D_x = p - y, \qquad D_y = \nabla \Omega(y) - x, \qquad D_\alpha = \partial_\alpha \Omega(y) - \partial_\alpha \Omega(p),
         \qquad D_p = 0
 
-    p is the weights' own function of x and :math:`\alpha`, of which the loss has no derivative, since they maximize it; the
-    derivatives of the derivatives follow through p. A subclass gives :math:`\Omega`. Saved: x, p and y.
+    p is an operator of x and :math:`\alpha`. The loss has no derivative through p, which maximizes it; higher derivatives go
+    through p. A subclass defines :math:`\Omega`. Saved: x, p and y.
     """
 
+    saves = range(4)
     omega: ClassVar[Callable[..., Tensor]]
     omega_slope: ClassVar[Callable[..., Tensor]]
     omega_by_exponent: ClassVar[Callable[..., Tensor]]
 
     @classmethod
     def value(cls, x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:
-        """Of scores less that of the target, of which the loss is free where both sum to 1: a sure row gives 0, not the
-        rounding of its scores. Without classes of weight 0, which may be at minus infinity.
+        """The loss, from scores less the mean score of the target, which changes nothing where both sum to 1: a confident row
+        gives 0, not the rounding of its scores. Classes of weight 0 are left out, as they may be at minus infinity.
         """
         mean = (torch.where(y == 0, 0, x) * y).sum(-1, keepdim=True)
         d = p - y
         product = (torch.where(d == 0, 0, x - mean) * d).sum(-1, keepdim=True) + mean * (1 - y.sum(-1, keepdim=True))
         return product - cls.omega(p, alpha) + cls.omega(y, alpha)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, p, y, alpha = inputs
-        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-        saved = (x, p, y, alpha) if isinstance(alpha, Tensor) else (x, p, y)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
-
     @classmethod
     def _slopes(cls, ctx: Any, needed: tuple[bool, ...]) -> list[Tensor | None]:
-        x, p, y, *alpha = ctx.saved_tensors
-        alpha = alpha[0] if alpha else ctx.alpha
+        x, p, y, alpha = saved_inputs(ctx)
         return [
             p - y if needed[0] else None,
             None,
@@ -69,7 +62,7 @@ class FenchelYoung(RowFunction):
         total: Any = None
         for t, d in zip(tangents, slopes, strict=True):
             if t is not None and d is not None:
-                # A target of 0 has an infinite slope, which one that is constant does not see.
+                # The slope is infinite at a target of 0; a target that stays there does not see it.
                 part = (t * torch.where((t == 0) & d.isinf(), 0, d)).sum(-1, keepdim=True)
                 total = part if total is None else total + part
         return total
@@ -87,29 +80,25 @@ def fenchel_young(
     reduction: str,
 ) -> Tensor:
     """The loss of checked scores, reduced as :func:`torch.nn.functional.cross_entropy` does."""
-    _checks.choice(name, "reduction", reduction, REDUCTIONS)
-    _checks.real_tensor(name, "target", target)
+    checks.choice(name, "reduction", reduction, REDUCTIONS)
+    checks.real_tensor(name, "target", target)
     x = x if x.ndim else x.reshape(1)
-    shape = x.movedim(dim, -1).shape
-    wide, alpha = to_opmath(x, alpha)
-    rows = wide.movedim(dim, -1)
-    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    alpha = per_row(name, alpha, x, dim) if isinstance(alpha, Tensor) else alpha
+    rows, alpha = rows_and_exponent(name, x, alpha, dim)
     counted: Tensor | None = None
     if target.is_floating_point():
         if not has_shape(target.shape, x.shape):
             raise ValueError(f"{name}: `target` must have the shape {tuple(x.shape)} of `x`, got {tuple(target.shape)}.")
         y = to_opmath(target)[0].movedim(dim, -1)
     else:
-        if not has_shape(target.shape, shape[:-1]):
+        shape = rows.shape[:-1]
+        if not has_shape(target.shape, shape):
             raise ValueError(
-                f"{name}: `target` must have the shape {tuple(shape[:-1])} of `x` without `dim`, got {tuple(target.shape)}."
+                f"{name}: `target` must have the shape {tuple(shape)} of `x` without `dim`, got {tuple(target.shape)}."
             )
         if not isinstance(ignore_index, (int, torch.SymInt)):
             raise TypeError(f"{name}: `ignore_index` must be an integer, got {ignore_index!r}.")
-        kept = target != ignore_index
-        counted, index = kept, torch.where(kept, target, 0).long().unsqueeze(-1)
-        y = torch.zeros_like(rows).scatter(-1, index, 1.0)
+        counted = kept = target != ignore_index
+        y = torch.zeros_like(rows).scatter(-1, torch.where(kept, target, 0).long().unsqueeze(-1), 1.0)
     losses = loss.apply(rows, weights(rows, alpha), y, alpha).squeeze(-1)
     if counted is not None:
         losses = torch.where(counted, losses, 0)

@@ -5,14 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import number_or_tensor
-from fullgrad._half_precision import to_opmath
-from fullgrad.soft.simplex._entmax import OfExponent, exponent_in_range, floating_rows, per_row
-from fullgrad.soft.simplex._threshold import log_of_weights, normmax_weights, power_of_weights
+from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, rows_and_exponent
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
+from fullgrad.soft.simplex.kernels.threshold import normmax_weights
 
 
 def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
-    r"""Sparse weights that a norm makes uniform: of a sharp row a few, of a flat one many equal ones.
+    r"""Sparse weights that a norm makes uniform: few for a sharp row, many equal ones for a flat row.
 
     .. math::
         p = \arg\max_{p \ge 0,\ \sum p = 1} \langle x, p \rangle - \|p\|_\alpha = \frac{q}{\sum q}, \quad
@@ -51,14 +50,11 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     exponent_in_range("normmax", alpha, 1 + 1e-12, "above 1")
     if x.ndim == 0:
         return torch.softmax(x, -1)
-    wide, alpha = to_opmath(x, alpha)
-    alpha = number_or_tensor(alpha, wide.dtype, wide.device)
-    alpha = per_row("normmax", alpha, x, dim) if isinstance(alpha, Tensor) else alpha
-    return Normmax.apply(wide.movedim(dim, -1), alpha).movedim(-1, dim).to(x.dtype)
+    return Normmax.apply(*rows_and_exponent("normmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)
 
 
-class Normmax(OfExponent):
-    """The operator of :func:`normmax`, of rows."""
+class Normmax(ExponentWeights):
+    """The operator of :func:`normmax`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, alpha: Tensor | float) -> Tensor:
@@ -82,5 +78,5 @@ class Normmax(OfExponent):
 
 
 def norm(p: Tensor, alpha: Tensor | float) -> Tensor:
-    r""":math:`\|p\|_\alpha` of rows."""
+    r"""The norm :math:`\|p\|_\alpha` of rows."""
     return torch.exp(torch.log(power_of_weights(p, alpha).sum(-1, keepdim=True)) / alpha)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad.soft.simplex._entmax import exponent_in_range, floating_rows
 from fullgrad.soft.simplex._losses import FenchelYoung, fenchel_young
 from fullgrad.soft.simplex._normmax import Normmax, norm
-from fullgrad.soft.simplex._threshold import log_of_weights, power_of_weights
+from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
 
 
 def normmax_loss(
@@ -35,8 +35,8 @@ def normmax_loss(
         alpha: The exponent, above 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
             gradient.
         dim: The dimension of the classes.
-        ignore_index: A class whose rows count nothing.
-        reduction: ``"none"``, ``"mean"`` (over the rows that count) or ``"sum"``.
+        ignore_index: A class whose rows are ignored.
+        reduction: ``"none"``, ``"mean"`` (over the rows that are not ignored) or ``"sum"``.
 
     Returns:
         A number; with ``"none"`` a tensor of the shape of ``x`` without ``dim``.
@@ -61,7 +61,7 @@ def normmax_loss(
 
 
 class NormmaxLoss(FenchelYoung):
-    """The operator of :func:`normmax_loss`, of rows."""
+    """The operator of :func:`normmax_loss`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, p: Tensor, y: Tensor, alpha: Tensor | float) -> Tensor:

@@ -5,14 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._half_precision import to_opmath
-from fullgrad._inputs import saved_inputs
-from fullgrad._recompute import pulled_back
-from fullgrad._recomputed import Recomputed
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import Recomputed, pulled_back, saved_inputs
 from fullgrad.soft._relaxation import floating
 
-# Stands for the logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
+# The logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
 _LOG_0 = -1e30
 
 
@@ -24,9 +22,10 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
         P(z) = \frac{e^{\langle \theta, z \rangle}}{E_k}, \quad z \in \{0, 1\}^n, \ \sum z = k, \qquad
         D = \operatorname{Cov}(z)
 
-    with :math:`E_k` the elementary symmetric polynomial of :math:`e^\theta`. They sum to k; with k = 1 they are a softmax. The
-    derivative is symmetric, and the true one at every order. A balanced tree of products of polynomials, in logarithms: nothing
-    overflows. A logit far above all others, by a million in float32, takes digits from what these contribute; float64 has more.
+    with :math:`E_k` the elementary symmetric polynomial of :math:`e^\theta`. The probabilities sum to k; with k = 1 they are
+    a softmax. The derivative is symmetric, and the true one at every order. Computed by a balanced tree of products of
+    polynomials, in logarithms: nothing overflows. A logit far above all others, by a million in float32, costs digits of theirs;
+    float64 has more.
     Saved: ``logits``.
 
     Args:
@@ -35,7 +34,8 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
         dim: The dimension of the elements.
 
     Returns:
-        A tensor of the shape of ``logits``. A row is NaN where it has a NaN or infinity, or less than k finite logits.
+        A tensor of the shape of ``logits``. A row is NaN where it has a NaN or plus infinity, or fewer than k finite
+        logits; minus infinity among others has the probability 0.
 
     Raises:
         TypeError: ``logits`` is not a real tensor, or ``k`` or ``dim`` is not an integer.
@@ -50,36 +50,34 @@ def subset_marginals(logits: Tensor, k: int, dim: int = -1) -> Tensor:
     Source: Ahmed et al., https://arxiv.org/abs/2210.01941; Swersky et al., https://papers.nips.cc/paper/4702.
     """
     name = "subset_marginals"
-    _checks.real_tensor(name, "logits", logits)
+    checks.real_tensor(name, "logits", logits)
     logits = floating(logits)
-    _checks.one_dim(name, dim, logits.ndim)
+    checks.one_dim(name, dim, logits.ndim)
     n = logits.shape[dim] if logits.ndim else 1
-    _checks.integer_between(name, "k", k, 0, n)
+    checks.integer_between(name, "k", k, 0, n)
     if not logits.ndim:
         return SubsetMarginals.apply(logits.reshape(1), k).reshape(())
     return SubsetMarginals.apply(logits.movedim(dim, -1), k).movedim(-1, dim)
 
 
 class SubsetMarginals(Recomputed):
-    """The operator of :func:`subset_marginals`, of rows. The tree is built again for each derivative."""
+    """The operator of :func:`subset_marginals`, on rows. The tree is rebuilt for each derivative."""
 
     @staticmethod
     def forward(logits: Tensor, k: int) -> Tensor:
         return marginals(logits, k)
 
-    @staticmethod
-    def relaxed(logits: Tensor, k: int) -> Tensor:
-        return marginals(logits, k)
+    relaxed = forward
 
     @classmethod
     def jvp(cls, ctx: Any, t: Tensor, _: None) -> Tensor:
-        # The derivative is a covariance, which is symmetric.
+        # The derivative is a covariance: it is symmetric.
         return pulled_back(marginals, saved_inputs(ctx), (0,), t)[0]
 
 
 def marginals(logits: Tensor, k: int) -> Tensor:
-    """The value, in plain code that autograd may differentiate: up the tree for the polynomials of its nodes, down it for those
-    of what is left to the others.
+    """The probabilities, in plain code that autograd can differentiate: up the tree for the polynomials of the nodes, down it
+    for the polynomials of all elements outside of each node.
     """
     (theta,) = to_opmath(logits)
     n = int(theta.shape[-1])  # a tensor to torch.jit.trace
@@ -88,7 +86,7 @@ def marginals(logits: Tensor, k: int) -> Tensor:
         known = (theta < torch.inf if k == 0 else theta.isfinite()).all(-1, keepdim=True)
         return torch.where(known, 0 * finite + float(k > 0), torch.nan).to(logits.dtype)
     top = theta.amax(-1, keepdim=True)
-    theta = theta - top.detach()  # which changes no probability
+    theta = theta - top.detach()  # changes no probability
     theta = torch.where(theta == -torch.inf, _LOG_0, theta)
     size = 1 << (n - 1).bit_length()
     theta = torch.nn.functional.pad(theta, (0, size - n), value=_LOG_0)
@@ -98,7 +96,7 @@ def marginals(logits: Tensor, k: int) -> Tensor:
         level = _product(level[..., 0::2, :], level[..., 1::2, :], min(k, 2 * (level.shape[-1] - 1)))
         tree.append(level)
     total = tree.pop()[..., 0, k : k + 1]
-    # Of what a node has taken: the weight of all ways in which the others take the rest.
+    # For each number of elements that a node takes: the weight of all ways in which the others take the rest.
     root = torch.where(torch.arange(k + 1, device=theta.device) == k, 0.0, _LOG_0).to(theta)
     outside = root.expand(*theta.shape[:-1], 1, k + 1)
     for level in reversed(tree):
@@ -118,7 +116,7 @@ def _product(a: Tensor, b: Tensor, degree: int) -> Tensor:
 
 
 def _correlation(a: Tensor, b: Tensor, degree: int) -> Tensor:
-    """Sums over i of a_{d+i} b_i in logarithms, for d up to a degree."""
+    """The sums over i of a_{d+i} b_i in logarithms, for d up to a degree."""
     m = b.shape[-1]
     a = torch.nn.functional.pad(a, (0, max(degree + m - a.shape[-1], 0)), value=_LOG_0)
     shifted = torch.stack([a[..., i : i + degree + 1] for i in range(m)], -1)

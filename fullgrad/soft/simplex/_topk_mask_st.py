@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._recomputed import Recomputed
+from fullgrad._core import checks
+from fullgrad._core.recomputed import Recomputed
 from fullgrad.soft._mode_names import StepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.simplex._capped_simplex import capped_rows, checked, rows_and_sum
@@ -19,8 +19,8 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     .. math::
         y_i = [\,i \in \operatorname{topk} x\,], \qquad D = \text{that of } p,\ p = S(x / s - \theta),\ \sum p = k
 
-    with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The value is where :func:`torch.topk` finds its elements; the
-    relaxation is computed when a derivative is. Saved: ``x``.
+    with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements; the
+    relaxation is computed only for a derivative. Saved: ``x``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -52,14 +52,14 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     x, _, softness = checked(name, x, 0, dim, softness, mode)
     if x.ndim == 0:
         return topk_mask_st(x.reshape(1), k, -1, softness, mode).reshape(())
-    _checks.integer_between(name, "k", k, 0, x.shape[dim])
+    checks.integer_between(name, "k", k, 0, x.shape[dim])
     if isinstance(softness, Tensor):
         softness = per_row(name, softness, x, dim, "softness")
     return TopKMaskST.apply(x.movedim(dim, -1), softness, k, mode).movedim(-1, dim)
 
 
 class TopKMaskST(Recomputed):
-    """The operator of :func:`topk_mask_st`, of rows."""
+    """The operator of :func:`topk_mask_st`, on rows."""
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, k: int, mode: str) -> Tensor:

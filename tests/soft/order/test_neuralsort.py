@@ -1,4 +1,4 @@
-"""NeuralSort and the pairwise ranks: by blocks the same as whole, at every order, under every transform, in O(n) memory."""
+"""NeuralSort and the pairwise ranks: blocks equal the whole, at every order, under every transform, in O(n) memory."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ in_modes = pytest.mark.parametrize("mode", MODES)
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """A setter of the size of blocks, which are tiny at first."""
+    """A function that sets the size of blocks, which are tiny at first."""
 
     def resize(size, rows):
         monkeypatch.setattr(_blocks, "BLOCK", size)
@@ -86,7 +86,7 @@ def point(*shape, scale=2.0, seed=0, dtype=double):
 
 
 def total(f, mode):
-    """A number with a gradient and a second derivative."""
+    """A scalar with a gradient and a second derivative."""
 
     def of(u, x):
         y = f(u, x, mode)
@@ -102,8 +102,8 @@ def total(f, mode):
 @in_modes
 @named
 @pytest.mark.parametrize(("size", "rows", "shape"), [(8, 2, (6,)), (30, 2, (2, 1, 7)), (400, 4, (60,)), (10**6, 32, (6,))])
-def test_dense(blocks, name, mode, size, rows, shape):
-    """Value, gradient and Hessian-vector product."""
+def test_blocks_are_those_of_dense_formulas(blocks, name, mode, size, rows, shape):
+    """Value, gradient and Hessian-vector product equal those of dense formulas."""
     blocks(size, rows)
     u, x = point(*shape)
     found = []
@@ -117,8 +117,8 @@ def test_dense(blocks, name, mode, size, rows, shape):
 
 @pytest.mark.short
 @named
-def test_windows(blocks, name):
-    """Far from its place an element has no weight: what is left out is 0, also where scores are not concave."""
+def test_windows_leave_out_zeros_alone(blocks, name):
+    """Elements far from their place have no weight: windows leave out zeros, also where scores are not concave."""
     blocks(500, 4)
     for mode in MODES:
         for scale in (0.5, 8.0, 60.0):
@@ -132,9 +132,8 @@ def test_windows(blocks, name):
                 close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
-def test_windows_are_narrow(monkeypatch):
-    """Of n columns a block has far fewer, and each row is in one block."""
-    monkeypatch.setattr(_blocks, "BLOCK", 2**16)
+def test_windows_are_narrow():
+    """A block has far fewer columns than n, and each row is in one block."""
     u = torch.linspace(0, 10, 4096)
     for mode in MODES:
         args = u, pairwise_sigmoid.distances(u, mode), u
@@ -206,7 +205,7 @@ GOLDEN = [
     ids=lambda v: str(v) if type(v) is str else "",
 )
 def test_golden(blocks, size, op, mode, descending, softness, x, out, gradient, product):
-    """Values, gradients and Hessian-vector products of an independent implementation, of standardized rows. Descending is -u."""
+    """Values and derivatives of an independent implementation, for standardized rows, are equal. Descending order is -u."""
     blocks(size, 2)
 
     def f(x):
@@ -247,7 +246,7 @@ def test_gradcheck(blocks, name, mode):
 @pytest.mark.parametrize("name", ["values", "ranks"])
 @pytest.mark.parametrize("mode", ["c1", "c2"])
 def test_second_derivative(blocks, name, mode):
-    """softtorch 0.1.1 takes the threshold for a constant in the second derivative: off by 0.26 of 4.0, of ranks by 4.9 of 48."""
+    """The second derivative is right, where softtorch 0.1.1 is off by 0.26 of 4.0, and for ranks by 4.9 of 48."""
     u, x = point(6, seed=3)
     f = total(FUNCTIONS[name][0], mode)
     step = 1e-5
@@ -263,7 +262,7 @@ def test_second_derivative(blocks, name, mode):
 @pytest.mark.short
 @named
 def test_vmap(blocks, name):
-    """A batch of rows, of rows of u alone, and of x alone; as one call and as a loop over samples."""
+    """Batches of rows, of u alone, and of x alone, as one call and as a loop, are equal."""
     f = total(FUNCTIONS[name][0], "c1")
     u, x = point(3, 6)
     both = grad(f, argnums=(0, 1))
@@ -291,7 +290,7 @@ def test_batched_cotangents(blocks, name):
 @pytest.mark.short
 @named
 def test_forward_mode(blocks, name):
-    """Dual tensors without a transform."""
+    """Dual tensors work without a transform."""
     f, dense = FUNCTIONS[name]
     u, x = point(2, 5)
     with torch.autograd.forward_ad.dual_level():
@@ -307,7 +306,7 @@ def test_forward_mode(blocks, name):
 @pytest.mark.short
 @named
 def test_compile(blocks, name):
-    """Value and gradient are a node each, in which blocks have no steps."""
+    """Value and gradient are one node each, whose blocks are not traced."""
     f = FUNCTIONS[name][0]
     u, x = point(40)
     blocks(200, 4)
@@ -324,7 +323,7 @@ def test_compile(blocks, name):
 
 
 def test_compiled_hessian(blocks):
-    """Beyond the first derivative a tracer records a few blocks."""
+    """A tracer records only a few blocks beyond the first derivative."""
     f = total(soft_values, "smooth")
     u, x = point(6)
     traced = make_fx(jacrev(grad(f)))(u, x)
@@ -332,7 +331,7 @@ def test_compiled_hessian(blocks):
 
 
 def test_meta(blocks):
-    """Shapes without numbers."""
+    """Meta tensors get shapes without numbers."""
     u = torch.empty(3, 50, device="meta", requires_grad=True)
     for name, (f, _) in FUNCTIONS.items():
         y = f(u, u, "c1")
@@ -348,7 +347,7 @@ def test_meta(blocks):
 @named
 @pytest.mark.parametrize("size", [0, 100])
 def test_small(blocks, name, mode, size):
-    """One element, and no rows."""
+    """Rows of one element, and no rows, work."""
     blocks(size, 1)
     f = FUNCTIONS[name][0]
     for shape in ((1,), (3, 1), (0, 4)):
@@ -365,7 +364,7 @@ def test_small(blocks, name, mode, size):
 @named
 @pytest.mark.parametrize("size", [8, 1000])
 def test_nan(blocks, name, size):
-    """A row that is not a number is none, and leaves the others alone."""
+    """A row with a NaN is NaN, and the others are right."""
     blocks(size, 2)
     u, x = point(2, 6)
     u[1, 3] = torch.nan
@@ -379,7 +378,7 @@ def test_nan(blocks, name, size):
 @named
 @in_modes
 def test_float32(blocks, name, mode):
-    """Far from 0 as well: a constant is taken off, which moves no weight."""
+    """float32 is right also far from 0: subtracting a constant moves no weight."""
     blocks(2000, 4)
     u, x = point(200, scale=4.0, dtype=torch.float32)
     f = FUNCTIONS[name][0]
@@ -405,7 +404,7 @@ def test_descending(blocks, name, mode):
 
 
 def test_weights(blocks):
-    """Rows in the given order, which sum to 1."""
+    """Weights are rows in the given order, which sum to 1."""
     u, _ = point(2, 6)
     for mode in MODES:
         p = soft_weights(u, mode, [4, 0])
@@ -415,8 +414,8 @@ def test_weights(blocks):
 
 @pytest.mark.short
 @named
-def test_saved(blocks, name):
-    """Of the value and its gradient no more than the arguments is saved; of second derivatives, inside them, a block."""
+def test_value_and_gradient_save_the_arguments_alone(blocks, name):
+    """The value and the gradient save only the arguments; second derivatives also a block."""
     blocks(2**10, 8)
     u, x = (v.requires_grad_() for v in point(300))
     saved = []

@@ -34,7 +34,7 @@ def numbers(*shape, seed=0):
 
 
 def one_of_each_first(cases):
-    """Of every function by every method one, then the second ones, and so on."""
+    """One case of every function and method, then the second ones, and so on."""
     seen, places = collections.Counter(), []
     for case in cases:
         kind = case["op"], case["kwargs"].get("method")
@@ -48,7 +48,7 @@ def one_of_each_first(cases):
     "case", one_of_each_first(GOLDEN), ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}"
 )
 def test_golden(case):
-    """Values, gradients and Hessian-vector products of an independent implementation in float64."""
+    """Values, gradients and Hessian-vector products equal those of an independent implementation in float64."""
     name, options = case["op"], dict(case["kwargs"])
     for marginal in ("mu", "nu"):
         if marginal in options:
@@ -105,7 +105,7 @@ EXACT = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", EXACT)
 def test_straight_through_returns_what_torch_does(name, dtype, requires_grad, device):
-    """Values and integer indices, ties, NaN and infinities, in torch's own type."""
+    """Values and integer indices, ties, NaN and infinities are torch's, in torch's own type."""
     straight_through, plain = EXACT[name]
     x = TIES.to(device, dtype, copy=True).requires_grad_(requires_grad)
     actual, expected = straight_through(x), plain(x.detach())
@@ -117,7 +117,7 @@ def test_straight_through_returns_what_torch_does(name, dtype, requires_grad, de
 @pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_quantile_is_that_of_torch(interpolation, dtype, device):
-    """Every interpolation, one and several quantiles, dims and keepdim."""
+    """Every interpolation, one and several quantiles, dims and keepdim agree with torch."""
     x = torch.cat((TIES.to(dtype), numbers(4, 5).to(dtype))).to(device)
     for q in (0.0, 0.3, 0.5, 1.0, torch.tensor([0.1, 0.77, 0.25], dtype=dtype, device=device)):
         for dim in (None, 0, -1):
@@ -130,7 +130,7 @@ def test_quantile_is_that_of_torch(interpolation, dtype, device):
 
 @pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
 def test_a_quantile_on_an_element_beside_infinity_is_that_element(interpolation):
-    """Of rows with quantiles of their own, too: what has no share in it is not multiplied by 0."""
+    """Rows with their own quantiles are right, too: an element without a share is not multiplied by 0."""
     x = torch.tensor([[1.0, 3.0, INF], [-INF, 3.0, 4.0]])
     for q in (0.5, torch.tensor([0.5])):
         equal(fullgrad.quantile_st(x, q, 1, interpolation=interpolation).flatten(), torch.tensor([3.0, 3.0]))
@@ -141,7 +141,7 @@ def test_a_quantile_on_an_element_beside_infinity_is_that_element(interpolation)
 
 
 def test_rank_counts_in_order(device):
-    """From 1, the largest first by default, equal elements by position; among all without a dim."""
+    """Ranks count from 1, the largest first by default, equal elements by position; without a dim among all elements."""
     x = torch.tensor([[3.0, 1.0, 3.0], [2.0, 2.0, 9.0]], device=device)
     equal(fullgrad.rank_st(x, 1), torch.tensor([[1.0, 3.0, 2.0], [2.0, 3.0, 1.0]], device=device))
     equal(fullgrad.rank_st(x, 1, descending=False), torch.tensor([[2.0, 1.0, 3.0], [1.0, 2.0, 3.0]], device=device))
@@ -150,7 +150,7 @@ def test_rank_counts_in_order(device):
 
 @pytest.mark.parametrize("name", ["argmax", "argmin", "argmedian", "argsort"])
 def test_weights_of_straight_through_are_those_of_torchs_index(name):
-    """A one where torch's index is, in the last dimension."""
+    """A weight of one stands at torch's index, in the last dimension."""
     x = numbers(3, 4, 2)
     index = torch.median(x, 1).indices if name == "argmedian" else getattr(torch, name)(x, dim=1)
     expected = torch.nn.functional.one_hot(index, 4).to(x.dtype)
@@ -168,7 +168,7 @@ CALLS = {
 
 
 def call(name, method, x, **options):
-    """One tensor of a statistic."""
+    """Call a statistic, and return one tensor."""
     if name != "sort":
         options.setdefault("dim", -1)
     y = getattr(soft, name)(x, method=method, **options)
@@ -198,7 +198,7 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (n, m) in CALLS.items() if n in ("sort", "rank") and m != "sorting_network"])
 def test_a_graph_computes_what_eager_code_does(key, mode):
-    """Value, gradient and tangent in every mode, of other numbers than it was traced with: small rows have code of their own."""
+    """Value, gradient and tangent of a graph are right in every mode, also for other numbers than it was traced with."""
     name, method = CALLS[key]
 
     def value(x):
@@ -232,7 +232,7 @@ def test_dims_and_batches(key):
 
 @pytest.mark.parametrize("call", [soft.sort, fullgrad.sort_st, soft.topk, fullgrad.topk_st])
 def test_indices_where_they_are_wanted(call):
-    """The values are the same without them."""
+    """Values are the same with and without indices."""
     x, k = numbers(2, 5), {"k": 2} if "topk" in call.__name__ else {}
     found, alone = call(x, **k), call(x, **k, return_indices=False)
     assert alone.indices is None
@@ -245,7 +245,7 @@ def test_indices_where_they_are_wanted(call):
 
 @pytest.mark.parametrize("name", ["argmax", "max", "argmedian", "median", "argquantile", "quantile"])
 def test_keepdim(name):
-    """As in torch, and in front of the weights."""
+    """keepdim works as in torch, and for the weights."""
     x = numbers(2, 4, 3)
     function = getattr(soft, name)
     q = (0.5,) if "quantile" in name else ()
@@ -260,7 +260,7 @@ def test_keepdim(name):
 
 @pytest.mark.parametrize("name", ["max", "median", "quantile"])
 def test_keepdim_of_a_row_and_of_a_number(name):
-    """One dimension of size 1, and none."""
+    """A row keeps one dimension of size 1, and a number none."""
     q = (0.5,) if name == "quantile" else ()
     for call in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
         for x, shape in ((numbers(4), (1,)), (numbers(), ())):
@@ -273,7 +273,7 @@ def test_keepdim_of_a_row_and_of_a_number(name):
 @pytest.mark.parametrize("method", [m for m in SORT_METHODS if m != "ot"])  # which has other anchors for some elements
 @pytest.mark.parametrize("call", [soft.topk, fullgrad.topk_st])
 def test_topk_is_the_head_of_a_sort(call, method):
-    """In descending order: values, weights and gradients, of some and of all elements."""
+    """Values, weights and gradients are those of a descending sort, for some and all elements."""
     x = numbers(2, 5)
     sort = soft.sort if call is soft.topk else fullgrad.sort_st
     whole = sort(x, descending=True, method=method)
@@ -334,7 +334,7 @@ def test_gradients_per_sample(name, method):
 @pytest.mark.parametrize("shape", [(5,), (2, 3)])
 @pytest.mark.parametrize("name", ["max", "min", "median", "argmax", "argmedian"])
 def test_statistics_of_all_elements_per_sample(name, shape):
-    """Without a dimension, a sample is one row: soft, hard and straight-through."""
+    """Without a dimension a sample is one row: soft, hard and straight-through."""
     x = numbers(4, *shape)
     for f, options in ((getattr(soft, name), {}), (getattr(soft, name), {"mode": "hard"}), (getattr(fullgrad, f"{name}_st"), {})):
 
@@ -349,7 +349,7 @@ def test_statistics_of_all_elements_per_sample(name, shape):
 
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_softness_per_sample(method):
-    """A softness for each sample, also of two batches, and its gradient, transport included."""
+    """Softnesses may differ between samples, also in two batches, and have gradients, transport included."""
     x, s = numbers(3, 5), torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
 
     def loss(row, s):
@@ -369,7 +369,7 @@ def test_softness_per_sample(method):
 @pytest.mark.parametrize("mode", ["smooth", "hard"])
 @pytest.mark.parametrize("name", ["max", "argmax", "median", "argmedian", "quantile", "argquantile", "sort", "topk", "rank"])
 def test_an_output_may_be_changed_in_place(name, mode):
-    """It is no view of what the operator made, which autograd would refuse."""
+    """An output is not a view of the operator's tensors, for which autograd would refuse the change."""
     given = {"quantile": {"q": 0.3}, "argquantile": {"q": 0.5}, "topk": {"k": 2}, "sort": {}}.get(name, {})
     for function in (getattr(soft, name), getattr(fullgrad, f"{name}_st")):
         x = numbers(3, 4).requires_grad_()
@@ -384,7 +384,7 @@ def test_an_output_may_be_changed_in_place(name, mode):
 @pytest.mark.parametrize("method", PERMUTATION_METHODS)
 @pytest.mark.parametrize("name", ["quantile", "median", "argquantile", "argmax", "rank", "topk"])
 def test_softness_per_sample_of_other_statistics(name, method):
-    """Also of two batches, for one place, two neighbors and some of all places."""
+    """Softnesses may differ between samples, in two batches, for one place, two neighbors and several places."""
     x, s = numbers(2, 3, 5), torch.tensor([[0.1, 0.5, 1.0], [0.3, 0.2, 0.7]], dtype=torch.float64)
     given = {"quantile": {"q": 0.3}, "argquantile": {"q": (0.2, 0.6)}, "topk": {"k": 2, "return_indices": False}}.get(name, {})
 
@@ -479,7 +479,7 @@ def test_gradient_at_ties(method):
 @pytest.mark.parametrize("softness", [1.0, 1e-3, 1e-9])
 @pytest.mark.parametrize("method", ["softsort", "neuralsort", "sigmoid", "lapsum"])
 def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
-    """Among elements that are large beside the softness nothing is left of their size."""
+    """Ties among elements that are large beside the softness do not depend on their size."""
     for n in (7, 300):
         x = torch.full((n,), 1 / 3, dtype=torch.float64)
         mode = {"mode": "laplace"} if method in ("sigmoid", "lapsum") else {}
@@ -490,7 +490,7 @@ def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (_, m) in CALLS.items() if m not in ("sorting_network", "fast_soft_sort")])
 def test_the_unit_may_be_any(key, mode):
-    """Where numbers are not standardized, and the softness is in their unit: no constant stands between the two."""
+    """Results do not depend on the unit where numbers are not standardized, and the softness is in their unit."""
     name, method = CALLS[key]
     x = numbers(5)
 
@@ -508,7 +508,7 @@ def test_the_unit_may_be_any(key, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_ranks_of_times_are_those_of_what_has_passed(method, mode):
-    """However far from 0 numbers are, that are not standardized: seconds since 1970, say."""
+    """Ranks of numbers far from 0 that are not standardized, such as seconds since 1970, are right."""
     x = torch.tensor([3.0, 0.0, 7.0, 4.0, 0.0], dtype=torch.float64)
     passed, times = [soft.rank(v, -1, softness=2.0, mode=mode, method=method, standardize=False) for v in (x, x + 2.0**31)]
     torch.testing.assert_close(times, passed, rtol=1e-6, atol=0)
@@ -516,7 +516,7 @@ def test_ranks_of_times_are_those_of_what_has_passed(method, mode):
 
 @pytest.mark.parametrize("standardize", [False, True])
 def test_rows_of_a_network_do_not_see_each_other(standardize):
-    """The pads are of the row, not of the batch."""
+    """Padding belongs to the row, not to the batch."""
     x = numbers(2, 5)
     scaled = torch.stack((x[0], 100 * x[1]))
     first, second = (soft.sort(v, method="sorting_network", standardize=standardize).values[0] for v in (x, scaled))
@@ -584,7 +584,7 @@ def test_rows_of_large_numbers_do_not_overflow():
     ],
 )
 def test_errors_name_the_argument(arguments, kind, message):
-    """Name, rule, found value."""
+    """The error has the name, the rule and the value."""
     for name in ("max", "sort"):
         with pytest.raises(kind, match=f"{name}: {message}"):
             getattr(soft, name)(torch.ones(3), **arguments)
@@ -593,7 +593,7 @@ def test_errors_name_the_argument(arguments, kind, message):
 
 
 def test_errors_of_k_and_q():
-    """Outside their range, or unknown."""
+    """Values of k and q outside their range, or unknown, are refused."""
     x = torch.ones(3)
     with pytest.raises(ValueError, match="topk: `k` must be at most 3, got 4"):
         soft.topk(x, 4)
@@ -636,7 +636,7 @@ def test_types_and_docstring_name_the_methods(name):
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_straight_through_has_the_derivative_of_the_relaxation(name):
-    """By every method that has one, in reverse and forward mode; the value is the hard one."""
+    """Derivatives by every method, in reverse and forward mode, are those of the relaxation; the value is hard."""
     x, given = numbers(3, 5, seed=1), {"topk": (3,), "quantile": (0.3,), "argquantile": (0.3,)}.get(name, ())
     relaxed, straight = getattr(soft, name), getattr(fullgrad, f"{name}_st")
 
@@ -684,7 +684,7 @@ def test_median_is_no_interpolation(call):
 )
 @pytest.mark.parametrize("mode", ["smooth", "hard"])
 def test_rows_of_nothing(function, mode):
-    """As torch sorts them: nothing, with a gradient of nothing."""
+    """Rows without elements are sorted as by torch, with an empty gradient."""
 
     def first(x):
         y = function(x, 1, mode=mode)
@@ -699,7 +699,7 @@ def test_rows_of_nothing(function, mode):
 
 @pytest.mark.parametrize("function", [soft.quantile, fullgrad.quantile_st, fullgrad.max_st, fullgrad.median_st, fullgrad.sort_st])
 def test_no_rows(function):
-    """Nothing for each of no rows; torch.quantile refuses them."""
+    """No rows give no results; torch.quantile refuses them."""
     x = torch.zeros(0, 3, requires_grad=True)
     y = function(x, 0.3, 1) if "quantile" in function.__name__ else function(x, 1)
     y = y if isinstance(y, torch.Tensor) else y[0]
@@ -709,7 +709,7 @@ def test_no_rows(function):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_standardizing_is_taken_back_everywhere(dtype):
-    """0 and 1 are infinitely far away: they are taken for the numbers that are 10 roundings, or 1e-10, from them."""
+    """The ends 0 and 1, which are infinitely far away, count as numbers that are 10 roundings, or 1e-10, from them."""
     least = max(1e-10, 10 * torch.finfo(dtype).eps)
     x = torch.tensor([0.0, least / 2, least, 0.25, 1.0], dtype=dtype)
     mean, deviation = torch.tensor(3.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
@@ -722,7 +722,7 @@ def test_standardizing_is_taken_back_everywhere(dtype):
 
 @pytest.mark.parametrize("method", SORT_METHODS)
 def test_several_quantiles_of_each_sample(method):
-    """Under vmap, with their derivative; rows and quantiles are as many as samples or not."""
+    """Quantiles have derivatives under vmap, also where rows and quantiles are not as many as samples."""
     f = lambda x, q: soft.quantile(x, q, dim=-1, method=method)  # noqa: E731
     by_q = grad(lambda q, x: f(x, q).sum())
     for rows in (2, 3, 6):

@@ -1,4 +1,4 @@
-"""The projection onto the permutahedron, against the sequential algorithm and what defines it."""
+"""The projection onto the permutahedron, compared with the sequential algorithm and its definition."""
 
 import math
 import time
@@ -302,7 +302,7 @@ def test_compiled_and_traced(mode):
 
 
 def test_gradient_where_the_weights_vanish():
-    """Equal elements that pool at 0: the slope of y = t^2 and t^3 is 0, and nothing is NaN."""
+    """Equal elements that pool at 0 are right: the slope of y = t^2 and t^3 is 0, and nothing is NaN."""
     for mode in ("c1", "c2"):
         u = torch.tensor([1.0, 1.0, 1.0], dtype=D, requires_grad=True)
         w = torch.tensor([0.5, 0.0, -0.5], dtype=D, requires_grad=True)
@@ -356,7 +356,7 @@ def test_ties_pool_to_one_value(mode):
 
 
 def test_equal_values_do_not_pool():
-    """Only a greater value after a smaller one does: u = w gives v = 0 in c0, and each element is a block of one."""
+    """Only a greater value after a smaller one pools; with u = w each element is a block of one."""
     u = torch.arange(6.0).flip(0)
     assert isotonic(u, u, "c0")[1].equal(torch.arange(6))
 

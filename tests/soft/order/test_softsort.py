@@ -1,4 +1,7 @@
-"""SoftSort in linear memory: equal to the formula with matrices, at every order, under every transform, in every range."""
+"""SoftSort in linear memory: equal to the matrix formula, at every order, under every transform, in every range.
+
+`SoftSort` takes the matrix for short rows and the kernels for long ones. Here the kernels alone compute rows of every length.
+"""
 
 import subprocess
 import sys
@@ -8,30 +11,33 @@ import pytest
 import torch
 from torch.autograd import forward_ad as fwAD
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fullgrad.soft.order._numbers import tie_bounds
 from fullgrad.soft.order._rows import Rows
-from fullgrad.soft.order.kernels import exponential
-from fullgrad.soft.order.methods import softsort
+from fullgrad.soft.order.kernels import exponential, window
+from fullgrad.soft.order.methods.softsort import SoftSort
 from fullgrad.testing._subject import close
 
 POWER = {"c0": 1, "c1": 2, "c2": 3}
 MODES = ("smooth", *POWER)
 
 
-@pytest.fixture(autouse=True)
-def linear(monkeypatch):
-    """Every size is computed in linear memory."""
-    monkeypatch.setattr(softsort, "SMALL", dict.fromkeys(MODES, -1))
+def averages(a, h, mode):
+    ties = tie_bounds(a)
+    return exponential.averages(a, h, ties) if mode == "smooth" else window.averages(a, h, ties, POWER[mode])
 
 
 def soft_values(u, x, mode):
-    return softsort.SoftSort().values(Rows(x, u, 1.0, mode))
+    a, order = torch.sort(u, dim=-1)
+    return averages(a, x.gather(-1, order), mode)
 
 
 def soft_ranks(u, mode):
-    return softsort.SoftSort().ranks(Rows(u, u, 1.0, mode))
+    a, order = torch.sort(u, dim=-1)
+    ranks = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype).expand(a.shape)
+    return averages(a, ranks, mode).gather(-1, torch.argsort(order, dim=-1))
 
 
 def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
@@ -40,7 +46,7 @@ def draw(*shape, ties=False, scale=2.0, seed=0, dtype=torch.float64):
 
 
 def project(v, mode):
-    """The simplex projection: a threshold by bisection, then by recorded steps of Newton: each gives one more order."""
+    """The simplex projection: a threshold by bisection, then by recorded Newton steps, each of which gives one more order."""
     if mode == "smooth":
         return torch.softmax(v, -1)
     power, w = POWER[mode], v.detach()
@@ -120,7 +126,7 @@ def test_tangent_of_one_input_is_that_of_both_with_a_zero(moved, mode):
     with fwAD.dual_level():
         duals = [v if t is None else fwAD.make_dual(v, t) for v, t in zip(inputs, alone, strict=True)]
         found = fwAD.unpack_dual(f(*duals)).tangent
-    close(found, torch.func.jvp(f, tuple(inputs), tuple(tangents))[1])
+    close(found, jvp(f, tuple(inputs), tuple(tangents))[1])
 
 
 @pytest.mark.short
@@ -214,13 +220,13 @@ def test_not_a_number_is_not_a_number(mode):
 @pytest.mark.parametrize("softness", [1e-6, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_has_the_digits_of_float64(mode, softness):
-    """Against the matrices of float64, at any softness: the error of the gradient, relative to its largest element."""
+    """The gradient is that of float64 matrices, relative to its largest element, at any softness."""
     n = 1024
     # Multiples of a power of 2, so that ties occur; the division by the softness is part of neither.
     u = ((torch.randn(n, generator=torch.Generator().manual_seed(3)) * 2**12).round() / 2**12 / softness).requires_grad_()
     g = torch.randn(n, generator=torch.Generator().manual_seed(4))
     x = (u.detach() * softness).requires_grad_()
-    y = soft_values(u, x, mode)
+    y = SoftSort().values(Rows(x, u, 1.0, mode))
     ours = torch.autograd.grad(y, (u, x), g)
     wide_u, wide_x = u.detach().double().requires_grad_(), x.detach().double().requires_grad_()
     expected = dense_values(wide_u, wide_x, mode)
@@ -238,7 +244,7 @@ def test_saves_rows_and_no_matrix(mode):
     n, saved = 4096, []
     u = draw(n, dtype=torch.float32).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y = soft_values(u, u, mode)
+        y = SoftSort().values(Rows(u, u, 1.0, mode))
     assert max(t.numel() for t in saved) <= 4 * n
     kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
     assert sum(kept.values()) <= 400 * n
@@ -265,37 +271,36 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 @pytest.mark.long
 def test_memory_is_linear():
-    """Megabytes of a process beyond those for a short row; one matrix would take 1024."""
+    """Memory beyond that for a short row is a few megabytes, where one matrix would take 1024."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 64
 
 
 @pytest.mark.short
+@pytest.mark.parametrize("n", [9, 1024], ids=["short", "long"])
 @pytest.mark.parametrize("mode", MODES)
-def test_short_rows_take_the_matrix(mode, monkeypatch):
-    u, x = draw(3, 9, ties=True), draw(3, 9, seed=1)
-    f = weighed(lambda v: soft_values(v[0], v[1], mode) + soft_ranks(v[0], mode))
-    linear = f(torch.stack((u, x))), grad(f)(torch.stack((u, x))), hessian(f)(torch.stack((u, x)))
-    monkeypatch.undo()
-    close(
-        [f(torch.stack((u, x))), grad(f)(torch.stack((u, x))), hessian(f)(torch.stack((u, x)))],
-        list(linear),
-        rtol=1e-9,
-        atol=1e-9,
-    )
+def test_rows_of_every_length_have_the_derivatives_of_the_kernels(mode, n):
+    """A short row, computed as a matrix, and a long one give the kernels' value, gradient and Hessian-vector product."""
+    u, x = draw(2, n, ties=True), draw(2, n, seed=1)
+    direction = u.cos(), x.sin()
+    rows = lambda u, x: Rows(x, u / 2, 0.5, mode)  # noqa: E731
+    for ours, kernels in (
+        (lambda u, x: SoftSort().values(rows(u, x)), lambda u, x: soft_values(u, x, mode)),
+        (lambda u, x: SoftSort().ranks(rows(u, x)), lambda u, x: soft_ranks(u, mode)),
+    ):
+        found, expected = ((f(u, x), *jvp(grad(weighed(f)), (u, x), direction)) for f in (ours, kernels))
+        close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.short
 @pytest.mark.parametrize("n", [0, 1, 2, 33, 64, 101])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)])
-def test_scans_of_any_shape_are_loops(shape, n, monkeypatch):
-    """Also where nothing may be overwritten."""
+def test_scans_of_any_shape_are_loops(shape, n):
+    """Scans equal loops."""
     decay, values = (torch.rand(*shape, n, dtype=torch.float64) for _ in range(2))
     sums = [values[..., :1]][: min(n, 1)]
     for i in range(1, n):
         sums.append(values[..., i : i + 1] + decay[..., i : i + 1] * sums[-1])
     expected = torch.cat(sums, -1) if n else values
-    for may in (True, False):
-        monkeypatch.setattr(exponential, "can_reuse_buffers", lambda may=may: may)
-        close(exponential._scan(decay, values), expected)
+    close(exponential._scan(decay, values), expected)

@@ -45,7 +45,7 @@ def check_marginals(gamma, mu, nu, tolerance=1e-10):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_the_offset_of_a_row_gives_its_mass(mode):
-    """To rounding, from a guess on either side and from none."""
+    """The offset gives the mass to rounding, from a guess on either side and without one."""
     scores, mass = example(mode, 3, n=6)[0] * 4, torch.rand(3, 6, dtype=float64) + 0.1
     for guess in (None, torch.full_like(mass, -9.0), torch.full_like(mass, 9.0)):
         t = scores + transport_dual._rows(scores, mass, guess, mode)[..., None]
@@ -54,7 +54,7 @@ def test_the_offset_of_a_row_gives_its_mass(mode):
 
 
 def test_a_laplacian_of_almost_separate_columns_keeps_its_digits():
-    """Each row goes to one column, but for 1e-20: the diagonal is exact, where a difference would be 0."""
+    """The diagonal is exact where each row but for 1e-20 goes to one column, and a difference would be 0."""
     omega = torch.eye(4, dtype=float64) + 1e-20
     found = transport_dual.laplacian(omega, omega.sum(-1), torch.full((4,), 1e-21, dtype=float64))
     expected = (6e-20 + 1e-21 + 2e-20) * torch.eye(4, dtype=float64) - 2e-20
@@ -65,7 +65,7 @@ def test_a_laplacian_of_almost_separate_columns_keeps_its_digits():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0), (0, 3, 2), (2, 3, 0)])
 def test_a_plan_of_nothing_is_empty(shape, mode):
-    """And so is its gradient."""
+    """The plan and its gradient are empty."""
     cost, mu, nu = torch.zeros(shape, requires_grad=True), torch.ones(shape[-2]), torch.ones(shape[-1])
     gamma = soft.proj_transport_polytope(cost, mu, nu, mode=mode)
     assert gamma.shape == shape
@@ -114,7 +114,7 @@ def test_marginals(mode, softness):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_any_cost(mode):
-    """Costs without structure, with skewed marginals."""
+    """Costs without structure, with skewed marginals, are right."""
     rng = torch.Generator().manual_seed(2)
     for softness in (1.0, 1e-2, 1e-4):
         cost = torch.randn(4, 20, 20, generator=rng, dtype=float64) / softness
@@ -140,7 +140,7 @@ def test_optimality(mode):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_hard_limit_sorts(mode):
-    """At a tiny softness the plan of squares is the matching in order."""
+    """At a tiny softness the plan for squared distances is the matching in order."""
     z = torch.tensor([0.3, 0.9, 0.1, 0.6], dtype=float64)
     gamma = plan((z[:, None] - torch.linspace(0, 1, 4, dtype=float64)) ** 2 / 1e-5, uniform(4), uniform(4), mode)
     expected = torch.nn.functional.one_hot(z.argsort().argsort(), 4).to(float64) / 4
@@ -149,7 +149,7 @@ def test_hard_limit_sorts(mode):
 
 @pytest.mark.parametrize("front", [(1,), (1, 1), (1, 1, 1)])
 def test_rows_behind_dimensions_of_size_1(front):
-    """One system for all, whatever stands in front of it."""
+    """One system solves the rows, whatever dimensions stand in front."""
     x = torch.randn(4, dtype=float64)
     f = lambda x: soft.sort(x, softness=0.5, mode="c1", method="ot").values  # noqa: E731
     g = lambda x: f(x).square().sum()  # noqa: E731
@@ -160,7 +160,7 @@ def test_rows_behind_dimensions_of_size_1(front):
 
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
-def test_turned(mode):
+def test_the_plan_of_the_transposed_cost_is_the_transposed_plan(mode):
     """The plan of the transposed cost is the transposed plan."""
     cost, mu, nu = example(mode, 2)
     nu = nu / nu.sum(-1, keepdim=True)
@@ -170,7 +170,7 @@ def test_turned(mode):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_potentials_are_canceled(mode):
-    """A cost a_i + b_j more changes nothing."""
+    """A cost increased by a_i + b_j has the same plan."""
     cost, mu, nu = example(mode)
     more = torch.linspace(-3, 4, 5, dtype=float64)[:, None] + torch.linspace(0, 2, 4, dtype=float64)
     torch.testing.assert_close(plan(cost + more, mu, nu, mode), plan(cost, mu, nu, mode), rtol=1e-9, atol=1e-11)
@@ -223,7 +223,7 @@ ARGMAX = {
 
 @pytest.mark.parametrize("case", ARGMAX)
 def test_golden_argmax(case):
-    """Values and gradients of an independent implementation: the mass that goes to the upper of two places."""
+    """Values and gradients equal those of an independent implementation: the mass that goes to the upper of two places."""
     mode, softness = case
 
     def argmax(x):
@@ -243,7 +243,7 @@ def test_golden_argmax(case):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 def test_every_check(mode):
-    """The kit against plain torch code, in the cost and both marginals."""
+    """The projection passes the kit against plain torch code, in the cost and both marginals."""
 
     def op(cost, mu, nu):
         return plan(cost, mu, nu, mode)
@@ -273,7 +273,7 @@ def test_potentials_gradcheck(mode):
 
 @pytest.mark.long(but=1)
 def test_balance_gradcheck():
-    """The linear system, whose first entry on the shorter side is held."""
+    """The linear system, whose first entry on the shorter side is fixed, passes gradcheck."""
     for n, m in ((4, 3), (3, 4)):
         omega, p, q = (v.requires_grad_() for v in example("smooth", 2, n=n, m=m))
         torch.autograd.gradcheck(Balance.apply, (omega, p, q), check_forward_ad=True, check_batched_grad=True)
@@ -283,7 +283,7 @@ def test_balance_gradcheck():
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_third_order(mode):
-    """Every nesting of three derivatives gives one number: that of the difference quotient of the second."""
+    """Every nesting of three derivatives gives the difference quotient of the second."""
     cost, mu, nu = example(mode)
     rng = torch.Generator().manual_seed(5)
     v, w = (torch.randn(5, 4, generator=rng, dtype=float64) for _ in range(2))
@@ -312,7 +312,7 @@ def test_hessian_is_double_backward(mode):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_batch_is_loop(mode):
-    """Leading dimensions and vmap, per-sample marginals or not, are the loop."""
+    """Leading dimensions and vmap equal the loop, with and without per-sample marginals."""
     cost, mu, nu = example(mode, 8, n=6, m=5)
     weights = torch.linspace(-1, 2, 30, dtype=float64).reshape(6, 5)
     f = lambda c, mu, nu: (weights * plan(c, mu, nu, mode)).sum()  # noqa: E731
@@ -392,7 +392,7 @@ def test_small_sizes(mode):
 @pytest.mark.short
 @pytest.mark.parametrize("mode", MODES)
 def test_single_precision(mode):
-    """float32 comes back as float32, as good as its cost."""
+    """float32 gives float32, as exact as the cost."""
     cost, mu, nu = example(mode, 2)
     c = cost.float().requires_grad_()
     gamma = plan(c, mu.float(), nu.float(), mode)

@@ -5,28 +5,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
-from fullgrad.soft.order._scores import OwnScores, neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
 def extremum_operator(
     name: str, x: Tensor, dim: int | None, keepdim: bool, softness: Softness, options: Options, largest: bool
 ) -> Any:
-    """The largest or smallest element as torch returns it: the value alone without ``dim``; or the weights of its position."""
+    """The largest or smallest element as torch returns it, the value alone without ``dim``; or the weights of its position."""
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options, nonempty=True)
     if (outputs != "weights" and dim is None) or (
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS
     ):
         outputs = "values"
-    if mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
-        y = hard_extremum(rows, d, largest, outputs)  # as the operator would; the call would cost more than a small maximum
+    if mode == "hard":
+        y = hard_extremum(rows, d, largest, outputs)
     else:
         y = Extremum.apply(rows, softness, d, largest, (*options[:4], outputs, hard))
     if keepdim:
@@ -41,8 +37,6 @@ class Extremum(OrderStatistic):
     """The operator of ``max``, ``min``, ``argmax``, ``argmin`` and their straight-through versions."""
 
     keeps_dim = False
-    closed_methods = ("softsort", "neuralsort")
-    reads_returned_weights = True
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
@@ -66,22 +60,9 @@ class Extremum(OrderStatistic):
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
         return unit.movedim(dim, -1) if weights else unit.squeeze(dim)
 
-    @staticmethod
-    def closed_form(
-        x: Tensor, softness: Softness, dim: int, largest: bool, options: Options, returned: Tensor | None = None
-    ) -> Weights | None:
-        rows = small_rows(x, softness, dim, options, 1)
-        if rows is None:
-            return None
-        if options[1] == "softsort":
-            scores = OwnScores(rows, largest)
-        else:
-            scores = neural_scores(rows, rows.constants(rows.n - 1 if largest else 1 - rows.n), single=True)
-        return Weights(rows, scores, dim, None, None, returned)
-
 
 def hard_extremum(x: Tensor, dim: int, largest: bool, outputs: Outputs) -> Any:
-    """What torch gives."""
+    """The outputs from torch's own function."""
     if outputs == "weights":
         return one_hot((torch.argmax if largest else torch.argmin)(x, dim), x.shape[dim], x.dtype)
     reduce = torch.max if largest else torch.min

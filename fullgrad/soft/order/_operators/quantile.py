@@ -1,35 +1,28 @@
 """`Quantile`: the operator of quantiles and the median."""
 
-import functools
-import math
-import struct
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd, clone_if_view, holds, is_tracing
-from fullgrad.soft._relaxation import Softness, to_opmath
+from fullgrad._core import checks
+from fullgrad._core.opmath import numbers_like, to_opmath
+from fullgrad._dispatch import clone_if_view, holds
+from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
-# torch.quantile takes no more elements, and refuses none at all, even where there is no row.
-_LARGEST = 16_000_000
 Interpolation = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
-# A row of them: a tensor where they have a gradient.
+# A row of quantiles: a tensor where they have a gradient.
 Quantiles = Tensor | tuple[float, ...]
 
 
 def quantile_operator(
     name: str, x: Tensor, q: Any, dim: int | None, keepdim: bool, softness: Softness, options: Options, interpolation: str
 ) -> Any:
-    """Quantiles as torch returns them, several in front; or their weights; or the pair of both, if the method has weights.
+    """Quantiles as torch returns them, several in front; or their weights; or both, if the method has weights.
 
     The median is the interpolation "median", without a ``q``.
     """
@@ -39,7 +32,7 @@ def quantile_operator(
     weightless = outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS
     if weightless:
         outputs = "values"
-    if mode == "hard" or (hard and softness.__class__ is float and q.__class__ is tuple and can_skip_autograd(rows)):
+    if mode == "hard":
         y = hard_quantile(rows, q, d, interpolation, outputs)
     else:
         y = Quantile.apply(rows, q, softness, d, interpolation, (*options[:4], outputs, hard))
@@ -54,27 +47,27 @@ def quantile_operator(
 
 
 def _restore(y: Tensor, x: Tensor, dim: int | None, d: int, keepdim: bool, several: bool, position: int) -> Tensor:
-    """The quantiles, which are at a position, in front, or without a dimension if they are one number."""
+    """The outputs with their quantiles moved from a position to the front, or without that dimension for one number."""
     y = y.movedim(position, 0) if several else y.squeeze(position)
-    if y.is_nested:  # in a graph, which can return no view of a number for each sample
+    if y.is_nested:  # a graph cannot return a view of one number per sample
         y = y.clone()
     return restore_keepdim(y, x, dim, d, int(several)) if keepdim else y
 
 
 def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tuple[Quantiles, bool]:
-    """The quantiles as a row, checked, and whether they were more than one number."""
+    """The quantiles as a row, checked, and whether they were given as several."""
     if q is None and interpolation == "median":
         return (0.5,), False
-    _checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
+    checks.choice(name, "interpolation", interpolation, INTERPOLATIONS)
     if isinstance(q, Tensor):
-        _checks.real_tensor(name, "q", q)
+        checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
         return q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)
     for number in numbers:
-        _checks.real_number(name, "q", number)
+        checks.real_number(name, "q", number)
         if not (holds(number >= 0) and holds(number <= 1)):
             raise ValueError(f"{name}: `q` must be from 0 to 1, got {number}.")
     return tuple(map(float, numbers)), several
@@ -82,14 +75,14 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
 
 class Quantile(OrderStatistic):
     """The operator of ``quantile``, ``median``, ``argquantile``, ``argmedian`` and their straight-through versions. Quantiles
-    come in a last dimension, before that of weights.
+    are in the last dimension, or before the dimension of weights.
     """
 
     dim_at = 3
 
     @classmethod
     def dim_labels(cls, x: Tensor, q: Quantiles, softness: Softness, dim: int, *_: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The row is whole, and so are the quantiles."""
+        """The labels of the dimensions: rows are whole, and so are the quantiles."""
         first = tuple([None if d == dim + x.ndim else d for d in range(x.ndim)])
         labels = [(first if v.ndim == x.ndim else (None,) * v.ndim) if isinstance(v, Tensor) else () for v in (x, q, softness)]
         labels[1] = (*labels[1][:-1], None) if labels[1] else ()
@@ -128,55 +121,9 @@ class Quantile(OrderStatistic):
         unit = unit.movedim(dim, -1)
         return unit.unsqueeze(-1) if weights else unit
 
-    @staticmethod
-    def closed_form(
-        x: Tensor, q: Quantiles, softness: Softness, dim: int, interpolation: str, options: Options
-    ) -> Weights | None:
-        n = x.shape[dim]
-        if isinstance(q, Tensor) or n.__class__ is not int:  # a graph for rows of any length
-            return None
-        rows = small_rows(x, softness, dim, options, 2 * len(q))
-        if rows is None:
-            return None
-        coefficients, mix = _places(q, n, interpolation, rows.x.dtype)
-        mix = None if mix is None else rows.constants(mix)
-        return Weights(rows, neural_scores(rows, rows.constants(coefficients)), dim, -1, mix)
-
-
-@functools.lru_cache(1024)
-def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
-    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one is not enough.
-
-    In Python's numbers, as a tracer has tensors without any: what `bracketing_indices` computes, in the same precision.
-    """
-    pairs = [_bracket(number, n, interpolation, dtype) for number in q]
-    low, high, a = ([pair[k] for pair in pairs] for k in range(3))
-    if not any(a):
-        return [2.0 * p + 1 - n for p in low], None
-    k = len(q)
-    mix = [[(1 - a[i]) * (j == i) for j in range(k)] + [a[i] * (j == i) for j in range(k)] for i in range(k)]
-    return [2.0 * p + 1 - n for p in (*low, *high)], mix
-
-
-def _bracket(q: float, n: int, interpolation: str, dtype: torch.dtype) -> tuple[int, int, float]:
-    if interpolation == "median":
-        return (n - 1) // 2, (n - 1) // 2, 0.0
-    p = _rounded(_rounded(q, dtype) * (n - 1), dtype)
-    if interpolation in ("lower", "higher", "nearest"):
-        place = {"lower": math.floor, "higher": math.ceil, "nearest": round}[interpolation](p)
-        return place, place, 0.0
-    low = math.floor(p)
-    a = p - low
-    return low, min(low + 1, n - 1), float(a > 0) / 2 if interpolation == "midpoint" else a
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    """The nearest number of the dtype."""
-    return number if dtype == torch.float64 else struct.unpack("f", struct.pack("f", number))[0]
-
 
 def _tensor(q: Quantiles, x: Tensor) -> Tensor:
-    return q if isinstance(q, Tensor) else torch.tensor(q, dtype=to_opmath(x)[0].dtype, device=x.device)
+    return q if isinstance(q, Tensor) else numbers_like(q, to_opmath(x)[0])
 
 
 def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,16 +144,12 @@ def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, T
 
 
 def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs: Outputs) -> Any:
-    """What torch gives, with the quantiles in the last dimension."""
+    """The outputs by the steps of `torch.quantile`, with the quantiles in the last dimension; they may differ between rows."""
     if interpolation == "median":
         return _hard_median(x, dim, outputs)
     if outputs == "values_and_weights":
         return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
     q = _tensor(q, x)
-    if outputs == "values" and q.ndim == 1 and not is_tracing() and 0 < x.numel() <= _LARGEST:
-        return torch.quantile(to_opmath(x)[0], q, dim, interpolation=interpolation).movedim(0, -1).to(x.dtype)
-    # torch.quantile has no quantiles of their own for the rows of a batch, and a tracer would repeat its steps, which are in
-    # place. These are the same.
     low, high, a = bracketing_indices(q, x.shape[dim], interpolation)
     values, order = torch.sort(x.movedim(dim, -1), stable=outputs == "weights")
     shape = (*values.shape[:-1], a.shape[-1])
@@ -223,7 +166,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
 
 
 def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:
-    """What torch gives, in a last dimension of one quantile."""
+    """The outputs from torch.median, with a last dimension of one quantile."""
     if outputs == "values" and x.ndim == 1:
         return torch.median(x).unsqueeze(-1)
     both = torch.median(x, dim)

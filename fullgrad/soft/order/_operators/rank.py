@@ -5,23 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_skip_autograd, is_tracing, surely, transforms_active
+from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Ranks
 from fullgrad.soft.order.methods import METHODS
 
 
 def rank_operator(name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: Options) -> Tensor:
     """The ranks in the shape of ``x``."""
     rows, d = canonicalize_args(name, x, dim, softness, options)
-    mode, *_, hard = options
-    if mode == "hard" or surely(rows.shape[d] == 0):
+    if options[0] == "hard" or surely(rows.shape[d] == 0):
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
-    if hard and softness.__class__ is float and can_skip_autograd(rows):
-        return hard_rank(rows, d, descending).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, options).reshape(x.shape)
 
 
@@ -41,23 +35,12 @@ class Rank(OrderStatistic):
             y = rows.n + 1 - y
         return y.movedim(-1, dim).to(x.dtype)
 
-    @staticmethod
-    def closed_form(x: Tensor, softness: Softness, dim: int, descending: bool, options: Options) -> Ranks | None:
-        n = x.shape[dim]
-        rows = small_rows(x, softness, dim, options, n)
-        if rows is None:
-            return None
-        c = rows.arange(1 - n, 2, n)
-        return Ranks(rows, neural_scores(rows, c), dim, rows.arange(n, -1, n) if descending else rows.arange(1, 1, n))
-
 
 def hard_rank(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """``argsort(argsort(x)) + 1``, of which the second is the inverse of a permutation and needs no sort."""
+    """``argsort(argsort(x)) + 1``; the second argsort inverts a permutation and needs no sort."""
     order = torch.sort(x, dim=dim, descending=descending, stable=True).indices
     shape = [1] * x.ndim
     shape[dim] = x.shape[dim]
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).to(x.dtype).view(shape).expand(x.shape)
-    ranks = torch.empty_like(order, dtype=x.dtype)
-    # In place, which keeps the strides of the input; but a batch has no rule for that, and a mode may keep the tensor before it.
-    aside = transforms_active() or is_tracing()
-    return ranks.scatter(dim, order, numbers) if aside else ranks.scatter_(dim, order, numbers)
+    # A sum has the strides of its first term, here those of the input.
+    return torch.zeros_like(order, dtype=x.dtype) + numbers.scatter(dim, order, numbers)

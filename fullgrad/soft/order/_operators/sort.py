@@ -5,15 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_skip_autograd, surely
+from fullgrad._core import checks
+from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
-from fullgrad.soft.order._scores import neural_scores
-from fullgrad.soft.order._small_rows import small_rows
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
-from fullgrad.soft.order.closed_form import Weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
+
+# Weights of up to this many elements are saved.
+LARGEST_SAVED = 2**20
 
 
 def sort_operator(
@@ -22,12 +22,12 @@ def sort_operator(
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their positions."""
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options)
-    count = 0 if k is None else _checks.positive_integer(name, "k", k, at_most=rows.shape[d])
+    count = 0 if k is None else checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"
     if surely(rows.shape[d] == 0):
-        y = _sort_of_nothing(rows, d, outputs)
-    elif mode == "hard" or (hard and softness.__class__ is float and can_skip_autograd(rows)):
+        y = _empty_sort(rows, d, outputs)
+    elif mode == "hard":
         y = hard_sort(rows, d, descending, count, outputs)
     else:
         y = Sort.apply(rows, softness, d, descending, count, (*options[:4], outputs, hard))
@@ -43,8 +43,6 @@ class Sort(OrderStatistic):
     """The operator of ``sort``, ``argsort``, ``topk`` and their straight-through versions. ``k`` is 0 for all elements, or the
     number of the first ones in descending order.
     """
-
-    reads_returned_weights = True
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, descending: bool, k: int, options: Options) -> Any:
@@ -66,31 +64,20 @@ class Sort(OrderStatistic):
             return weights
         return (values.flip(-1) if flip else values).movedim(-1, dim).to(x.dtype), weights
 
+    @classmethod
+    def saves_value(cls, output: Any, options: Options) -> bool:
+        """In smooth mode the derivative of the weights is a function of themselves; those of large rows take too much memory."""
+        mode, method, standardize, _, outputs, hard = options
+        soft = outputs == "weights" and mode == "smooth" and method == "neuralsort" and standardize and not hard
+        return soft and output.dtype.itemsize > 2 and surely(output.numel() <= LARGEST_SAVED)
+
     @staticmethod
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:
         return unit.unsqueeze(-1) if weights else unit
 
-    @staticmethod
-    def closed_form(
-        x: Tensor,
-        softness: Softness,
-        dim: int,
-        descending: bool,
-        k: int,
-        options: Options,
-        returned: Tensor | None = None,
-    ) -> Weights | None:
-        n = x.shape[dim]
-        count = k or n
-        rows = small_rows(x, softness, dim, options, count)
-        if rows is None:
-            return None
-        c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), count)
-        return Weights(rows, neural_scores(rows, c), dim, dim, None, returned)
 
-
-def _sort_of_nothing(x: Tensor, dim: int, outputs: Outputs) -> Any:
-    """No elements, in the shapes of the outputs, and differentiable as others are."""
+def _empty_sort(x: Tensor, dim: int, outputs: Outputs) -> Any:
+    """The outputs for rows without elements, differentiable like all others."""
     if outputs == "values_and_indices":
         return torch.sort(x, dim)
     weights = x.unsqueeze(-1).repeat(*(1,) * x.ndim, 0)
@@ -98,6 +85,6 @@ def _sort_of_nothing(x: Tensor, dim: int, outputs: Outputs) -> Any:
 
 
 def hard_sort(x: Tensor, dim: int, descending: bool, k: int, outputs: Outputs) -> Any:
-    """What torch gives."""
+    """The outputs from torch's own function."""
     both = torch.topk(x, k, dim) if k else torch.sort(x, dim, descending)
     return both if outputs == "values_and_indices" else hard_outputs(both, outputs, x.shape[dim])

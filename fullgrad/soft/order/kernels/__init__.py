@@ -1,1 +1,1 @@
-"""What is opaque to transforms: scans, windows, isotonic regression, the transport solver, blocks."""
+"""Algorithms that are opaque to transforms: scans, windows, isotonic regression, the transport solver, blocks."""

@@ -1,6 +1,6 @@
-"""`blocked`: functions of n x n matrices that are never whole, computed, pulled back and differentiated by blocks of rows."""
+"""`blocked`: functions of n x n matrices that are never stored whole, computed and differentiated by blocks of rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from math import prod
@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
+from fullgrad._core.function import Function
+from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import is_traced, opaque, unwrap_legacy_batched
-from fullgrad._function import Function
-from fullgrad._recompute import pullback
 
 Tensors = tuple[Tensor, ...]
 Axis = Literal["row", "column"]
 
-# How many elements the matrix of a block has. On a CPU its temporaries then stay in the cache, and 1 MiB of float32 is much
-# more than the overhead of a loop; an accelerator needs long kernels, and has the memory.
+# The number of elements in the matrix of a block. On a CPU its temporaries stay in the cache, and 1 MiB of float32 hides the
+# overhead of a loop; an accelerator needs long kernels, and has the memory.
 BLOCK = 2**18
 BLOCK_ACCELERATOR = 2**25
-# Derivatives that a tracer has to see as operations are a loop written out, of at most so many blocks.
+# Derivatives that a tracer has to see as operations are an unrolled loop, of at most this many blocks.
 TRACED_BLOCKS = 4
 
 
@@ -36,37 +36,31 @@ class Block(NamedTuple):
 
 
 class Formula:
-    r"""A function of tensors of which every row of a matrix gives a part.
+    r"""A function of tensors to which every row of a matrix contributes a part.
 
-    ``inputs`` and ``outputs`` have an axis for each tensor. ``"row"`` means one number per row: of an input a block sees those of
-    its rows, and gives those of an output. ``"column"`` means one number per column: of an input a block sees those of its
-    columns, and an output is the sum of what the blocks give.
+    ``inputs`` and ``outputs`` have an axis for each tensor. ``"row"`` means one number per row: a block reads an input, and
+    writes an output, at its rows. ``"column"`` means one number per column: a block reads an input at its columns, and an output
+    is the sum of the parts of all blocks.
     """
 
     inputs: ClassVar[tuple[Axis, ...]]
     outputs: ClassVar[tuple[Axis, ...]]
+    # Functions of (mode, block, *args). The part of a block of whole rows, in code that is differentiable at every order; and
+    # the gradients of the first arguments, which may have one, from arguments and cotangents: the numbers alone.
+    value: ClassVar[Callable[..., Tensors]]
+    pull: ClassVar[Callable[..., Sequence[Tensor]]]
 
     def __init_subclass__(cls) -> None:
         _FORMULAS[cls.__name__] = cls
 
     @classmethod
-    def value(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
-        """The part of a block of whole rows, in code that is differentiable at every order."""
-        raise NotImplementedError
-
-    @classmethod
     def fast(cls, mode: str, block: Block, *args: Tensor) -> Tensors:
-        """The numbers alone, of any block."""
+        """The numbers alone, for any block."""
         return cls.value(mode, block, *args)
 
     @classmethod
-    def pull(cls, mode: str, block: Block, *args: Tensor) -> Sequence[Tensor]:
-        """Arguments and cotangents to the gradients of the first arguments that may have one; the numbers alone, of any block."""
-        raise NotImplementedError
-
-    @classmethod
     def blocks(cls, mode: str, size: int, *args: Tensor) -> Iterable[Block]:
-        """Blocks of at most so many elements, or one row, that hold everything which is not 0. For ``fast`` and ``pull``."""
+        """Blocks of at most ``size`` elements, or one row, that hold every element which is not 0. For ``fast`` and ``pull``."""
         return _whole_rows(size, _shape(args))
 
 
@@ -74,7 +68,7 @@ _FORMULAS: dict[str, type[Formula]] = {}
 
 
 class Spec(NamedTuple):
-    """What is computed: a formula in a mode, or the pullback of what is computed without the last of ``pullbacks``.
+    """The function to compute: a formula in a mode, or the pullback of the function without the last of ``pullbacks``.
 
     A pullback takes the arguments and a cotangent for each output, and has a flag for each argument: whether to return its
     gradient. A formula is known by its name, as a graph cannot hold a class.
@@ -85,18 +79,18 @@ class Spec(NamedTuple):
     pullbacks: tuple[tuple[bool, ...], ...] = ()
 
     def pulled_back(self, wanted: Iterable[bool]) -> "Spec":
-        """The pullback to some arguments."""
+        """The pullback of this function to some arguments."""
         return self._replace(pullbacks=(*self.pullbacks, tuple(wanted)))
 
     @property
     def inner(self) -> "Spec":
-        """What this is the pullback of."""
+        """The function whose pullback this is."""
         return self._replace(pullbacks=self.pullbacks[:-1])
 
 
 @lru_cache(1024)
 def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Those of inputs and outputs."""
+    """The axes of inputs and outputs."""
     if not spec.pullbacks:
         formula = _FORMULAS[spec.formula]
         return formula.inputs, formula.outputs
@@ -105,7 +99,7 @@ def _axes(spec: Spec) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
 
 
 def one_block(*args: Tensor) -> bool:
-    """Whether the matrix of rows is small enough to be computed as it is."""
+    """Whether the matrix of the rows is small enough to be computed as one block."""
     shape = _shape(args)
     return prod(shape) * shape[-1] <= _size(args[0])
 
@@ -121,12 +115,12 @@ def blocked(formula: type[Formula], mode: str, *args: Tensor) -> Tensors:
 class Blocked(Function):
     r"""A formula, or a derivative of one, by blocks of rows.
 
-    The family is closed: the pullback of a function by blocks of rows is one of its arguments and cotangents. So derivatives of
-    every order are operators of this kind, and save their arguments alone. The push-forward of tangents is the transpose of the
-    pullback as a function of the cotangents.
+    The family is closed: the pullback of a function by blocks of rows is such a function of arguments and cotangents. So
+    derivatives of every order are operators of this kind, and save their arguments alone. The push-forward of tangents
+    is the transpose of the pullback as a function of the cotangents.
 
-    Every output has the batch of all arguments together: the rules sum a gradient over what was broadcast, as under ``vmap`` it
-    is needed for each sample.
+    Every output has the batch of all arguments together: the rules sum a gradient over broadcast dimensions, as ``vmap`` needs
+    it for each sample.
     """
 
     @staticmethod
@@ -134,9 +128,9 @@ class Blocked(Function):
         if any(unwrap_legacy_batched(a, 0)[1] for a in args):
             return _steps(spec, args)
         if len(spec.pullbacks) < 2:
-            # A tracer keeps the value and the first gradient as one node each, of which nothing is saved but the arguments.
+            # A tracer keeps the value and the first gradient as one node each, which save only the arguments.
             return tuple(by_blocks(spec.formula, spec.mode, spec.pullbacks[0] if spec.pullbacks else None, args))
-        # Derivatives beyond are torch's own, which a tracer records.
+        # Higher derivatives are torch's own, which a tracer records.
         return _steps(spec, args, TRACED_BLOCKS) if is_traced(*args) else tuple(_numbers(spec, args))
 
     @staticmethod
@@ -165,9 +159,9 @@ class Blocked(Function):
 
 
 def _steps(spec: Spec, args: Sequence[Tensor], most: int | None = None) -> Tensors:
-    """All rows, in code that can be differentiated, batched and traced."""
+    """The outputs for all rows, in code that can be differentiated, batched and traced."""
     shape = _shape(args)
-    # torch's own pullback would sum over what is broadcast.
+    # torch's own pullback would sum over broadcast dimensions.
     args = [a.expand(shape) for a in args]
     inputs, outputs = _axes(spec)
     found: list[list[Tensor]] = [[] for _ in outputs]
@@ -181,7 +175,7 @@ def _steps(spec: Spec, args: Sequence[Tensor], most: int | None = None) -> Tenso
 
 
 def _part(spec: Spec, block: Block, args: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a block gives."""
+    """The parts that a block contributes."""
     if not spec.pullbacks:
         return _FORMULAS[spec.formula].value(spec.mode, block, *args)
     wanted = spec.pullbacks[-1]
@@ -191,10 +185,10 @@ def _part(spec: Spec, block: Block, args: Sequence[Tensor]) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def _numbers(spec: Spec, args: Sequence[Tensor]) -> list[Tensor]:
-    """All rows, the numbers alone."""
+    """The outputs for all rows, the numbers alone."""
     shape, (inputs, outputs) = _shape(args), _axes(spec)
     formula, mode, order, size = _FORMULAS[spec.formula], spec.mode, len(spec.pullbacks), _size(args[0])
-    # Filled in place: small tensors that stay between the large ones of the blocks keep the allocator from using their memory.
+    # Filled in place: small tensors that stay between the large ones of blocks keep the allocator from reusing memory.
     found = [args[0].new_zeros(shape) for _ in outputs]
     if order > 1:
         args = [a.expand(shape) for a in args]
@@ -218,7 +212,7 @@ def _like(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence
 
 @opaque("by_blocks", fake=_like, schema="(str formula, str mode, bool[]? wanted, Tensor[] args) -> Tensor[]", reads_values=True)
 def by_blocks(formula: str, mode: str, wanted: Sequence[bool] | None, args: Sequence[Tensor]) -> list[Tensor]:
-    """A formula, or a pullback of it."""
+    """The outputs of a formula, or of its pullback."""
     return _numbers(_spec(formula, mode, wanted), args)
 
 
@@ -233,7 +227,7 @@ def _cut(block: Block, axes: Sequence[Axis], args: Sequence[Tensor]) -> list[Ten
 
 
 def _whole_rows(size: int, shape: torch.Size, most: int | None = None) -> Iterable[Block]:
-    """Blocks as wide as the matrix; of at most so many elements, or one row, unless there would be too many of them."""
+    """Blocks as wide as the matrix, of at most ``size`` elements, or one row; larger if there would be more than ``most``."""
     n = shape[-1]
     step = max(1, size // max(1, prod(shape)), 0 if most is None else -(-n // most))
     return [Block(top, min(top + step, n), 0, n, n) for top in range(0, n, step)]

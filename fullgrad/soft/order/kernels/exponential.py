@@ -5,12 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
-from fullgrad._dispatch import can_reuse_buffers, opaque
+from fullgrad._core.batching import aligned
+from fullgrad._core.opmath import wide
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad._dispatch import opaque
 from fullgrad.soft._curves import Softness
-from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds, wide
+from fullgrad.soft.order._numbers import RowFunction, group_sums, middle, tie_bounds
 
-# A row this short is added up element by element: halving it further takes more operations.
+# Rows this short are summed element by element: halving them further takes more operations.
 _SHORT = 12
 
 
@@ -25,29 +27,26 @@ class TwoSided(RowFunction):
     .. math::
         dL = L(da\,p + dp) - da\,L, \qquad dR = R(dq - da\,q) + da\,R, \qquad L^T = R
 
-    ``first`` and ``last`` are the bounds of the group of equal elements around each, which are constant. All arguments broadcast.
+    ``first`` and ``last``, constants, are the bounds of the group of equal elements around each element. All arguments broadcast.
     Saved: the inputs and both outputs.
     """
+
+    saves = range(7)
 
     @staticmethod
     def forward(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         return decayed_sums(a, first, last, p, q)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.save_for_forward(*inputs, *output)
-
-    @staticmethod
     def vjp(ctx: Any, gl: Tensor, gr: Tensor) -> tuple[Tensor | None, ...]:
-        a, first, last, p, q, left, right = ctx.saved_tensors
+        a, first, last, p, q, left, right = saved_inputs(ctx)
         for_q, for_p = TwoSided.apply(a, first, last, gr, gl)
         for_a = p * for_p - gl * left + gr * right - q * for_q if ctx.needs_input_grad[0] else None
         return for_a, None, None, for_p, for_q
 
     @staticmethod
     def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:
-        a, first, last, p, q, left, right = ctx.saved_tensors
+        a, first, last, p, q, left, right = saved_inputs(ctx)
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
 
@@ -57,7 +56,7 @@ def averages(a: Tensor, h: Tensor, ties: tuple[Tensor, Tensor]) -> Tensor:
     `tie_bounds` of its equal elements.
     """
     first, last = ties
-    # P has rows that sum to 1. Without the offset, h does not lose digits in the derivative's differences.
+    # The rows of P sum to 1. With the offset removed, h loses no digits in the differences of the derivative.
     offset = middle(h)
     f = torch.stack(torch.broadcast_tensors(torch.ones_like(a), h - offset))
     left, right = TwoSided.apply(a, first, last, f, f)
@@ -101,7 +100,7 @@ def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -
     shape = torch.broadcast_shapes(a.shape, p.shape, q.shape)
     decay = torch.exp(a[..., :-1] - a[..., 1:])
     decay = decay.reshape(*(1,) * (len(shape) - decay.ndim), *decay.shape)
-    # What reaches element i from its neighbor, and with the scan from those behind it: without element i itself.
+    # The contributions to element i of its neighbor, and by the scan of all elements behind it: without element i itself.
     p, q = p[..., :-1] * decay, q[..., 1:] * decay
     inner = (*shape[:-1], max(shape[-1] - 1, 0))
     sums = _scan(torch.stack((decay, decay.flip(-1))), torch.stack((p.expand(inner), q.flip(-1).expand(inner))))
@@ -111,7 +110,7 @@ def decayed_sums(a: Tensor, first: Tensor, last: Tensor, p: Tensor, q: Tensor) -
 
 
 def _scan(decay: Tensor, values: Tensor) -> Tensor:
-    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and the half as long row is scanned."""
+    """``s[i] = values[i] + decay[i] * s[i - 1]`` along the last dim: pairs are joined, and a row half as long is scanned."""
     n = values.shape[-1]
     if n <= _SHORT:
         sums = [*values[..., :1].unbind(-1)]
@@ -123,12 +122,6 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     v0, v1 = values[..., 0::2], values[..., 1::2]
     odd = _scan(d0[..., :half] * d1, torch.addcmul(v1, d1, v0[..., :half]))
     before = odd[..., : v0.shape[-1] - 1]
-    if can_reuse_buffers():
-        result = torch.empty_like(values)
-        result[..., 0] = values[..., 0]
-        result[..., 1::2] = odd
-        torch.addcmul(v0[..., 1:], d0[..., 1:], before, out=result[..., 2::2])
-        return result
     even = torch.cat((v0[..., :1], torch.addcmul(v0[..., 1:], d0[..., 1:], before)), -1)
     result = torch.stack((even[..., :half], odd), -1).flatten(-2)
     return torch.cat((result, even[..., half:]), -1) if n % 2 else result

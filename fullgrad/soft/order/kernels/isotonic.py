@@ -1,7 +1,7 @@
 r"""Isotonic regression: the nonincreasing :math:`v` of a projection onto the permutahedron.
 
 For rows :math:`u, w`, both nonincreasing, the solution is constant on blocks of neighbors, and its value :math:`\gamma` on a
-block :math:`B` has excess 0, where the excess of any range :math:`B` is
+block :math:`B` has excess 0. The excess of any range :math:`B` is
 
 .. math::
     E_B(\gamma) = \sum_{i \in B} \varphi(u_i - \gamma) - \psi(w_i), \qquad
@@ -10,14 +10,14 @@ block :math:`B` has excess 0, where the excess of any range :math:`B` is
 Excesses fall with :math:`\gamma`. A block whose successor has a greater value lies with it in one block of the solution. Ties
 are not merged.
 
-The solver works on one flat list of the blocks of all rows, and nothing but the list grows with the number of rows. First, rounds
-of pool adjacent violators: each merges every run of violating pairs at once, and shrinks the list fast where data are noisy. They
-leave nonincreasing runs, which may be long. Then, rounds that merge runs: each joins every other two neighboring runs of a row.
-Their union becomes nonincreasing by one more block around the junction, and a bisection on both runs at once finds how far that
-reaches. So the junctions of a row are halved per round: n elements take at most :math:`\log_2 n` such rounds, each with a
+The solver works on one flat list of the blocks of all rows, and only the list grows with the number of rows. First, rounds of
+pool adjacent violators: each merges every run of violating pairs at once, and shrinks the list fast where data are noisy. These
+rounds leave nonincreasing runs, which may be long. Then, rounds that merge runs: each joins every other pair of neighboring runs
+of a row. One more block around the junction makes their union nonincreasing, and a bisection on both runs at once finds how far
+the block reaches. So each round halves the junctions of a row: n elements take at most :math:`\log_2 n` such rounds, each with a
 logarithmic number of steps, whatever the data. There is no loop over rows or elements.
 
-Decisions are those of rows that are rounded in the last places of their greatest element, in float64. Values of float64 rows are
+Decisions are exact for rows rounded in the last places of their greatest element, in float64. Values of float64 rows are
 accurate to the last places of their block.
 """
 
@@ -26,11 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import wide
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import POWERS, group_sums, wide
+from fullgrad.soft.order._numbers import POWERS, group_sums
 from fullgrad.soft.order.kernels.ranges import Exponential, Linear, Power, Ranges, expanded, take
 
-# Pool adjacent violators while each round leaves at most so much of the list.
+# Pool adjacent violators while each round leaves at most this share of the list.
 _SHRINKAGE = 0.9
 
 
@@ -44,7 +45,7 @@ class Solution(NamedTuple):
     base: Tensor
     """A number for each row, of shape (rows, 1)."""
     rounds: int
-    """How many rounds it took."""
+    """The number of rounds."""
 
 
 def _like(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -55,8 +56,8 @@ def _like(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """``u`` minus the solution, and for each element the place of the first one of its block.
 
-    In a block of one, where ``w`` is what is needed, the difference is ``w`` for ``c0`` and ``smooth`` and 0 for ``c1`` and
-    ``c2``. A row with a number that is not finite is one block of NaN.
+    In a block of one the difference is ``w`` for ``c0`` and ``smooth``, and 0 for ``c1`` and ``c2``, whose caller needs ``w``.
+    A row with a number that is not finite is one block of NaN.
     """
     shape, n = u.shape, u.shape[-1]
     if u.numel() == 0:
@@ -68,7 +69,7 @@ def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     owner = torch.repeat_interleave(length, output_size=u.shape[0] * (n + 1)).view(-1, n + 1)[:, :n].reshape(-1)
     first = take(start, owner).view(-1, n) - (n + 1) * torch.arange(u.shape[0], device=u.device)[:, None]
     if mode in ("c0", "smooth") and u.dtype == a.dtype:
-        # The solver's values come from differences of float64 prefix sums, which are good enough for float32 only.
+        # The solver's values come from differences of float64 prefix sums, which are accurate enough for float32 only.
         t = _difference(a, b, first, mode)
     else:
         t = a - base - take(value, owner).view(-1, n)
@@ -81,14 +82,14 @@ def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def _finite(u: Tensor, w: Tensor) -> Tensor:
-    """Which rows are finite. They are sorted, NaN first."""
+    """Whether each row is finite. Rows are sorted, NaN first."""
     ends = torch.stack([u[:, 0], u[:, -1], w[:, 0], w[:, -1]])
     return ends.isfinite().all(0)
 
 
 def _difference(u: Tensor, w: Tensor, first: Tensor, mode: str) -> Tensor:
     """``u`` minus the value of its block, from sums over the elements of the block."""
-    # Relative to the first element: what is large and common is not summed.
+    # Relative to the first element: large common terms are not summed.
     if mode == "c0":
         d = u - w
         base = d.gather(1, first)
@@ -102,7 +103,7 @@ def solve(u: Tensor, w: Tensor, mode: str) -> Solution:
     """The blocks of rows ``u`` and ``w``, of shape (rows, n), each nonincreasing."""
     rows, n = u.shape
     problem = Linear(u, w) if mode == "c0" else Exponential(u, w) if mode == "smooth" else Power(u, w, POWERS[mode])
-    # NaN compares false: the ends of rows, and rows that are not finite, violate nothing. One more is in front.
+    # NaN compares false: the ends of rows, and rows that are not finite, violate nothing. One more NaN is in front.
     value = u.new_full((rows * (n + 1) + 1,), float("nan"))
     value[1:].view(rows, n + 1)[:, :n] = torch.where(_finite(u, w)[:, None], problem.singles, value[0])
     start, rounds = torch.arange(-1, value.numel() - 1, device=u.device), 0
@@ -123,20 +124,20 @@ def solve(u: Tensor, w: Tensor, mode: str) -> Solution:
 def _merge_runs(problem: Ranges, start: Tensor, value: Tensor, rows: int, stride: int, rounds: int) -> Solution:
     """Merge neighboring runs, until nothing violates.
 
-    The list keeps its length: a block that grows fills the places of the blocks which it takes.
+    The list keeps its length: a growing block fills the places of the blocks it takes.
     """
     place = torch.arange(value.numel(), device=value.device)
-    head, tail = place, place + 1  # of the block which is in each place
+    head, tail = place, place + 1  # of the block in each place
     ends = torch.searchsorted(start, torch.arange(rows + 1, device=value.device) * stride)
     head = head.clone()
     while True:
-        # Where runs begin, other than the first of a row.
+        # The places where runs begin, except the first of a row.
         junctions = (value[1:] > value[:-1]).nonzero().squeeze(1) + 1
         if not junctions.numel():
             kept = (head == place).nonzero().squeeze(1)
             return Solution(take(start, kept)[1:], take(value, kept)[1:], problem.base, rounds)
         while junctions.numel():
-            # Those that are left violate afterwards too: the block before one can only have fallen, the block after it risen.
+            # The remaining junctions still violate later: the block before one can only have fallen, the block after it risen.
             row = start[junctions] // stride
             even = (torch.arange(row.numel(), device=row.device) - torch.searchsorted(row, row)) % 2 == 0
             lower, upper = ends[row], ends[row + 1] - 1
@@ -153,18 +154,18 @@ def _merge_runs(problem: Ranges, start: Tensor, value: Tensor, rows: int, stride
 def _merge_range(
     problem: Ranges, start: Tensor, value: Tensor, head: Tensor, tail: Tensor, junction: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""The range of places that the new block at each junction takes of the run on its left and of that on its right.
+    r"""The range of places that the new block at each junction takes from the runs on its left and right.
 
     Let :math:`A(c) \ge 0` be minus the excess of the blocks on the left with values below :math:`c`, and :math:`B(c) \ge 0` the
-    excess of those on the right with values above. :math:`A` rises, :math:`B` falls, and where they meet is the new value. The
-    block takes what is below it on the left and above it on the right. At the value :math:`v_l` of a block on the left,
-    :math:`A` is a sum up to that block, and so is :math:`B` at a value :math:`v_r` on the right: whichever of the
+    excess of the blocks on the right with values above. :math:`A` rises, :math:`B` falls, and where they meet is the new value.
+    The new block takes the blocks below this value on the left and above it on the right. At the value :math:`v_l` of a block on
+    the left, :math:`A` is a sum up to that block, and so is :math:`B` at a value :math:`v_r` on the right: whichever of the
     four orders these two pairs of numbers have, one of the two blocks is seen to be in, or to be out. Once a side is settled, its
-    sum is that over its blocks at any value.
+    sum runs over its blocks at any value.
 
     Steps away from the junction are doubled, and halved toward its far end, as most blocks take a few others.
     """
-    # What is sure to be in, from left to right, and what is not sure to be out, from far_left to far_right.
+    # The places from left to right are surely in; those from far_left to far_right are not surely out.
     left, right = take(head, junction - 1), take(tail, junction)
     found, pending = torch.stack([left, right]), torch.arange(junction.numel(), device=junction.device)
     state = torch.stack([junction, left, right, lower, upper])
@@ -173,14 +174,14 @@ def _merge_range(
         left_open, right_open = far_left < left, right < far_right
         still = (left_open | right_open).nonzero().squeeze(1)
         if 2 * still.numel() <= junction.numel():
-            # Most are settled after few steps; the others go on alone.
+            # Most junctions are settled after few steps; the others go on alone.
             found.index_copy_(1, pending, state[1:3])
             if not still.numel():
                 return found[0], found[1]
             state, pending = state.index_select(1, still), take(pending, still)
             junction, left, right, far_left, far_right = state
             left_open, right_open = far_left < left, right < far_right
-        # Of a side that is settled they are the places next to the block.
+        # On a settled side these are the places next to the block.
         l = torch.maximum((far_left + left - 1) >> 1, 2 * left - junction)  # noqa: E741
         r = torch.minimum((far_right + right) >> 1, 2 * right - junction)
         v_l, v_r, l_tail, r_head = take(value, l), take(value, r), take(tail, l), take(head, r)

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._batching import aligned
+from fullgrad._core.batching import aligned
 from fullgrad._dispatch import opaque
 from fullgrad.soft.order._numbers import last_marked
 
-# Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 from nothing.
+# Newton's method on a radius needs about 4 rounds from a neighbor's radius and 15 without a guess.
 _ROUNDS = 80
-# The radii of every eighth row are found first, and are where those between them start.
+# The radii of every eighth element are found first, and start the search for those between them.
 _COARSER = 8
 
 
@@ -46,7 +46,7 @@ class _Prefix:
 
     def __init__(self, y: Tensor, f: Tensor, degree: int) -> None:
         n = y.shape[-1]
-        # A row that is narrow lies in one cell, around its middle. The cells ascend even where rounding makes y descend.
+        # A narrow row lies in one cell, around its middle. The cells ascend even where rounding makes y descend.
         origin = y[..., n // 2, None]
         cell = torch.cummax(torch.round((y - origin) * 0.5), -1).values
         self.middle = origin + cell * 2
@@ -120,7 +120,7 @@ def radii(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, .
 
 
 def _at_most(index: Tensor) -> Tensor:
-    """How many of the indices in a row are at most 0, 1, 2, …"""
+    """The number of indices in a row that are at most 0, 1, 2, …"""
     n = index.shape[-1]
     counts = torch.zeros((*index.shape[:-1], n + 1), dtype=torch.long, device=index.device)
     return counts.scatter_add_(-1, index, torch.ones_like(index)).cumsum(-1)[..., :n].contiguous()
@@ -142,7 +142,7 @@ def _solve(a: Tensor, end: Tensor, alpha: int) -> Tensor:
         if c is None:
             guess = high
         else:
-            # Both ends of the support ascend along the row, and so does what lies between two rows that are known.
+            # Both ends of the support ascend along the row, so two known radii bound those between them.
             below = i // (stride * _COARSER)
             x0, x1, c0, c1 = coarse[:, below], coarse[:, below + 1], c[:, below], c[:, below + 1]
             slack = 32 * torch.finfo(a.dtype).eps * (1 + x.abs())
@@ -171,7 +171,7 @@ def _newton(a: Tensor, prefix: _Prefix, x: Tensor, stop: Tensor, c: Tensor, low:
         # From above Newton's steps end above the root, from below they overshoot it: the bracket is all the safeguard needed.
         new = (radius - (mass - mass ** (1 - 1 / alpha)) / slope).clamp(low[:, i], high[:, i])
         c[:, i] = new
-        # Every round doubles the digits now: a step of this size was the last. NaN is done, too.
+        # Every round doubles the digits by now: a step this small is the last. NaN is done, too.
         i = i[((new - radius).abs() > 1e-8 * radius).any(0)]
         if not len(i):
             break

@@ -1,4 +1,4 @@
-r"""What isotonic regression computes of ranges of neighbors, in each mode: their values, and which of two has more excess.
+r"""Ranges of neighbors for isotonic regression, in each mode: their values, and which of two ranges has more excess.
 
 The excess of a range is defined in `isotonic`.
 """
@@ -6,7 +6,7 @@ The excess of a range is defined in `isotonic`.
 import torch
 from torch import Tensor
 
-# Exponents of rows within this spread are summed as they are, in float64 and in float32.
+# Exponentials of rows within this spread are summed directly, in float64 and in float32.
 _SPREAD = {torch.float64: 1200.0, torch.float32: 140.0}
 
 _NEWTON_STEPS = 60
@@ -18,7 +18,7 @@ def take(x: Tensor, places: Tensor) -> Tensor:
 
 
 def expanded(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The members of ranges from ``a`` to before ``b``, and for each the range which it is of."""
+    """The members of ranges from ``a`` to before ``b``, and the index of the range that contains each."""
     length = b - a
     end = length.cumsum(0)
     total = int(end[-1]) if end.numel() else 0
@@ -32,7 +32,7 @@ class Ranges:
     singles: Tensor
     """The values of ranges of one element, of shape (rows, n)."""
     base: Tensor
-    """What all values are relative to, of shape (rows, 1)."""
+    """The origin of all values, of shape (rows, 1)."""
 
     def value(self, a: Tensor, b: Tensor) -> Tensor:
         """The values of the ranges from ``a`` to before ``b``."""
@@ -44,7 +44,7 @@ class Ranges:
 
 
 class Linear(Ranges):
-    """Mode c0. Sums over ranges are differences of prefix sums, of numbers relative to the mean of their row."""
+    """Ranges in mode c0. Sums are differences of prefix sums, of numbers relative to the mean of their row."""
 
     def __init__(self, u: Tensor, w: Tensor) -> None:
         self.singles = u - w
@@ -63,7 +63,7 @@ class Linear(Ranges):
 
 
 class Exponential(Ranges):
-    """Mode smooth. Sums from the end of a sorted row: what is subtracted in their differences is no greater than what is left."""
+    """Ranges in mode smooth. Sums run from the end of a sorted row, where their differences lose the least."""
 
     def __init__(self, u: Tensor, w: Tensor) -> None:
         self.u, u_base, u_logs = self.suffixes(u)
@@ -73,7 +73,7 @@ class Exponential(Ranges):
 
     @staticmethod
     def suffixes(x: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Suffix sums of exponentials relative to the middle of the row, that, and whether they are logarithms of the sums."""
+        """The suffix sums of exponentials relative to the middle of the row, the middle, and whether the sums are logarithms."""
         high, low = x[:, :1], x[:, -1:]
         base = low + (high - low) / 2
         x = (x - base).flip(1)
@@ -99,7 +99,7 @@ class Exponential(Ranges):
         w_left, w_right = self.log_sum(self.w, w_logs, a, m), self.log_sum(self.w, w_logs, m, b)
         left = w_left + torch.log((-torch.expm1(u_left - w_left)).clamp(min=0))
         right = u_right + torch.log((-torch.expm1(w_right - u_right)).clamp(min=0))
-        # Of an empty range it is NaN.
+        # The sum of an empty range is NaN.
         return ((left > right) | (b == m)) & (a != m)
 
 
@@ -108,7 +108,7 @@ def _padded(x: Tensor, end: float) -> Tensor:
 
 
 class Power(Ranges):
-    """Modes c1 and c2. Sums run over the elements of the ranges."""
+    """Ranges in modes c1 and c2. Sums run over the elements of the ranges."""
 
     def __init__(self, u: Tensor, w: Tensor, alpha: int) -> None:
         self.alpha = alpha
@@ -145,7 +145,7 @@ class Power(Ranges):
         high = origin - self.root(take(self.w, b - 1))
         d = offset - self.root(target / size)
         low, high = low - origin, high - origin
-        # A sum of so many numbers is as good as this; the step to it is still taken.
+        # The precision of a sum of this many numbers; the last step to it is still taken.
         span, precision = origin - take(self.u, b - 1), 8 * torch.finfo(u.dtype).eps * size.sqrt()
         d = d.clamp(low, high)
         u = u - take(origin, owner)

@@ -1,4 +1,4 @@
-"""The dual of the transport problem: the plan of given potentials, the system of their differential, and one side alone."""
+"""The dual of the transport problem: the plan of given potentials, the system of their differential, and each side alone."""
 
 import math
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad._dispatch import surely
 from fullgrad.soft.order._numbers import POWERS, power
 
@@ -16,7 +16,7 @@ def slack(f: Tensor, g: Tensor, cost: Tensor) -> Tensor:
 
 
 def link(t: Tensor, mode: str) -> Tensor:
-    """The plan."""
+    """The plan, from the slack."""
     return t.exp() if mode == "smooth" else power(t.relu(), POWERS[mode])
 
 
@@ -25,19 +25,19 @@ def slope(t: Tensor, mode: str) -> Tensor:
     if mode == "smooth":
         return t.exp()
     if mode == "c0":
-        # A NaN stays one.
+        # NaN stays NaN.
         return torch.where(t.isnan(), t, (t > 0).to(t.dtype))
     alpha = POWERS[mode]
     return alpha * power(t.relu(), alpha - 1)
 
 
 def sums(a: Tensor, b: Tensor) -> Tensor:
-    """All sums of an entry of a and one of b."""
+    """The sums of every entry of a and every entry of b."""
     return a[..., :, None] + b[..., None, :]
 
 
 def solve(system: Tensor, right: Tensor) -> Tensor:
-    """A system for each batch item, or one for many: then it is factorized once. NaN raises no error."""
+    """The solution of one system per batch item, or of one system for all, factorized once. NaN raises no error."""
     size = system.shape[-1]
     # `Size.numel` would fix symbolic sizes.
     if surely(math.prod(system.shape[:-2]) == 1) and right.ndim > 1:
@@ -53,8 +53,8 @@ def without_zeros(sums: Tensor) -> Tensor:
 def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
     r""":math:`\operatorname{diag}(\Omega^T 1 + e) - \Omega^T \operatorname{diag}(\Omega 1)^{-1} \Omega` with e ``extra``.
 
-    It is a graph's Laplacian, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
-    goes almost to one column.
+    The Laplacian of a graph, whose diagonal is summed from the rest: the difference would be lost in round-off where each row
+    goes almost entirely to one column.
     """
     weights = matmul(omega.mT, omega / rows[..., None])
     size = omega.shape[-1]
@@ -63,7 +63,7 @@ def laplacian(omega: Tensor, rows: Tensor, extra: Tensor) -> Tensor:
 
 
 class Problem(NamedTuple):
-    """A batch of costs times kappa, a number in (0, 1] each, and the marginals of their plans."""
+    """A batch of costs, each times a number kappa in (0, 1], and the marginals of their plans."""
 
     mode: str
     cost: Tensor
@@ -72,38 +72,31 @@ class Problem(NamedTuple):
     nu: Tensor
 
     def select(self, at: Tensor) -> "Problem":
-        """Some of the batch."""
+        """The problems at some batch items."""
         return Problem(self.mode, *[v[at] for v in self[1:]])  # pyright: ignore[reportArgumentType]
 
     def rows(self, g: Tensor, guess: Tensor | None) -> Tensor:
-        """The f for which the rows have their sums."""
+        """The f for which the rows have the sums mu."""
         return _rows(_scores(g, self.kappa, self.cost), self.mu, guess, self.mode)
 
     def columns(self, f: Tensor, guess: Tensor) -> Tensor:
-        """The g for which the columns have their sums."""
+        """The g for which the columns have the sums nu."""
         return _rows(_scores(f, self.kappa, self.cost.mT), self.nu, guess, self.mode)
 
     def sweep(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve for the columns, then for the rows, each exactly: Sinkhorn's step."""
+        """The potentials after solving for the columns, then for the rows, each exactly: Sinkhorn's step."""
         g = self.columns(f, g)
         return self.rows(g, f), g
 
     def slopes_and_gap(self, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The slopes of the entries of the plan, and what its columns lack."""
+        """The slopes of the entries of the plan, and nu less the sums of its columns."""
         t = _scores(g, self.kappa, self.cost).add_(f[..., None])
-        if self.mode == "smooth":
-            t.exp_()
-            return t, self.nu - t.sum(-2)
-        t.clamp_(min=0)
-        if self.mode == "c0":
-            return (t > 0).to(t.dtype), self.nu - t.sum(-2)
-        alpha = POWERS[self.mode]
-        less = power(t, alpha - 1)
-        return alpha * less, self.nu - (less * t).sum(-2)
+        plan = link(t, self.mode)
+        return plan if self.mode == "smooth" else slope(t, self.mode), self.nu - plan.sum(-2)
 
 
 def _scores(g: Tensor, kappa: Tensor, cost: Tensor) -> Tensor:
-    """g - kappa C."""
+    """The scores g - kappa C."""
     return torch.addcmul(g[:, None, :], cost, kappa[:, None, None], value=-1)
 
 
@@ -117,12 +110,12 @@ def _rows(scores: Tensor, mass: Tensor, guess: Tensor | None, mode: str) -> Tens
     alpha = POWERS[mode]
     top = scores.amax(-1)
     norm = mass if alpha == 1 else mass ** (1 / alpha)
-    # All in the largest entry, or the same in all.
+    # All mass in the largest entry, or the same mass in every entry.
     high = norm - top
     low = high - norm * (1 - scores.shape[-1] ** (-1 / alpha))
     f = high if guess is None else torch.minimum(torch.maximum(guess, low), high)
     tolerance = 2 * torch.finfo(scores.dtype).eps * (top.abs() + norm)
-    # Matrices of one buffer: a fresh one in each step costs page faults.
+    # Buffers for all steps: a fresh matrix in each step costs page faults.
     t, product = torch.empty_like(scores), torch.empty_like(scores)
     for _ in range(60):
         torch.add(scores, f[..., None], out=t).clamp_(min=0)

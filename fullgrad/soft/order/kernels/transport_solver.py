@@ -10,8 +10,8 @@ from fullgrad._dispatch import opaque
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order.kernels.transport_dual import Problem, laplacian, without_zeros
 
-# How fast the cost grows to its size; the largest error of a marginal at which it may; and the bound on rounds, each of which is
-# one step of Newton, tried or shortened. Most costs take 5 to 50. The second path is for items that fail on the first.
+# The growth factor of the cost; the largest error of a marginal at which the cost may grow; and the bound on rounds, each of
+# which tries or shortens one step of Newton. Most costs take 5 to 50 rounds. The second path is for items that fail on the first.
 _PATHS = ((4.0, 0.1, 300), (1.5, 0.02, 3000))
 
 
@@ -22,7 +22,7 @@ def _like(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tens
 
 @opaque("transport_potentials", fake=_like, reads_values=True)
 def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """f and g. Where g is the longer one the problem is turned, so that the systems to solve are small."""
+    """The potentials f and g. Where g is longer the problem is transposed, so that the systems to solve are small."""
     n, m = cost.shape[-2:]
     if m > n:
         g, f = potentials(cost.mT, nu, mu, mode)
@@ -30,7 +30,7 @@ def potentials(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor,
     batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
     count = math.prod(batch)
     f, g = cost.new_full((count, n), math.nan), cost.new_full((count, m), math.nan)
-    if not g.numel():  # then there is nothing to transport, or nowhere
+    if not g.numel():  # nothing to transport, or nowhere
         return f.reshape(*batch, n), g.reshape(*batch, m)
     cost = cost.expand(*batch, n, m).reshape(count, n, m)
     mu, nu = mu.expand(*batch, n).reshape(count, n), nu.expand(*batch, m).reshape(count, m)
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
     problem: Problem
     items: Tensor
-    """Which batch items of the whole they are."""
+    """The indices of the items in the whole batch."""
     total: Tensor
     """The total of the marginals."""
     unit: Tensor
@@ -66,25 +66,25 @@ class State(NamedTuple):
     omega: Tensor
     """The slopes of the plan of f and g."""
     gap: Tensor
-    """What its columns lack: the gradient."""
+    """The gradient: nu less the sums of the columns of the plan."""
     error: Tensor
-    """The sum of that, relative to the total."""
+    """The sum of the sizes of ``gap``, relative to the total."""
     before: Tensor
     """The error one step ago, infinite at first."""
     step: Tensor
     """The last step of g."""
     retry: Tensor
-    """Whether it was too long, and is already shortened."""
+    """Whether the step was too long, and is already shortened."""
     damping: Tensor
     """The ridge, relative to the error."""
 
     def select(self, mask: Tensor) -> "State":
-        """Some of the batch."""
+        """The state of some of the batch."""
         at = mask.nonzero()[:, 0]
         return State(self.problem.select(at), *[v[at] for v in self[1:]])  # pyright: ignore[reportArgumentType]
 
     def put(self, at: Tensor, f: Tensor, g: Tensor, problem: Problem) -> None:
-        """New potentials of some of the batch, whose problem is given."""
+        """Write new potentials of some of the batch, whose problem is given."""
         self.f[at], self.g[at] = f, g
         self.omega[at], self.gap[at] = problem.slopes_and_gap(f, g)
         self.error[at] = self.gap[at].abs().sum(-1) / self.total[at]
@@ -93,19 +93,19 @@ class State(NamedTuple):
 def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]) -> tuple[Tensor, float]:
     r"""Write f and g of the items of a state; return those that did not converge and their largest error.
 
-    With f eliminated exactly, row by row, the dual is a concave function of g alone, of gradient nu less the sums of the columns
-    and Hessian minus the Laplacian. Newton's method ascends it, damped by a ridge that vanishes with the gradient, along each
-    step back to where the slope is not much below 0. A cost that is large against the regularizer is reached by a path: it
-    grows from a small multiple to its size, and the potentials with it.
+    With f eliminated exactly, row by row, the dual is a concave function of g alone, with the gradient nu less the sums of the
+    columns and the Hessian minus the Laplacian. Newton's method ascends it, damped by a ridge that vanishes with the gradient;
+    steps are shortened to where the slope along them is not much below 0. A cost that is large against the regularizer is
+    reached by a path: it grows from a small multiple to its size, and the potentials with it.
     """
     eps, (growth, enough, rounds) = torch.finfo(s.f.dtype).eps, path
     for _ in range(rounds):
         s = s._replace(error=s.gap.abs().sum(-1) / s.total, before=s.error)
-        # What rounding of the cost leaves.
+        # The error that rounding of the cost leaves.
         noise = eps * (400 + 8 * s.problem.kappa * s.size * s.omega.sum((-1, -2)) / s.total)
         _grow_cost(s, (s.gap.abs() <= enough * s.problem.nu).all(-1) | (s.error <= noise), growth)
         _fill_empty_columns(s)
-        # The last step that helps is made.
+        # Items at their last useful step are done.
         done = (s.problem.kappa == 1) & ((s.error <= 4 * eps) | ((s.error <= noise) & (s.error >= s.before / 4)))
         if done.any():
             f_out[s.items[done]], g_out[s.items[done]] = s.f[done], s.g[done]
@@ -117,9 +117,9 @@ def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, flo
 
 
 def _start(cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor) -> State:
-    """Two sweeps at a cost that is small enough for them to come close."""
+    """The first state: two sweeps at a cost that is small enough for them to come close."""
     alpha = POWERS.get(mode, 1)
-    # That of one entry which carries its whole marginal.
+    # The slope of a single entry that carries its whole marginal.
     unit = nu if mode == "smooth" else alpha * nu ** ((alpha - 1) / alpha)
     span = cost - cost.amin(-1, keepdim=True)
     span = (span - span.amin(-2, keepdim=True)).amax((-1, -2))
@@ -135,7 +135,7 @@ def _start(cost: Tensor, mu: Tensor, nu: Tensor, mode: str, items: Tensor) -> St
 
 
 def _grow_cost(s: State, close: Tensor, growth: float) -> None:
-    """Where the potentials are close, the next cost on the path, and potentials for it: scaled, and swept once."""
+    """Move items whose potentials are close to the next cost on the path, with potentials scaled and swept once."""
     kappa = s.problem.kappa
     at = ((kappa < 1) & close).nonzero()[:, 0]
     if not len(at):
@@ -151,7 +151,7 @@ def _grow_cost(s: State, close: Tensor, growth: float) -> None:
 
 
 def _fill_empty_columns(s: State) -> None:
-    """A column that is empty has no slope. Solved for on its own, it only just touches the support: the dual rises."""
+    """Solve empty columns, which have no slope, on their own: they then just touch the support, and the dual rises."""
     empty = (s.omega.sum(-2) == 0) & ~s.retry[:, None]
     if not empty.any():
         return
@@ -162,7 +162,7 @@ def _fill_empty_columns(s: State) -> None:
 
 
 def _newton_step(s: State) -> Tensor:
-    """The step of g: the last one, shortened, or that of Newton."""
+    """The step of g: the last step, shortened, or Newton's."""
     if s.retry.all():
         return s.step
     eps = torch.finfo(s.step.dtype).eps
@@ -173,7 +173,7 @@ def _newton_step(s: State) -> Tensor:
 
 
 def _advance(s: State, step: Tensor) -> State:
-    """The state after a step, where it is good; where the slope along it is far below 0 it is to be shortened."""
+    """The state after the good steps; a step is shortened where the slope along it is far below 0."""
     g = s.g + step
     f = s.f - weighted(s.omega, step) / without_zeros(s.omega.sum(-1))
     f = s.problem.rows(g, f)
@@ -181,7 +181,7 @@ def _advance(s: State, step: Tensor) -> State:
     slope, slope_new = (step * s.gap).sum(-1), (step * gap).sum(-1)
     good = (slope_new >= -0.3 * slope) | (gap.abs().sum(-1) <= 0.7 * s.error * s.total)
     if not good.all():
-        # One step of Newton along the step, from where it led: past a kink the slope is close to linear, before it flat.
+        # One step of Newton along the step, from its end: past a kink the slope is close to linear, before it flat.
         mean = weighted(omega, step) / without_zeros(omega.sum(-1))
         curvature = (omega * (step[:, None, :] - mean[..., None]).square()).sum((-1, -2))
         step = step * torch.where(curvature > 0, 1 + slope_new / curvature, 0.5).clamp(0.02, 0.9)[:, None]

@@ -1,10 +1,11 @@
-"""The kernels of bounded support over a sorted row: c0, c1, c2. The support is a window, its sums are prefix sums of powers."""
+"""The kernels of bounded support over a sorted row: c0, c1, c2. The support is a window, and sums use prefix sums of powers."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._core.recomputed import saved_inputs
 from fullgrad.soft.order._numbers import RowFunction, group_sums, middle
 from fullgrad.soft.order.kernels.prefix_sums import power_sums, radii, signed
 
@@ -28,14 +29,16 @@ class PowerSums(RowFunction):
     .. math::
         s_i = \sum_{j = \mathrm{start}_i}^{\mathrm{stop}_i - 1} (x_i - y_j)^\beta f_j
 
-    The windows are constant, and ascend with ``i``; those of the transpose, over ``i`` for each ``j``, are ``column_start`` and
-    ``column_stop``. ``x`` ascends too, and in a window ``x`` and ``y`` lie less than 2 apart. The family is closed:
+    The windows are constant, and ascend with ``i``; the windows of the transpose, over ``i`` for each ``j``, are ``column_start``
+    and ``column_stop``. ``x`` ascends too, and in a window ``x`` and ``y`` lie less than 2 apart. The family is closed:
 
     .. math::
         ds = \beta\,dx\,s^{(\beta - 1)} - \beta\,s^{(\beta - 1)}(dy\,f) + s(df)
 
     and the transpose exchanges ``x`` and ``y``. All arguments broadcast. Saved: the inputs.
     """
+
+    saves = range(8)
 
     @staticmethod
     def forward(
@@ -44,15 +47,8 @@ class PowerSums(RowFunction):
         return power_sums(x, y, f, start, stop, beta)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:-1])
-        ctx.save_for_forward(*inputs[:-1])
-        ctx.beta = inputs[-1]
-
-    @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, f, start, stop, column_start, column_stop = ctx.saved_tensors
-        beta = ctx.beta
+        x, y, f, start, stop, column_start, column_stop, beta = saved_inputs(ctx)
         transposed = y, x, g, column_start, column_stop, start, stop
         for_x = for_y = for_f = None
         if ctx.needs_input_grad[0] and beta:
@@ -65,8 +61,7 @@ class PowerSums(RowFunction):
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, dy: Any, df: Any, *_: Any) -> Tensor:
-        x, y, f, *windows = ctx.saved_tensors
-        beta = ctx.beta
+        x, y, f, *windows, beta = saved_inputs(ctx)
         by_f = PowerSums.apply(x, y, df, *windows, beta)
         if beta == 0:
             return by_f
@@ -82,27 +77,19 @@ class Radius(RowFunction):
         dc_i = \frac{\sum_j \omega_{ij} \operatorname{sgn}(a_i - a_j) (da_i - da_j)}{\sum_j \omega_{ij}}, \qquad
         \omega = [c_i - |a_i - a_j|]_+^{\alpha - 1}
 
-    The windows of `PowerSums` are constant; entry 0 of each is that of the strictly smaller elements in the support, entry 1 that
-    of the strictly larger ones. Saved: the inputs and outputs.
+    The windows of `PowerSums` are constant; entry 0 of each holds the strictly smaller elements of the support, entry 1 the
+    strictly larger ones. Saved: the inputs and outputs.
     """
 
     out_dims = (0, 1, 1, 1, 1)
+    saves = range(9)
 
-    @staticmethod
-    def forward(a: Tensor, first: Tensor, last: Tensor, alpha: int) -> tuple[Tensor, ...]:
-        return radii(a, first, last, alpha)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:3], *output)
-        ctx.save_for_forward(*inputs[:3], *output)
-        ctx.alpha = inputs[3]
-        ctx.mark_non_differentiable(*output[1:])
+    forward = staticmethod(radii)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        a, first, last, c, *windows = ctx.saved_tensors
-        beta = ctx.alpha - 1
+        a, first, last, alpha, c, *windows = saved_inputs(ctx)
+        beta = alpha - 1
         ends, left, right, total = _omega(a, first, last, c, windows, beta)
         v = g / total
         from_left, from_right = PowerSums.apply(a, ends, v, *windows[2:], *windows[:2], beta).unbind(0)
@@ -110,8 +97,8 @@ class Radius(RowFunction):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        a, first, last, c, *windows = ctx.saved_tensors
-        beta = ctx.alpha - 1
+        a, first, last, alpha, c, *windows = saved_inputs(ctx)
+        beta = alpha - 1
         ends, left, right, total = _omega(a, first, last, c, windows, beta)
         moved_left, moved_right = PowerSums.apply(ends, a, da, *windows, beta).unbind(0)
         dc = (da * (left - right) - signed(moved_left, beta) + moved_right) / total

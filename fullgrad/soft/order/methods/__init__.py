@@ -1,4 +1,4 @@
-"""The methods by which an order is made soft: each one file, and one line here."""
+"""The methods that make an order soft, each with one file and one line here."""
 
 from typing import Literal, get_args
 
@@ -21,16 +21,16 @@ METHODS: dict[str, Method] = {
     "lapsum": LapSum(),
 }
 
-# Methods that have weights; those that have values; and all, which have ranks.
+# Methods with weights; methods with values; and all methods, which have ranks.
 PermutationMethod = Literal["softsort", "neuralsort", "ot", "sorting_network"]
 SortMethod = Literal[PermutationMethod, "fast_soft_sort"]
 RankMethod = Literal[SortMethod, "sigmoid"]
-# Of these functions alone, in the mode laplace.
+# The methods of these functions alone, in the mode laplace.
 SortOrLapSum = Literal[SortMethod, "lapsum"]
 RankOrLapSum = Literal[RankMethod, "lapsum"]
 LAPLACE_METHODS = {"sort": ("lapsum",), "rank": ("sigmoid", "lapsum")}
 PERMUTATION_METHODS: tuple[str, ...] = get_args(PermutationMethod)
 SORT_METHODS: tuple[str, ...] = get_args(SortMethod)
 RANK_METHODS: tuple[str, ...] = get_args(RankMethod)
-# Those whose values are sums with the weights.
+# Methods whose values are sums with the weights.
 WEIGHTED_SUM_METHODS = tuple([name for name, method in METHODS.items() if method.values_are_weighted_sums])

@@ -1,4 +1,4 @@
-"""`Method`: what the methods compute, each in its own way."""
+"""`Method`: the interface of the methods."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -13,7 +13,7 @@ from fullgrad.soft.order._rows import Rows
 class Method:
     """A way to make the order of rows soft. Places are positions in ascending order, counted from 0.
 
-    A subclass gives `weights`, or `values` and `ranks`, and overrides what it computes better than from these.
+    A subclass defines `weights`, or `values` and `ranks`, and overrides the results that it computes better than from these.
     """
 
     # Whether the values are the sums with the weights.
@@ -22,11 +22,11 @@ class Method:
     negation_reverses: ClassVar[bool] = True
 
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
-        """The weights (…, k, n) in k places; None: in all."""
+        """The weights (…, k, n) in k places, or in all for None."""
         raise NotImplementedError
 
     def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> Sequence[Tensor]:
-        """The weights (…, k, n) in k places, and in the places that follow them, or in the last one again."""
+        """The weights (…, k, n) in k places, and in the places that follow them (the last place again after itself)."""
         return self.weights(rows, low), self.weights(rows, high)
 
     def topk_weights(self, rows: Rows, k: int) -> Tensor:

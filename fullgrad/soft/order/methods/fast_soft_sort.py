@@ -13,13 +13,13 @@ from fullgrad.soft.order.projections.permutahedron import project, project_sorte
 
 
 class FastSoftSort(Method):
-    """Values project even places onto the permutahedron of z; ranks project z onto that of even places."""
+    """Values project even places onto the permutahedron of z; ranks project z onto the permutahedron of even places."""
 
     values_are_weighted_sums = False
 
     def values(self, rows: Rows) -> Tensor:
         if rows.mean is None and rows.mode in ("c1", "c2"):
-            # In these modes alone the projection of levels that are shifted is another one.
+            # Only in these modes does shifting the levels change the projection by more than the shift.
             rows = rows._replace(z=rows.moved_back(rows.z), origin=None)
         anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True).values
         return rows.restore(project_sorted(anchors / rows.softness, falling, rows.mode).flip(-1))

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.opmath import wide
 from fullgrad._dispatch import opaque
-from fullgrad.soft.order._numbers import RowFunction, tie_bounds, wide
+from fullgrad.soft.order._numbers import RowFunction, tie_bounds
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.exponential import cross_sums, decayed_sums, laplace_sums
 from fullgrad.soft.order.methods._method import Method
@@ -31,7 +32,7 @@ class LapSum(Method):
 
 
 class Quantiles(RowFunction):
-    r"""The values of rows of softness 1.
+    r"""The values of rows, with softness 1.
 
     .. math::
         D\, t = \frac{W t}{W 1}, \qquad W_{ij} = e^{-|y_i - u_j|}
@@ -39,14 +40,36 @@ class Quantiles(RowFunction):
     Saved: the row and the output.
     """
 
-    @staticmethod
-    def forward(u: Tensor) -> Tensor:
-        return laplace_quantiles(u)
+    saves = (0, 1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs, output)
+    @opaque("laplace_quantiles", fake=lambda u: torch.empty_like(u, memory_format=torch.contiguous_format))
+    def forward(u: Tensor) -> Tensor:
+        r"""The value. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E`
+        with :math:`E = e^{y - a_l}` and the gap :math:`\delta`: a quadratic equation, solved in logarithms.
+        """
+        n = u.shape[-1]
+        if n == 0:
+            return u.clone()
+        a = u.sort(-1).values
+        first, last = tie_bounds(a)
+        ones = torch.ones_like(a)
+        left, right = decayed_sums(a, first, last, ones, ones)
+        count = (last - first + 1).to(a.dtype)
+        heights = first + (count + right - left) / 2
+        places = torch.arange(n, dtype=a.dtype, device=a.device).expand(a.shape) + 0.5
+        # The number of elements at or below each value, and the sums on both sides of the gap around it.
+        below = torch.searchsorted(heights.contiguous(), places.contiguous(), right=True)
+        low, high = (below - 1).clamp(min=0), below.clamp(max=n - 1)
+        log_a, log_b = torch.log(left + count).gather(-1, low), torch.log(right + count).gather(-1, high)
+        gap = a.gather(-1, high) - a.gather(-1, low)
+        b = below - places
+        root = torch.sqrt(b * b + torch.exp(log_a + log_b - gap))
+        # The root without cancellation; beyond the ends one side has no elements.
+        inside = torch.where(b > 0, log_a - torch.log(b + root), torch.log(root - b) - log_b + gap)
+        before_all = torch.log(2 * places) - log_b
+        after_all = log_a - torch.log(2 * (n - places))
+        return a.gather(-1, low) + torch.where(below == 0, before_all, torch.where(below == n, after_all, inside))
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> Tensor:
@@ -57,36 +80,3 @@ class Quantiles(RowFunction):
     def jvp(ctx: Any, t: Tensor) -> Tensor:
         u, y = ctx.saved_tensors
         return cross_sums(y, u, t) / cross_sums(y, u, torch.ones_like(u))
-
-
-def _like(u: Tensor) -> Tensor:
-    return torch.empty_like(u, memory_format=torch.contiguous_format)
-
-
-@opaque("laplace_quantiles", fake=_like)
-def laplace_quantiles(u: Tensor) -> Tensor:
-    r"""The value of `Quantiles`. Between two elements the sum of steps is :math:`l - \frac12 A / E + \frac12 B e^{-\delta} E` of
-    :math:`E = e^{y - a_l}`, with the gap :math:`\delta`: a quadratic equation, solved in logarithms.
-    """
-    n = u.shape[-1]
-    if n == 0:
-        return u.clone()
-    a = u.sort(-1).values
-    first, last = tie_bounds(a)
-    ones = torch.ones_like(a)
-    left, right = decayed_sums(a, first, last, ones, ones)
-    count = (last - first + 1).to(a.dtype)
-    heights = first + (count + right - left) / 2
-    places = torch.arange(n, dtype=a.dtype, device=a.device).expand(a.shape) + 0.5
-    # How many elements lie at or below each value, and the sums on both sides of the gap that it is in.
-    below = torch.searchsorted(heights.contiguous(), places.contiguous(), right=True)
-    low, high = (below - 1).clamp(min=0), below.clamp(max=n - 1)
-    log_a, log_b = torch.log(left + count).gather(-1, low), torch.log(right + count).gather(-1, high)
-    gap = a.gather(-1, high) - a.gather(-1, low)
-    b = below - places
-    root = torch.sqrt(b * b + torch.exp(log_a + log_b - gap))
-    # The root without cancellation; beyond the ends one side has no elements.
-    inside = torch.where(b > 0, log_a - torch.log(b + root), torch.log(root - b) - log_b + gap)
-    before_all = torch.log(2 * places) - log_b
-    after_all = log_a - torch.log(2 * (n - places))
-    return a.gather(-1, low) + torch.where(below == 0, before_all, torch.where(below == n, after_all, inside))

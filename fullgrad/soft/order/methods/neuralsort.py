@@ -1,8 +1,8 @@
 r"""NeuralSort: soft sorting by the weights :math:`P_i = \Pi(-(c_i u + A))`.
 
 :math:`c_i = n + 1 - 2i` for the i-th smallest of n, :math:`A_j = \sum_k A(u_j - u_k)` with the soft absolute value, and
-:math:`\Pi` the projection onto the simplex. Everything is of rows u of softness 1, and ascending. Descending order is that of
--u: its scores in the i-th row are those of u in the (n + 1 - i)-th.
+:math:`\Pi` the projection onto the simplex. All functions take rows u of softness 1, in ascending order. The descending order is
+the order of -u: its scores in the i-th row are the scores of u in the (n + 1 - i)-th.
 
 Source: Grover et al., https://arxiv.org/abs/1903.08850.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block
@@ -21,12 +21,12 @@ from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.methods.pairwise_sigmoid import distances
 from fullgrad.soft.order.projections.simplex import Excess, power_slopes, project
 
-# Blocks of so many rows at least have their window looked for together, which costs two rows.
+# At least this many rows share a search for their window, which costs two rows.
 ROWS = 32
 
 
 class NeuralSort(Method):
-    r""":math:`P_i = \Pi((2i - n - 1) u - A)`."""
+    r"""The weights :math:`P_i = \Pi((2i - n - 1) u - A)`."""
 
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
         u = _centered(rows.u)
@@ -41,7 +41,7 @@ class NeuralSort(Method):
         return rows.moved_back(blocked(Values, rows.mode, u, distances(u, rows.mode), x)[0])
 
     def ranks(self, rows: Rows) -> Tensor:
-        r""":math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has rank 0."""
+        r"""The ranks :math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has rank 0."""
         u, order = _centered(rows.u).sort(-1)
         # Places are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
         rank = rows.numbers(u)
@@ -51,21 +51,21 @@ class NeuralSort(Method):
 
 
 def _centered(u: Tensor) -> Tensor:
-    """A constant added to a row changes no weight; far from 0 it would cost digits."""
+    """The row less its mean, a constant that changes no weight but would cost digits."""
     return u - u.detach().mean(-1, keepdim=True)
 
 
-class OfWeights(Formula):
-    """A function of u, A and one more by the weights P."""
+class WeightFormula(Formula):
+    """A function of u, A and one more row, through the weights P."""
 
     inputs = ("column", "column", "column")
 
     @classmethod
     def blocks(cls, mode: str, size: int, *args: Tensor) -> Iterable[Block]:
-        r"""Blocks that hold every weight, of rows that ascend: elements far from the i-th have none in the i-th row.
+        r"""Blocks that hold every weight of ascending rows: elements far from the i-th have no weight in the i-th row.
 
-        A score is linear in the coefficient c of the row and the largest score of a row convex, so what an element lacks to it,
-        f(c), is concave and below its tangents at the first and the last row of a block:
+        A score is linear in the coefficient c of the row and the largest score of a row is convex, so their difference f(c) is
+        concave and below its tangents at the first and the last row of a block:
         :math:`f(c + d) \le f(c) + d\,(u^* - u)`, with :math:`u^*` the element of the largest score at c.
         """
         (u, a), shape = args[:2], torch.broadcast_shapes(*[v.shape for v in args])
@@ -73,9 +73,9 @@ class OfWeights(Formula):
         if batch == 0:
             return
         limits = torch.finfo(u.dtype)
-        # Beyond it a weight is 0: an exponential that underflows, or what is below any threshold.
+        # A score lower by this much has the weight 0: its exponential underflows, or it is below any threshold.
         beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal * limits.eps)
-        # What rounding does to scores.
+        # The rounding error of scores.
         slack = 16 * limits.eps * (n * u.abs().amax(-1, keepdim=True) + a.abs().amax(-1, keepdim=True))
         least = -beyond - slack
         step = max(ROWS, n // 256, size // math.prod(shape))
@@ -90,7 +90,7 @@ class OfWeights(Formula):
             bottom = min(top + step, n)
             after, gain = edge(bottom), 2.0 * (bottom - top)
             out = (before[0] + gain * before[1].clamp(min=0) < least) | (after[0] - gain * after[1].clamp(max=0) < least)
-            columns = out.logical_not_().reshape(-1, n).any(0).nonzero()
+            columns = (~out).reshape(-1, n).any(0).nonzero()
             left, right = int(columns[0]), int(columns[-1]) + 1
             rows = max(1, size // (batch * (right - left)))
             for first in range(top, bottom, rows):
@@ -98,8 +98,8 @@ class OfWeights(Formula):
             before = after
 
 
-class Values(OfWeights):
-    """P x, of u, A and x."""
+class Values(WeightFormula):
+    """The product P x, from u, A and x."""
 
     outputs = ("row",)
 
@@ -114,13 +114,13 @@ class Values(OfWeights):
         p, slopes, total = _weights_and_slopes(mode, _scores(block, u, a))
         mean = weighted(slopes, x) / total
         from_x = matmul(g.unsqueeze(-2), p).squeeze(-2)
-        # The products with g come first: differences of the largest numbers overflow.
+        # Products with g come first: differences of the largest numbers overflow.
         moved = g.unsqueeze(-1) * x.unsqueeze(-2) - (g * mean).unsqueeze(-1)
         return [*_pulled(block, slopes * moved), from_x]
 
 
-class Moments(OfWeights):
-    r""":math:`\sum_i (i - r_j) P_{ij}` and :math:`\sum_i P_{ij}`, of u, A and constants r."""
+class Moments(WeightFormula):
+    r"""The sums :math:`\sum_i (i - r_j) P_{ij}` and :math:`\sum_i P_{ij}`, from u, A and constants r."""
 
     outputs = ("column", "column")
 
@@ -145,12 +145,12 @@ def _scores(block: Block, u: Tensor, a: Tensor) -> Tensor:
 
 
 def _scores_at(positions: Tensor, n: int, u: Tensor, a: Tensor) -> Tensor:
-    """The scores of some rows, counted from 0."""
+    """The scores of rows at some positions, counted from 0."""
     return torch.addcmul(-a.unsqueeze(-2), (2 * positions + (1 - n)).to(u.dtype).unsqueeze(-1), u.unsqueeze(-2))
 
 
 def _ahead(block: Block, r: Tensor) -> Tensor:
-    """Positions, counted from 1, less r."""
+    """The positions, counted from 1, less r."""
     return torch.arange(block.top + 1, block.bottom + 1, dtype=r.dtype, device=r.device).unsqueeze(-1) - r.unsqueeze(-2)
 
 
@@ -166,6 +166,6 @@ def _weights_and_slopes(mode: str, scores: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _pulled(block: Block, delta: Tensor) -> list[Tensor]:
-    """The gradients of u and A from those of the scores."""
+    """The gradients of u and A, from the gradient of the scores."""
     c = torch.arange(block.top, block.bottom, dtype=delta.dtype, device=delta.device) * 2 + (1 - block.n)
     return list(matmul(torch.stack([c, -torch.ones_like(c)]), delta).unbind(-2))

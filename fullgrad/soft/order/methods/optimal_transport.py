@@ -1,4 +1,4 @@
-r"""Sorting by optimal transport: z moves to even places in [0, 1], at the square of the distance.
+r"""Sorting by optimal transport: z moves to even places in [0, 1], at the cost of the squared distance.
 
 Where only some places are computed, the rest of the row moves to one place between, below or above them, as a group.
 
@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fullgrad.soft.order._numbers import wide
+from fullgrad._core.opmath import wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.transport_polytope import plan
@@ -39,8 +39,8 @@ def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     """The weights (…, m, n) of m anchors, to which ``counts`` (…, m) elements go: the plan, times n."""
     z = wide(rows.z)
     if rows.mean is None:
-        # The squares of z and a, and what all z have in common, change the potentials and not the plan: without them numbers far
-        # from 0 and from each other lose no digits. Near the anchors the solver starts closer with them.
+        # The squares of z and a, and a shift of all z, change the potentials and not the plan: without them numbers far from 0
+        # and from each other lose no digits. Standardized numbers, near the anchors, keep them: the solver starts closer.
         cost = (z - z.detach().amax(-1, keepdim=True)).unsqueeze(-1) * (-2 * anchors)
     else:
         cost = (z.unsqueeze(-1) - anchors).square()
@@ -53,8 +53,8 @@ def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
 
 
 def _in_groups(rows: Rows, *places: Tensor) -> list[Tensor]:
-    """The weights (…, k, n) in k places, for each of some ascending ones, with the elements below and above as two groups."""
-    # A plan for each of the k: one more dimension of batch.
+    """The weights (…, k, n) for each of several ascending ``places`` (k), with the elements below and above as two groups."""
+    # One plan for each of the k: one more batch dimension.
     softness = rows.softness.unsqueeze(-2) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
     rows = rows._replace(x=rows.x.unsqueeze(-2), z=rows.z.unsqueeze(-2), softness=softness)
     steps = [after - before for before, after in itertools.pairwise(places)]  # 0 after the last place

@@ -1,4 +1,4 @@
-"""Sums over all pairs of a row: the ranks that a soft comparison of every pair gives, and the soft distances to all others.
+"""Sums over all pairs of a row: the ranks by soft comparison of every pair, and the soft distances to all others.
 
 Source of the ranks: Qin, Liu, Li, https://doi.org/10.1007/s10791-009-9124-x.
 """
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fullgrad._autocast import matmul
+from fullgrad._core.autocast import matmul
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._abs import Abs
 from fullgrad.soft._relaxation import Relaxation
@@ -35,12 +35,12 @@ class PairwiseSigmoid(Method):
 
 
 def distances(u: Tensor, mode: str) -> Tensor:
-    r"""The sum of the soft distances from each element to all, :math:`A_j = \sum_k A(u_j - u_k)`. Rows of softness 1."""
+    r"""The sum of the soft distances from each element to all, :math:`A_j = \sum_k A(u_j - u_k)`, for softness 1."""
     return blocked(Distances, mode, u, u)[0]
 
 
 class SumOfPairs(Formula):
-    r""":math:`y_j = \sum_k f(r_j - v_k)` of a curve, its slope, and the operator with derivatives of every order."""
+    r"""The sums :math:`y_j = \sum_k f(r_j - v_k)` of a curve f, given with its slope and its operator."""
 
     inputs = ("row", "column")
     outputs = ("row",)
@@ -64,13 +64,13 @@ class SumOfPairs(Formula):
 
 
 class Steps(SumOfPairs):
-    """Of the sigmoid."""
+    """The sums of the sigmoid."""
 
     operator, curve, slope = Sigmoidal, staticmethod(curves.sigmoid), staticmethod(curves.slope)
 
 
 class Distances(SumOfPairs):
-    """Of the absolute value."""
+    """The sums of the soft absolute value."""
 
     operator, curve, slope = Abs, staticmethod(curves.absolute), staticmethod(curves.absolute_slope)
 

@@ -6,23 +6,24 @@ Source: Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038.
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import surely, transforms_active
-from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted, wide
+from fullgrad._core.batching import numel_with_batches
+from fullgrad._core.opmath import wide
+from fullgrad._dispatch import surely
+from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.simplex import project
 
-# Matrices up to this many elements, and rows up to this length, are computed as a matrix. Measured forward and backward by
+# Matrices up to this many elements are computed as a matrix. Measured forward and backward by
 # `sort_st`: one row of 384 takes 0.9 ms as a matrix and 2.0 ms as scans in smooth mode, one of
 # 512 takes 2.6 and 2.0; in c1 one of 512 takes 3.6 and 10.7, one of 1024 takes 18 and 14; 64 rows of 128 take 19 and 2.4 ms in
-# smooth mode, 21 and 20 in c1. Under vmap the length alone is seen, not the number of rows: hence a limit for it.
+# smooth mode, 21 and 20 in c1.
 SMALL = {"smooth": 2**17, "c0": 2**19, "c1": 2**19, "c2": 2**19}
-SHORT = {"smooth": 128, "c0": 256, "c1": 256, "c2": 256}
 
 
 class SoftSort(Method):
-    r""":math:`P_i = \Pi(-|a_i - u|)`, with ``a`` the sorted row ``u`` and the projection onto the simplex of the mode."""
+    r"""The weights :math:`P_i = \Pi(-|a_i - u|)`, with ``a`` the sorted row ``u`` and the mode's projection onto the simplex."""
 
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
         a = torch.sort(rows.z, stable=True).values
@@ -38,15 +39,15 @@ class SoftSort(Method):
         return rows.moved_back(_smoothed(a, rows.x.gather(-1, order), rows))
 
     def ranks(self, rows: Rows) -> Tensor:
-        r""":math:`\sum_i i\,\Pi_i(-|u_j - a_i|)`, with the weights of an element among the places."""
+        r"""The ranks :math:`\sum_i i\,\Pi_i(-|u_j - a_i|)`, with the weights of each element among the places."""
         a, order = torch.sort(rows.z, dim=-1)
         return _smoothed(a, rows.numbers(rows.z).expand(a.shape), rows).gather(-1, torch.argsort(order, dim=-1))
 
 
 def _distance_weights(a: Tensor, z: Tensor, rows: Rows) -> Tensor:
-    """The slope of the absolute value at 0 is 0 in torch, and so are all derivatives of its sign.
+    """The weights by distance. In torch the slope of the absolute value at 0 is 0, and so are all derivatives of its sign.
 
-    The difference comes before the softness: over a softness, numbers may become equal, or infinite.
+    The difference comes before the softness: after the division, numbers may be equal, or infinite.
     """
     softness = rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
     return project((a.unsqueeze(-1) - z.unsqueeze(-2)).abs() / -softness, rows.mode)
@@ -55,10 +56,10 @@ def _distance_weights(a: Tensor, z: Tensor, rows: Rows) -> Tensor:
 def _smoothed(a: Tensor, h: Tensor, rows: Rows) -> Tensor:
     r"""Local averages of a row over an ascending row ``a``: :math:`\sum_j \Pi_j(-|a_i - a_j| / s)\,h_j`.
 
-    The derivative of :math:`|a_i - a_j|` is 0 between equal elements, and those of every order are the true ones elsewhere.
+    The derivative of :math:`|a_i - a_j|` is 0 between equal elements; elsewhere derivatives of every order are the true ones.
     """
     mode = rows.mode
-    if surely(a.shape[-1] * a.numel() <= SMALL[mode]) and (surely(a.shape[-1] <= SHORT[mode]) or not transforms_active()):
+    if surely(a.shape[-1] * numel_with_batches(a) <= SMALL[mode]):
         return weighted(_distance_weights(a, a, rows), h)
     ties, a, x = tie_bounds(a), wide(a) / rows.softness, wide(h)
     soft = exponential.averages(a, x, ties) if mode == "smooth" else window.averages(a, x, ties, POWERS[mode])

@@ -14,7 +14,7 @@ from fullgrad.soft.order.methods._method import Method
 
 
 class SortingNetwork(Method):
-    """Rows are filled up to a power of two; each comparison exchanges its two elements softly."""
+    """Rows are padded to a power of two; each comparison exchanges its two elements softly."""
 
     values_are_weighted_sums = negation_reverses = False
 
@@ -31,19 +31,19 @@ class SortingNetwork(Method):
 
 
 def _padded(rows: Rows) -> Tensor:
-    """The rows of softness 1, filled up with what is beyond their largest element."""
+    """The rows over the softness, padded with a number beyond their largest element."""
     size = max(2, 1 << (int(rows.n) - 1).bit_length())
     end = rows.z.amax(-1, keepdim=True) + 1 if rows.mean is None else torch.ones_like(rows.z[..., :1])
     return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
 
 def _sorted(mode: str, *matrices: Tensor) -> Sequence[Tensor]:
-    """Matrices (…, n, m), the rows of all exchanged until the first, which has one column, ascends."""
+    """Matrices (…, n, m) after exchanging the rows of all until the first matrix, which has one column, ascends."""
     v = matrices[0]
     size = int(v.shape[-2])  # a tensor to torch.jit.trace
     for phase in range(size.bit_length() - 1):
         for step in range(phase, -1, -1):
-            # The distance between partners, and for each group of them 1 where it ascends and -1 where it descends.
+            # The distance between partners, and for each group 1 where it ascends and -1 where it descends.
             d = 1 << step
             first = torch.arange(0, size, 2 * d, device=v.device)
             sign = (1 - 2 * ((first >> (phase + 1)) & 1)).to(v.dtype).unsqueeze(-1)
@@ -54,7 +54,7 @@ def _sorted(mode: str, *matrices: Tensor) -> Sequence[Tensor]:
 
 
 def _exchanged(rows: Tensor, c: Tensor, d: int) -> Tensor:
-    """Rows (…, n, m), of which partners change places as far as c (…, groups, d, 1) says."""
+    """Rows (…, n, m) whose partners have changed places to the degree c (…, groups, d, 1)."""
     low, high = rows.unflatten(-2, (-1, 2, d)).unbind(-3)
     moved = (high - low) * c
     return torch.stack((low + moved, high - moved), -3).flatten(-4, -2)

@@ -1,18 +1,19 @@
-"""Projection onto the permutahedron, and its solution of sorted rows as an operator."""
+"""The projection onto the permutahedron, and its solution for sorted rows as an operator."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import wide as in_float64
+from fullgrad._core.shards import rows_code
 from fullgrad._dispatch import holds, same_shape, uses_last_dims
-from fullgrad._distributed import rows_code
 from fullgrad.soft._curves import SMALLEST, Softness
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import check, floating, to_opmath
+from fullgrad.soft._relaxation import check, floating
 from fullgrad.soft.order._numbers import POWERS, RowFunction, group_sums, power, row_origin
-from fullgrad.soft.order._numbers import wide as in_float64
 from fullgrad.soft.order.kernels.isotonic import isotonic
 
 
@@ -26,10 +27,11 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
         D_w\, t = \omega\, \frac{\sum_B t}{\sum_B \omega}, \quad \omega = |y|^{(\alpha - 1) / \alpha}
 
     with p = 2, 3/2, 4/3 and :math:`\alpha` = 1, 2, 3 in ``c0``, ``c1``, ``c2``, and sums over the blocks B of elements that are
-    pooled: y has the order of z, and is w itself, in that order, where nothing is pooled. In smooth mode it is the logarithm of
+    pooled: y has the order of z, and is w itself, in that order, where nothing is pooled. In smooth mode y is the logarithm of
     the projection of :math:`e^{z/s}` onto the permutahedron of :math:`e^w` by relative entropy, and
     :math:`D_z t = (t - \sum_B p t) / s,\ D_w t = \sum_B q t`, with the softmax p of z / s and q of w on each block. Blocks are
-    constants to every derivative, and equal levels are not pooled. Saved: the sorted rows, their orders and blocks.
+    constants to every derivative, and equal levels are not pooled. Saved: the orders and blocks, and except in ``c0`` a few
+    numbers per element.
 
     Args:
         z: Rows in the last dimension, floating, or integer (which gives the default dtype).
@@ -52,9 +54,9 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``softjax.proj_permutahedron``.
     """
-    _checks.real_tensor("proj_permutahedron", "z", z)
+    checks.real_tensor("proj_permutahedron", "z", z)
     z, softness = check("proj_permutahedron", z, softness, mode, SOFT_MODES)
-    _checks.real_tensor("proj_permutahedron", "w", w)
+    checks.real_tensor("proj_permutahedron", "w", w)
     if not z.ndim or not w.ndim or not holds(z.shape[-1] == w.shape[-1]):
         raise ValueError(
             f"proj_permutahedron: `z` and `w` must have rows of one length, got shapes {tuple(z.shape)} and {tuple(w.shape)}."
@@ -64,7 +66,7 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
 
     def of_rows(u: Tensor, w: Tensor, s: Softness) -> Tensor:
         u = u - row_origin(u)
-        # In float64 it does not overflow.
+        # In float64 the quotient does not overflow.
         return project((in_float64(u) if s.__class__ is float and s < SMALLEST else u) / s, w, mode)
 
     y = rows_code("proj_permutahedron", of_rows, u, wide, softness)
@@ -88,7 +90,7 @@ def project(u: Tensor, w: Tensor, mode: str) -> Tensor:
 
 
 def project_sorted(u: Tensor, w: Tensor, mode: str) -> Tensor:
-    """`project` of rows that are nonincreasing, both of them."""
+    """`project` for nonincreasing ``u`` and ``w``."""
     dtype = torch.promote_types(u.dtype, w.dtype)
     u, w = u.to(dtype), w.to(dtype)
     t, first = Isotonic.apply(u, w, mode)
@@ -99,21 +101,20 @@ def project_sorted(u: Tensor, w: Tensor, mode: str) -> Tensor:
 
 
 def _alone(first: Tensor) -> Tensor:
-    """Which elements are alone in their block."""
+    """Whether each element is alone in its block."""
     begins = first == torch.arange(first.shape[-1], device=first.device)
     return begins & torch.cat([begins[..., 1:], torch.ones_like(begins[..., :1])], -1)
 
 
 class Isotonic(RowFunction):
-    r"""The difference of nonincreasing rows ``u`` and their isotonic regression :math:`v(u, w)`, and the blocks of that.
+    r"""The difference of nonincreasing rows ``u`` and their isotonic regression :math:`v(u, w)`, and its blocks.
 
     .. math::
         t = u - v, \qquad v = \gamma_B \text{ on the block } B, \qquad
         d\gamma_B = \frac{\sum_B \omega\, du - \frac{1}{\alpha} \sum_B dw}{\sum_B \omega}, \quad \omega = |t|^{\alpha - 1}
 
     and in ``smooth`` mode :math:`d\gamma_B = \sum_B p\, du - \sum_B q\, dw` with the softmax :math:`p` of ``u`` and :math:`q` of
-    ``w`` on the block. The blocks, constant, are given by the place of the first element of the block which each element
-    is in.
+    ``w`` on the block. The blocks, constant, are given for each element as the place of the first element of its block.
 
     On a block of one, ``t`` is ``w`` for ``c0`` and ``smooth``; for ``c1`` and ``c2``, where :math:`dt` is not bounded, ``t`` is
     the constant 0 and the caller takes ``w``. By convention :math:`dt = 0` where the sum of :math:`\omega` is 0. Saved: the
@@ -166,13 +167,13 @@ class Isotonic(RowFunction):
 def _softmax(x: Tensor, first: Tensor) -> Tensor:
     """The softmax on each block of nonincreasing rows."""
     x = x.expand(first.shape)
-    # The greatest element is the first; the softmax does not depend on it.
+    # The greatest element is the first; subtracting it does not change the softmax.
     e = torch.exp(x - x.detach().gather(-1, first))
     return e / group_sums(e, first)
 
 
 def _weights(mode: str, first: Tensor, like: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of the elements, one over their sum, and 1 where that sum is not 0. Where it is, 0 for both."""
+    """The weights of the elements, one over their sum, and 1; the last two are 0 where the sum is 0."""
     omega = torch.ones_like(like) if t is None else t.abs() if mode == "c1" else t * t
     total = group_sums(omega, first)
     moves = (total != 0).to(total.dtype)

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
-from fullgrad._dispatch import can_look, opaque, surely
+from fullgrad._core import checks
+from fullgrad._core.opmath import to_opmath
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad._dispatch import surely
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import Softness, check, to_opmath
+from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
+from fullgrad.soft.order.kernels.threshold import simplex_excess
 
 
 def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str = "smooth") -> Tensor:
@@ -22,8 +25,8 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     In smooth mode R is the entropy :math:`\sum y \log y`, and y a softmax: :math:`\omega = y, \alpha = 1`. In ``c0``, ``c1`` and
     ``c2`` R is :math:`\sum y^p / p` with p = 2, 3/2, 4/3, and y has exact zeros: :math:`y = [x / s - \theta]_+^\alpha` and
     :math:`\omega = [x / s - \theta]_+^{\alpha - 1}`, with :math:`\alpha` = 1 (sparsemax), 2 (entmax) or 3. The derivative is
-    symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: ``x`` over ``softness``, and one number per
-    element.
+    symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: one number per element, two in ``c2``; one
+    more where the softness is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -51,116 +54,54 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     ``softjax.proj_simplex``.
     """
     x, softness = check("proj_simplex", x, softness, mode, SOFT_MODES)
-    _checks.one_dim("proj_simplex", dim, x.ndim)
+    checks.one_dim("proj_simplex", dim, x.ndim)
     if not x.ndim:
         return torch.ones_like(x)
     (wide,) = to_opmath(x)
-    v = less_largest(wide, dim, softness) / softness
+    v = less_largest(wide, dim) / softness
     return project(v.movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype)
 
 
-# So many softnesses from 0 the rounding of x over the softness is still that of weights.
-_NEAR = 64.0
-
-
-def may_be_far(x: Tensor, softness: Softness) -> bool:
-    """Whether numbers over a softness may lose digits that their differences have: not where they are seen to be near 0."""
-    x = x.detach()
-    if softness.__class__ is not float or not can_look(x) or not x.numel():
-        return True
-    low, high = torch.aminmax(x)
-    near = _NEAR * softness
-    return not (-near <= low.item() and high.item() <= near)
-
-
-def less_largest(x: Tensor, dim: int, softness: Softness) -> Tensor:
-    """Rows less their largest element, which changes no weight, where they may be far from 0."""
-    return x - x.detach().amax(dim, keepdim=True) if may_be_far(x, softness) and not surely(x.shape[dim] == 0) else x
+def less_largest(x: Tensor, dim: int) -> Tensor:
+    """Rows, less their largest element: over the softness, numbers far from 0 lose digits that their differences have."""
+    return x if surely(x.shape[dim] == 0) else x - x.detach().amax(dim, keepdim=True)
 
 
 def project(v: Tensor, mode: str) -> Tensor:
-    """The projection of rows, softness 1."""
+    """The projection of rows, with softness 1."""
     if mode == "smooth":
         return torch.softmax(v, -1)
     return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
 
 
 class Excess(RowFunction):
-    r"""How far the elements of a row lie above the threshold at which the powers of it sum to 1.
+    r"""The excess of the elements of a row over the threshold at which the powers of the excess sum to 1.
 
     .. math::
         t = [v - \theta]_+, \quad \sum t^\alpha = 1, \qquad
         D\, \dot v = [\,t > 0\,] \Big(\dot v - \frac{\langle t^{\alpha - 1}, \dot v \rangle}{\sum t^{\alpha - 1}}\Big)
 
-    Its output is what is saved: the derivative is a polynomial in t, while in the weights it has roots, whose own derivatives
-    are infinite at 0.
+    Saved: the output. The derivative is a polynomial in t; in terms of the weights it would have roots, whose own derivatives are
+    infinite at 0.
     """
 
-    @staticmethod
-    def forward(v: Tensor, power: int) -> Tensor:
-        return simplex_excess(v, power)
+    saves = (1, 2)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.power = inputs[1]
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+    forward = staticmethod(simplex_excess)
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (t,) = ctx.saved_tensors
-        g, w = g * (t > 0), power_slopes(t, ctx.power)
+        power, t = saved_inputs(ctx)
+        g, w = g * (t > 0), power_slopes(t, power)
         return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (t,) = ctx.saved_tensors
-        w = power_slopes(t, ctx.power)
+        power, t = saved_inputs(ctx)
+        w = power_slopes(t, power)
         return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
 
 
 def power_slopes(t: Tensor, power: int) -> Tensor:
     """The derivative of the power, up to a factor: 1 inside the support, t, or its square."""
     return (t > 0).to(t.dtype) if power == 1 else t if power == 2 else t * t
-
-
-# Newton's method gains at least a constant factor, and is quadratic in the end. It took at most 20 steps on rows of a
-# million equal, random, geometric or heavy-tailed numbers.
-MOST_STEPS = 100
-
-
-@opaque("simplex_excess", fake=lambda v, power: torch.empty_like(v), schema="(Tensor v, int power) -> Tensor", reads_values=True)
-def simplex_excess(v: Tensor, power: int) -> Tensor:
-    r"""The value of `Excess`, by Newton's method for the norm :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, convex in the threshold.
-
-    It starts below the solution, at the largest element less 1, and never passes it. No sort and no sums of large powers: in
-    contrast to the closed form of a sorted row, nothing cancels.
-    """
-    if v.shape[-1] == 0:
-        return v.clone()
-    top = v.amax(-1, keepdim=True)
-    shifted = v - top
-    theta = torch.full_like(shifted[..., :1], -1.0)
-    for _ in range(MOST_STEPS):
-        t = (shifted - theta).clamp_(min=0)
-        w = None if power == 1 else t if power == 2 else t * t
-        slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
-        total = (t if w is None else w.mul(t)).sum(-1, keepdim=True)
-        # Never backwards, which only rounding would do.
-        following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
-        if not (following > theta).any():
-            break
-        theta = following
-    # NaN, plus infinity, or minus infinity alone: no weights are right.
-    theta = theta + (top - top)
-    return (shifted - theta).clamp_(min=0)
-
-
-def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
-    r"""Newton's step for :math:`f^e = 1`, of a sum f with the derivative -s: :math:`f (1 - f^{-e}) / (e s)`, which is
-    :math:`f \log f / s` for e = 0.
-    """
-    if not isinstance(exponent, Tensor):
-        return (total - total ** (1 - exponent)) / (exponent * slope)
-    log_total, e = torch.log(total), torch.where(exponent == 0, 1, exponent)
-    return total * torch.where(exponent == 0, log_total, -torch.expm1(-e * log_total) / e) / slope

@@ -16,17 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad import _checks
+from fullgrad._core import checks
+from fullgrad._core.opmath import wide_dtype
+from fullgrad._core.recomputed import saved_inputs
+from fullgrad._core.shards import reshaped
 from fullgrad._dispatch import has_shape, surely, uses_last_dims
-from fullgrad._distributed import reshaped
 from fullgrad.soft._curves import Softness
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import check, floating
-from fullgrad.soft.order._numbers import RowFunction, row_origin, weighted, wide_dtype
+from fullgrad.soft.order._numbers import RowFunction, row_origin, weighted
 from fullgrad.soft.order.kernels.transport_dual import laplacian, link, slack, slope, solve, sums, without_zeros
 from fullgrad.soft.order.kernels.transport_solver import potentials
 
-# Marginals below this count as this: with a zero a potential would be infinite.
+# Marginals are raised to this: for a zero a potential would be infinite.
 _SMALLEST = 1e-12
 
 
@@ -41,14 +43,14 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     with :math:`T = f \oplus g - C / s` for potentials f and g. In smooth mode R is the entropy
     :math:`\sum \Gamma (\log \Gamma - 1)`, and :math:`\Gamma = \Omega = e^T`; in ``c0``, ``c1``, ``c2`` it is
     :math:`\sum \Gamma^p / p` with p = 2, 3/2, 4/3, :math:`\Gamma = [T]_+^\alpha` and
-    :math:`\Omega = \alpha [T]_+^{\alpha - 1}` with :math:`\alpha` = 1, 2, 3. a and b are what keeps the sums of rows and columns,
-    by a direct solve; shares have a derivative, too. They are raised to 1e-12, and those of the columns scaled to the total of
-    the rows'. The solver works in float64, to about 1e-10. Saved: the cost over ``softness``, T, f and g.
+    :math:`\Omega = \alpha [T]_+^{\alpha - 1}` with :math:`\alpha` = 1, 2, 3. a and b keep the sums of rows and columns, by a
+    direct solve; shares have a derivative, too. Shares are raised to 1e-12, and those of the columns scaled to the total of the
+    rows'. The solver works in float64, to about 1e-10. Saved: the cost over ``softness``, T, f and g.
 
     Args:
         cost: Shape (…, n, m), floating, or integer (which gives the default dtype).
         mu: The shares of the rows, shape (…, n), not negative.
-        nu: The shares of the columns, shape (…, m), likewise.
+        nu: The shares of the columns, shape (…, m), not negative.
         softness: How uniform the assignments are, positive: a number, or a tensor that broadcasts with ``cost``, of size 1 in the
             last two dimensions.
         mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
@@ -73,7 +75,7 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     """
     name = "proj_transport_polytope"
     for argument, value in (("cost", cost), ("mu", mu), ("nu", nu)):
-        _checks.real_tensor(name, argument, value)
+        checks.real_tensor(name, argument, value)
     cost, softness = check(name, cost, softness, mode, SOFT_MODES)
     if cost.ndim < 2 or mu.ndim < 1 or nu.ndim < 1 or not has_shape(cost.shape[-2:], (mu.shape[-1], nu.shape[-1])):
         raise ValueError(
@@ -81,30 +83,30 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
             f"got shapes {tuple(cost.shape)}, {tuple(mu.shape)} and {tuple(nu.shape)}."
         )
     wide = cost.to(wide_dtype(cost))
-    # Rows of rows: the origin of the whole matrix.
+    # One row per matrix: the origin of the whole matrix.
     rows = reshaped(wide.detach(), (*wide.shape[:-2], wide.shape[-2] * wide.shape[-1]))
     scaled = (wide - row_origin(rows).unsqueeze(-1)) / softness
     return (plan(scaled, floating(mu), floating(nu), mode) * cost.shape[-2]).to(cost.dtype)
 
 
 def plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
-    r"""The transport plan of a cost that is already divided by the weight of the regularizer.
+    r"""The transport plan of a cost that is already divided by the softness.
 
     .. math::
         \Gamma = \operatorname{argmin} \langle C, \Gamma \rangle + R(\Gamma), \qquad
         d\Gamma = \Omega \circ (df \oplus dg - dC), \quad \Omega = \varphi'(T)
 
-    with the potentials of :class:`Potentials`. Marginals are raised to 1e-12, and the columns' scaled to the total of the rows'.
-    The work is done in float64 where the device has it. Saved: the cost, both potentials, and T.
+    with the potentials of :class:`Potentials`. Marginals are raised to 1e-12, and those of the columns scaled to the total of the
+    rows'. Computed in float64 where the device has it. Saved: the cost, both potentials, and T.
 
     Args:
         cost: Shape (..., n, m), floating.
         mu: The sums of the rows, shape (..., n), not negative; batch dimensions broadcast with those of the cost.
-        nu: The sums of the columns, shape (..., m), likewise.
+        nu: The sums of the columns, shape (..., m), as for the rows.
         mode: ``"smooth"``, ``"c0"``, ``"c1"`` or ``"c2"``.
 
     Returns:
-        The plan, shape (..., n, m), in the dtype of the cost. A batch item with NaN or infinity gives NaN.
+        The plan, shape (..., n, m), in the dtype of the cost. A batch item with NaN or infinity is NaN.
 
     Raises:
         RuntimeError: The solver did not converge.
@@ -117,7 +119,7 @@ def plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
 
 
 class Potentials(RowFunction):
-    r"""The potentials :math:`f` (..., n) and :math:`g` (..., m) of the plan, with the first of the shorter one 0.
+    r"""The potentials :math:`f` (..., n) and :math:`g` (..., m) of the plan; the first entry of the shorter one is 0.
 
     Their differential solves
 
@@ -128,45 +130,38 @@ class Potentials(RowFunction):
 
     and as the matrix is symmetric, so does :math:`(a, b)` for the cotangents, with :math:`\bar C = \Omega \circ (a \oplus b)`,
     :math:`\bar\mu = a`, :math:`\bar\nu = b`. :math:`\Omega` is computed from the inputs and outputs, so that derivatives of every
-    order follow. Where the support of the plan falls apart, potentials of its parts may move against each other; the plan does
-    not notice. Saved: the cost and the outputs.
+    order follow. Where the support of the plan is not connected, the potentials of its parts may shift against each other
+    without changing the plan. Saved: the cost and the outputs.
     """
 
     whole_dims = (2, 1, 1, 0)
     raises_by_numbers = True
+    saves = (0, 3, 4, 5)
 
-    @staticmethod
-    def forward(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        return potentials(cost, mu, nu, mode)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mode = inputs[3]
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.save_for_forward(inputs[0], *output)
+    forward = staticmethod(potentials)
 
     @staticmethod
     def vjp(ctx: Any, p: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
-        cost, f, g = ctx.saved_tensors
-        omega = slope(slack(f, g, cost), ctx.mode)
+        cost, mode, f, g = saved_inputs(ctx)
+        omega = slope(slack(f, g, cost), mode)
         a, b = Balance.apply(omega, p, q)
         return omega * sums(a, b) if ctx.needs_input_grad[0] else None, a, b, None
 
     @staticmethod
     def jvp(ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        cost, f, g = ctx.saved_tensors
-        omega = slope(slack(f, g, cost), ctx.mode)
+        cost, mode, f, g = saved_inputs(ctx)
+        omega = slope(slack(f, g, cost), mode)
         flow = omega * d_cost
         return Balance.apply(omega, flow.sum(-1) + d_mu, flow.sum(-2) + d_nu)
 
 
 class Balance(RowFunction):
-    r"""The linear system of the potentials: a (..., n) and b (..., m) with
+    r"""The solution a (..., n) and b (..., m) of the linear system of the potentials,
 
     .. math::
         \operatorname{diag}(\Omega 1)\, a + \Omega b = p, \qquad \Omega^T a + \operatorname{diag}(\Omega^T 1)\, b = q
 
-    Their differential solves the same for :math:`dp - (d\Omega \circ (a \oplus b)) 1` and
+    The differential solves the same system for :math:`dp - (d\Omega \circ (a \oplus b)) 1` and
     :math:`dq - (d\Omega \circ (a \oplus b))^T 1`. With the solution (u, v) for the cotangents of a and b: :math:`\bar p = u`,
     :math:`\bar q = v`, :math:`\bar\Omega = -(a \oplus b) \circ (u \oplus v)`. Saved: the matrix and the outputs. The rules are
     not those of ``torch.linalg.solve``, which is wrong in forward mode over forward mode.
@@ -177,6 +172,7 @@ class Balance(RowFunction):
     """
 
     whole_dims = (2, 1, 1)
+    saves = (0, 3, 4)
 
     @staticmethod
     def forward(omega: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,11 +184,6 @@ class Balance(RowFunction):
         ridge = torch.finfo(omega.dtype).eps * (64 + size) * without_zeros(omega.sum(-2))
         b = solve(laplacian(omega, rows, held + ridge), q - weighted(omega.mT, p / rows))
         return (p - weighted(omega, b)) / rows, b
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.save_for_forward(inputs[0], *output)
 
     @staticmethod
     def vjp(ctx: Any, a_bar: Tensor, b_bar: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,13 @@
+"""Matrix products in the precision of their factors."""
+
+import torch
+from torch import Tensor
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``torch.matmul`` without autocast: the product is part of an operator's value or rule, not a layer."""
+    device = a.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return torch.matmul(a, b)
+    with torch.autocast(device, enabled=False):
+        return torch.matmul(a, b)

@@ -1,0 +1,189 @@
+"""Checks of arguments that several operators share. Their error messages have one form: name, rule, value found.
+
+Public functions call the checks before the operator, so that nothing is recorded when one fails, also under ``torch.compile`` and
+``vmap``.
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import holds, is_tracing, perhaps, same_shape
+
+_FLOAT32 = torch.float32
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
+# A quantized tensor has no gradient, and few of torch's functions take it.
+_QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+_NOT_REAL = frozenset({torch.bool} | _COMPLEX | _QUANTIZED)
+
+
+def tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of any kind."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+
+
+def real_tensor(name: str, argument: str, value: Any) -> None:
+    """A tensor of real numbers: integer or floating, neither bool nor complex nor quantized."""
+    # This is the hot path: the first half of each condition saves the time of the second.
+    if type(value) is not Tensor and not isinstance(value, Tensor):
+        tensor(name, argument, value)
+    if value.dtype is not _FLOAT32 and value.dtype in _NOT_REAL:
+        raise TypeError(f"{name}: `{argument}` must be a real tensor, got dtype {value.dtype}.")
+
+
+def floating_tensor(name: str, argument: str, value: Any) -> None:
+    """A floating tensor."""
+    tensor(name, argument, value)
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: `{argument}` must be a floating tensor, got dtype {value.dtype}.")
+
+
+def function(name: str, argument: str, value: Any) -> None:
+    """A callable."""
+    if not callable(value):
+        raise TypeError(f"{name}: `{argument}` must be a function, got {_type(value)}.")
+
+
+def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None:
+    """One of several strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def real_number_or_tensor(name: str, argument: str, value: Any) -> None:
+    """A Python number or a real tensor."""
+    if type(value) is float:
+        return
+    if isinstance(value, Tensor):
+        real_tensor(name, argument, value)
+    elif not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{name}: `{argument}` must be a number or a tensor, got {_type(value)}.")
+
+
+def real_number(name: str, argument: str, value: Any) -> None:
+    """A Python number, neither bool nor complex."""
+    if type(value) is float:
+        return
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
+        raise TypeError(f"{name}: `{argument}` must be a number, got {_type(value)}.")
+
+
+def bool_tensor(name: str, argument: str, value: Any) -> None:
+    """A bool tensor."""
+    tensor(name, argument, value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}.")
+
+
+def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
+    """A positive Python number, finite unless infinity is allowed."""
+    if value.__class__ is float and 0.0 < value < math.inf:
+        return
+    real_number(name, argument, value)
+    if not (holds(value > 0) and (not finite or holds(value < math.inf))):
+        raise ValueError(f"{name}: `{argument}` must be positive{' and finite' if finite else ''}, got {value}.")
+
+
+def non_negative_number(name: str, argument: str, value: Any) -> None:
+    """A finite Python number that is not negative."""
+    if value.__class__ is float and 0.0 <= value < math.inf:
+        return
+    real_number(name, argument, value)
+    if not (holds(value >= 0) and holds(value < math.inf)):
+        raise ValueError(f"{name}: `{argument}` must be finite and not negative, got {value}.")
+
+
+def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
+    """A positive, finite Python number, or a real tensor; its elements are not checked."""
+    if value.__class__ is float and 0.0 < value < math.inf:
+        return
+    real_number_or_tensor(name, argument, value)
+    if not isinstance(value, Tensor):
+        positive_number(name, argument, value)
+
+
+def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:
+    """A number, or a tensor that broadcasts to a shape."""
+    if isinstance(value, Tensor) and not (same_shape(value.shape, shape) or can_broadcast(value.shape, shape)):
+        raise ValueError(
+            f"{name}: `{argument}` must broadcast to the shape {tuple(shape)} of {other}, got shape {tuple(value.shape)}."
+        )
+
+
+def can_broadcast(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of a shape broadcasts to another. Sizes that depend on data count as fitting."""
+    if len(shape) > len(target):
+        return False
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    if not is_tracing():
+        return all(n in (1, m) for n, m in sizes)
+    return all([perhaps(n == 1) or perhaps(n == m) for n, m in sizes])  # noqa: C419
+
+
+def broadcast_shape(shape: torch.Size, *others: torch.Size) -> torch.Size:
+    """The shape to which all shapes broadcast. torch.broadcast_shapes takes longer than the kernels of a small tensor."""
+    others = tuple([s for s in others if not same_shape(s, shape) and (is_tracing() or not can_broadcast(s, shape))])
+    return torch.broadcast_shapes(shape, *others) if others else shape
+
+
+def dim(name: str, value: Any, ndim: int) -> None:
+    """None, a dimension of a tensor, or several different ones."""
+    if value is None or (value.__class__ is int and -ndim <= value < ndim):  # the common arguments
+        return
+    named = (value,) if isinstance(value, (int, torch.SymInt)) else value
+    if not isinstance(named, (tuple, list)) or not all(
+        isinstance(d, (int, torch.SymInt)) and not isinstance(d, bool) for d in named
+    ):
+        raise TypeError(f"{name}: `dim` must be an integer, a tuple of integers or None, got {value!r}.")
+    count = max(ndim, 1)  # as in torch, 0 and -1 name the only element of a 0-dimensional tensor
+    for d in named:
+        if not -count <= d < count:
+            raise IndexError(f"{name}: `dim` must be from {-count} to {count - 1} for {ndim} dimensions, got {d}.")
+    if not named or len({d % count for d in named}) < len(named):
+        raise ValueError(f"{name}: `dim` must name at least one dimension and none twice, got {value!r}.")
+
+
+def one_dim(name: str, value: Any, ndim: int) -> None:
+    """A single dimension of a tensor."""
+    if not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name}: `dim` must be an integer, got {value!r}.")
+    dim(name, value, ndim)
+
+
+def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
+    """An integer from 1 to a limit, returned as a plain int."""
+    if isinstance(value, bool):
+        value = int(value)
+    elif not isinstance(value, (int, torch.SymInt)):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.") from None
+    if not holds(value >= 1):
+        raise ValueError(f"{name}: `{argument}` must be a positive integer, got {value}.")
+    if not holds(value <= at_most):
+        raise ValueError(f"{name}: `{argument}` must be at most {at_most}, got {value}.")
+    return value
+
+
+def integer_between(name: str, argument: str, value: Any, low: int, high: int) -> None:
+    """An integer between two limits, both included."""
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.")
+    if not (holds(low <= value) and holds(value <= high)):
+        raise ValueError(f"{name}: `{argument}` must be from {low} to {high}, got {value}.")
+
+
+def not_empty(name: str, argument: str, value: Tensor) -> None:
+    """A tensor with at least one element."""
+    if not holds(value.numel() != 0):
+        raise ValueError(f"{name}: `{argument}` must have at least one element, got shape {tuple(value.shape)}.")
+
+
+def _type(value: Any) -> str:
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,80 @@
+"""The closed form of each operator, for the methods that have one."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._fast.small_rows.closed_form import Ranks, Weights
+from fullgrad._fast.small_rows.rows import SmallRows, small_rows
+from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores
+from fullgrad.soft.order._operators.extremum import Extremum
+from fullgrad.soft.order._operators.quantile import Quantile, bracketing_indices
+from fullgrad.soft.order._operators.rank import Rank
+from fullgrad.soft.order._operators.sort import Sort
+
+
+def sort(rows: SmallRows, dim: int, descending: bool, k: int, value: Tensor | None = None) -> Any:
+    """`Sort` by neuralsort."""
+    n = rows.n
+    c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), k or n)
+    return Weights(rows, NeuralScores(rows, c), dim, dim, None, value)
+
+
+def extremum(rows: SmallRows, dim: int, largest: bool) -> Any:
+    """`Extremum` by softsort or neuralsort."""
+    if rows.options[1] == "softsort":
+        scores = IdentityScores(rows, largest)
+    else:
+        scores = NeuralScores(rows, rows.constants(rows.n - 1 if largest else 1 - rows.n), single=True)
+    return Weights(rows, scores, dim, None)
+
+
+def quantile(rows: SmallRows, q: tuple[float, ...], dim: int, interpolation: str) -> Any:
+    """`Quantile` by neuralsort, for quantiles that are numbers."""
+    coefficients, mix = _places(q, rows.n, interpolation, rows.x.dtype)
+    mix = None if mix is None else rows.constants(mix)
+    return Weights(rows, NeuralScores(rows, rows.constants(coefficients)), dim, -1, mix)
+
+
+def rank(rows: SmallRows, dim: int, descending: bool) -> Any:
+    """`Rank` by neuralsort."""
+    n = rows.n
+    c = rows.arange(1 - n, 2, n)
+    return Ranks(rows, NeuralScores(rows, c), dim, rows.arange(n, -1, n) if descending else rows.arange(1, 1, n))
+
+
+@functools.lru_cache(1024)
+def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype) -> tuple[list[float], Any]:
+    """The coefficients 2i - n - 1 of the places of quantiles, and how to mix their weights, where one place is not enough."""
+    low, high, a = [v.tolist() for v in bracketing_indices(torch.tensor(q, dtype=dtype, device="cpu"), n, interpolation)]
+    if not any(a):
+        return [2.0 * p + 1 - n for p in low], None
+    k = len(q)
+    mix = [[(1 - a[i]) * (j == i) for j in range(k)] + [a[i] * (j == i) for j in range(k)] for i in range(k)]
+    return [2.0 * p + 1 - n for p in (*low, *high)], mix
+
+
+# The methods with a closed form; of how many places weights are computed, from the length of a row and the arguments; the form.
+_FORMS: dict[Any, tuple[tuple[str, ...], Callable[..., int], Callable[..., Any]]] = {
+    Sort: (("neuralsort",), lambda n, dim, descending, k: k or n, sort),
+    Extremum: (("softsort", "neuralsort"), lambda n, *_: 1, extremum),
+    Quantile: (("neuralsort",), lambda n, q, *_: 0 if isinstance(q, Tensor) else 2 * len(q), quantile),
+    Rank: (("neuralsort",), lambda n, *_: n, rank),
+}
+
+
+def has_closed_form(operator: Any, inputs: Any) -> bool:
+    """Whether some rows of an operator, with its inputs, have a closed form. All inputs but the first are constants."""
+    return inputs[-1][1] in _FORMS[operator][0] and Tensor not in map(type, inputs[1:])
+
+
+def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
+    """The closed form of an operator that has one for such inputs, whose value may be known; None for large rows."""
+    _, places, form = _FORMS[operator]
+    x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
+    arguments = *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
+    rows = small_rows(x, softness, dim, inputs[-1], places(x.shape[dim], *arguments))
+    return None if rows is None else form(rows, *arguments, *value)

@@ -1,0 +1,77 @@
+"""Cases of the family `functions`: the combinators. The straight-through versions of relaxations are in `soft`."""
+
+import torch
+
+import fullgrad
+from fullgrad._suite.cases._case import Case, numbers, straight_through
+
+X, Y = numbers(4, 3, scale=0.7), numbers(4, 3, scale=0.7, seed=1)
+
+
+# Made of operations that torch 2.13 can compile under forward over forward, unlike a number times a tensor, or a sine.
+
+
+def _soft(x, y):
+    return torch.sigmoid(x * x) * y
+
+
+def _hard(x, y):
+    return (x > 0).to(x.dtype) * y
+
+
+def _by_mode(x, y, mode="smooth"):
+    return _hard(x, y) if mode == "hard" else _soft(x, y)
+
+
+def _by_pass(x, y, forward):
+    return _hard(x, y) if forward else _soft(x, y)
+
+
+def _surrogate(x, y):
+    return straight_through(_hard(x, y), _soft(x, y))
+
+
+CASES = [
+    Case(
+        name="replace_grad",
+        elementwise=False,
+        covers=("replace_grad", "ReplaceGrad"),
+        operator=lambda x, y: fullgrad.replace_grad(_hard(x, y), _soft(x, y)),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+        smooth_forwards={fullgrad.ReplaceGrad: lambda value, surrogate: surrogate.clone()},
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="st",
+        long=True,
+        elementwise=False,
+        covers=("st",),
+        operator=fullgrad.st(_by_mode),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="grad_replace",
+        long=True,
+        elementwise=False,
+        covers=("grad_replace",),
+        operator=fullgrad.grad_replace(_by_pass),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="straight_through",
+        elementwise=False,
+        covers=("straight_through",),
+        operator=fullgrad.straight_through(_hard, _soft),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+    ),
+]

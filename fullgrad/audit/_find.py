@@ -1,0 +1,163 @@
+"""`audit`: Functions, detach tricks, gradient hooks and straight-through code in place, found in the source."""
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fullgrad.audit import _functions, _terms
+from fullgrad.audit._sources import sources
+
+# Signs that an in-place change is a straight-through estimator: words in the computation, and in the name of the function.
+_HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
+_FORWARD = ("forward", "__call__", "quant", "binar", "ste", "step")
+_NOT_FORWARD = ("init", "reset", "load", "setup", "state_dict")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place in the source.
+
+    Args:
+        kind: ``"Function"``, ``"detach trick"``, ``"hook"`` or ``"in place"``.
+        name: The class, or the expression.
+        file: The file, as the report names it.
+        line: Its line.
+        breaks: The features that do not work, or are wrong.
+        replacement: The code to write instead.
+    """
+
+    kind: str
+    name: str
+    file: str
+    line: int
+    breaks: tuple[str, ...]
+    replacement: str
+
+
+def audit(targets: Iterable[str]) -> list[Finding]:
+    """The findings in files, folders and installed packages, in the order of files and lines. Nothing is imported or run.
+
+    Args:
+        targets: Names of installed packages or modules, and paths of folders and files.
+
+    Returns:
+        A list of :class:`Finding`.
+
+    Raises:
+        FileNotFoundError: There is no such file, folder or package.
+        SyntaxError: A named file is not Python; in folders such files are skipped.
+
+    Example:
+        >>> from fullgrad.audit import audit
+        >>> found = audit(["torch.utils.checkpoint"])
+        >>> "CheckpointFunction" in [finding.name for finding in found if "vmap" in finding.breaks]
+        True
+    """
+    found: list[Finding] = []
+    for target in targets:
+        for path, label in sources(target):
+            try:
+                found += audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
+            except SyntaxError:
+                if label == target:
+                    raise
+    return found
+
+
+def audit_source(text: str, file: str) -> list[Finding]:
+    """The findings in the text of a module, in the order of lines.
+
+    Args:
+        text: Python code.
+        file: The name of its file in the findings.
+
+    Returns:
+        A list of :class:`Finding`.
+
+    Raises:
+        SyntaxError: The text is not Python.
+
+    Example:
+        >>> from fullgrad.audit import audit_source
+        >>> (finding,) = audit_source("y = x + (q - x).detach()", "model.py")
+        >>> finding.kind, finding.line, finding.replacement
+        ('detach trick', 1, 'replace_grad(q, x)')
+        >>> finding.breaks
+        ('float16', 'inf', '-0.0')
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes in strings
+        tree = ast.parse(text)
+    found = [
+        Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
+        for cls in _functions.classes(tree)
+    ]
+    found += _expressions(tree, file)
+    return sorted(found, key=lambda finding: finding.line)
+
+
+def _expressions(tree: ast.Module, file: str) -> Iterator[Finding]:
+    stack: list[tuple[ast.AST, str, bool]] = [(tree, "", False)]
+    while stack:
+        node, function, no_grad = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function, no_grad = node.name, any("no_grad" in ast.unparse(d) for d in node.decorator_list)
+        elif isinstance(node, ast.With):
+            no_grad = no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
+        inner = True
+        if isinstance(node, ast.BinOp):
+            trick = _terms.trick(node)
+            if trick is not None:
+                breaks = ("float16", "inf", "-0.0")
+                yield Finding("detach trick", _shortened(node), file, node.lineno, breaks, _terms.replacement(*trick))
+                inner = False  # a part of a sum is not a trick of its own
+        elif isinstance(node, ast.Call):
+            yield from _call(node, file, function, no_grad)
+        elif isinstance(node, ast.Assign) and _is_forward(function) and _is_hard(node.value):
+            changed = node.targets[0]
+            if isinstance(changed, ast.Attribute) and changed.attr == "data":
+                yield _in_place(node, file, ("vmap", "func.grad", "jvp", "compile"), changed.value, node.value)
+        if inner:
+            stack += [(child, function, no_grad) for child in ast.iter_child_nodes(node)]
+
+
+def _call(node: ast.Call, file: str, function: str, no_grad: bool) -> Iterator[Finding]:
+    if not isinstance(node.func, ast.Attribute) or len(node.args) != 1:
+        return
+    owner, method, argument = node.func.value, node.func.attr, node.args[0]
+    if method == "register_hook":
+        yield Finding("hook", _shortened(node), file, node.lineno, ("jvp", "no_grad"), _of_hook(argument))
+    elif method == "copy_" and _is_forward(function) and _is_hard(argument):
+        if isinstance(owner, ast.Attribute) and owner.attr == "data":
+            yield _in_place(node, file, ("vmap", "in-place input"), owner.value, argument)
+        elif no_grad:
+            yield _in_place(node, file, ("jvp (silently 0)", "in-place input"), owner, argument)
+
+
+def _in_place(node: ast.AST, file: str, breaks: tuple[str, ...], changed: ast.AST, value: ast.AST) -> Finding:
+    write = f"replace_grad({_shortened(value)}, {_shortened(changed)}), as a new tensor"
+    return Finding("in place", _shortened(node), file, getattr(node, "lineno", 0), breaks, write)
+
+
+def _of_hook(argument: ast.AST) -> str:
+    """The replacement of a hook, by its body if it is a lambda."""
+    if not isinstance(argument, ast.Lambda):
+        return "a gradient operator: clip_grad, scale_bwd, mask_grad, …, or Function"
+    gradient = argument.args.args[0].arg if argument.args.args else ""
+    return _functions.of_gradient_map(argument.body, gradient) or "a Function with this vjp"
+
+
+def _is_forward(function: str) -> bool:
+    name = function.lower()
+    return any(word in name for word in _FORWARD) and not any(word in name for word in _NOT_FORWARD)
+
+
+def _is_hard(value: ast.AST) -> bool:
+    text = ast.unparse(value).lower()
+    return any(word in text for word in _HARD)
+
+
+def _shortened(node: ast.AST, length: int = 60) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= length else text[: length - 1] + "…"

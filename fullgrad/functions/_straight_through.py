@@ -1,0 +1,146 @@
+"""`straight_through`: an operator from a hard and a soft function; the forward calls the hard one only."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
+from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
+from fullgrad.functions._made import made
+
+
+def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    r"""An operator with the value of one function and the derivative of another.
+
+    .. math::
+        y = h(x), \qquad D(x) = s'(x)
+
+    at every order. The forward calls ``hard`` only; ``soft`` is called when a derivative is computed, once for each. Saved: the
+    inputs that are tensors. Under ``vmap`` both functions see one sample.
+
+    Both must be functions of their arguments alone: the gradient of a tensor that ``soft`` closes over, such as a parameter of a
+    module, would be lost, as ``soft`` is not called before the backward. Such a ``soft`` raises; :func:`st` and
+    :func:`grad_replace` take it.
+
+    Args:
+        hard: Called with the inputs; returns a tensor.
+        soft: Called with the same; returns a floating tensor of the same shape and dtype.
+
+    Returns:
+        The operator, a function of positional arguments. It can be pickled and copied where ``hard`` and ``soft`` can.
+
+    Raises:
+        TypeError: One of the two is not callable, or ``soft`` closes over a tensor that requires a gradient or over a module
+            that has one.
+        RuntimeError: When the derivative is taken: ``soft`` made use of such a tensor, or its output differs from that of
+            ``hard`` in shape or dtype.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> step = fullgrad.straight_through(lambda x: (x > 0).to(x.dtype), torch.sigmoid)
+        >>> torch.func.hessian(lambda x: step(x).sum())(torch.tensor([1.0]))
+        tensor([[-0.0909]])
+
+    Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
+    """
+    for argument, function in (("hard", hard), ("soft", soft)):
+        if not callable(function):
+            raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
+    _refuse_closures(soft)
+    apply = _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
+    return made(apply, straight_through, hard, soft)
+
+
+def _operator(name: str, hard: Any, soft: Any) -> Any:
+    """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
+    batched: dict[Any, Any] = {}
+
+    class StraightThroughOf(Recomputed):
+        whole_dims = None
+        relaxed = staticmethod(soft)
+
+        @staticmethod
+        def forward(*inputs: Any) -> Tensor:
+            y = hard(*inputs)
+            # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
+            return y.clone() if any(y is x for x in inputs) else y
+
+        @staticmethod
+        def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+            inputs = saved_inputs(ctx)
+            where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
+            if can_reuse_buffers():
+                y, some = recorded(soft, inputs, where)
+                _check_output(name, y, ctx.like, bool(_leaves(y) - {id(v) for v in some}))
+                found = iter(gradients(y, some, g))
+            else:
+                _check_alone(name, soft, inputs, ctx.like)
+                found = iter(pullback(soft, inputs, where)(g))
+            return tuple([next(found) if i in where else None for i in range(len(inputs))])
+
+        @classmethod
+        def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
+            _check_alone(name, soft, saved_inputs(ctx), ctx.like)
+            return super().jvp(ctx, *tangents)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+            key = in_dims, info.randomness
+            if key not in batched:
+                mapped = [torch.func.vmap(f, in_dims, randomness=info.randomness) for f in (hard, soft)]
+                batched[key] = _operator(name, *mapped)
+            return batched[key].apply(*inputs), 0
+
+    StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
+    return StraightThroughOf
+
+
+def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
+    """Check the output if leaves of a graph cannot be distinguished: with detached inputs it must have no graph."""
+    with torch.enable_grad():
+        alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
+    _check_output(name, alone, like, alone.requires_grad)
+
+
+def _leaves(y: Tensor) -> set[int]:
+    """The identities of the leaf tensors of a graph."""
+    found, seen, stack = set(), set(), [y.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.add(id(getattr(node, "variable", None)))
+        stack += [next_node for next_node, _ in node.next_functions]
+    return found - {id(None)}
+
+
+def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: bool) -> None:
+    if foreign:
+        raise RuntimeError(
+            f"straight_through: `soft` of {name} must be a function of its arguments, got a gradient of a tensor that it closes "
+            "over, which would be lost. Pass it as an argument, or use st or grad_replace."
+        )
+    if y.dtype != like[1] or not has_shape(y.shape, like[0]):
+        raise RuntimeError(
+            f"straight_through: `soft` of {name} must return what `hard` does, shape {tuple(like[0])} and {like[1]}, got shape "
+            f"{tuple(y.shape)} and {y.dtype}."
+        )
+
+
+def _refuse_closures(soft: Any) -> None:
+    """Refuse modules, and tensors that a function or method holds, if they require a gradient; checked before any call."""
+    held = [soft, getattr(soft, "__self__", None)]
+    if inspect.isfunction(soft):
+        seen = inspect.getclosurevars(soft)
+        held += [*seen.nonlocals.values(), *seen.globals.values()]
+    for value in held:
+        parameters = list(value.parameters()) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        if any(p.requires_grad or unpack_dual(p, level=0)[1] is not None for p in parameters):
+            raise TypeError(
+                "straight_through: `soft` must be a function of its arguments, got one that closes over "
+                f"a {type(value).__name__} that requires a gradient. Pass it as an argument, or use st or grad_replace."
+            )

@@ -1,0 +1,1 @@
+"""Algorithms that are opaque to transforms."""

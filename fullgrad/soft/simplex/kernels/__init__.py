@@ -1,0 +1,1 @@
+"""Thresholds by iteration, on plain numbers; the rules of the operators state their derivatives."""

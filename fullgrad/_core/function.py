@@ -4,9 +4,9 @@ import inspect
 import types
 from typing import Any, ClassVar
 
-from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, out_buffer, pure, recomputed, saves_nothing
+from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, pure, recomputed, saves_nothing
 
-__all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "out_buffer", "saves_nothing"]
+__all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "saves_nothing"]
 
 _RULES = ("forward", "setup_context", "vjp", "jvp", "vmap")
 

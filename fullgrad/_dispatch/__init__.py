@@ -39,7 +39,6 @@ from fullgrad._dispatch.state import (
     is_distributed,
     is_tracing,
     is_unrecorded,
-    out_buffer,
     unwrap_legacy_batched,
 )
 from fullgrad._dispatch.torch_private import (
@@ -58,7 +57,6 @@ from fullgrad._dispatch.torch_private import (
     is_wrapper_subclass,
     mark_for_dynamo,
     outside_dynamo,
-    outside_jit_trace,
     preserved_keys,
     pytree,
     records_in_place,

@@ -157,11 +157,6 @@ def is_unrecorded(args: Iterable[Any]) -> bool:
     )
 
 
-def out_buffer(temporary: Tensor) -> Tensor | None:
-    """The ``out`` of an elementwise operation in a ``forward``: a fresh temporary, or None while torch traces."""
-    return None if is_tracing() else temporary
-
-
 def clone_if_view(tensor: Tensor) -> Tensor:
     """The tensor, or a copy if it is a view: for a ``forward`` whose output may be a view of a temporary."""
     return tensor.clone() if torch_private.is_view(tensor) else tensor

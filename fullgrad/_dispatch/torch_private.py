@@ -210,21 +210,6 @@ def dirty_tensors(ctx: Any) -> Any:
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
 # A method that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
 SCRIPT_HOOK = "__prepare_scriptable__"
-_set_jit_tracing_state = _optional(
-    "_C._set_tracing_state", lambda state: None, "the first torch.jit.trace of an operator fails its own check"
-)
-
-
-@contextlib.contextmanager
-def outside_jit_trace() -> Iterator[None]:
-    """A context whose new tensors are constants to torch.jit.trace, as if made before: its second run must equal the first."""
-    state = jit_tracing_state()
-    _set_jit_tracing_state(None)
-    try:
-        yield
-    finally:
-        _set_jit_tracing_state(state)
-
 
 # The modes that override functions: `torch.set_default_device` is one, which affects only functions that create tensors.
 _OVERRIDE = "a function of fullgrad is one function to every mode, `torch.set_default_device` included, and takes longer there"

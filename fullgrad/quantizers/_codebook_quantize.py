@@ -143,8 +143,7 @@ class CodebookResidual(_CodebookOperator):
     @staticmethod
     def forward(x: Tensor, scale: Parameter, codebook: Tensor, inside: str) -> Tensor:
         v = quotient(x, scale)
-        size = codebook.sort(stable=True).values
-        return level_at(v, size, count_below(v, size)) - _pass_between(v, v, codebook, inside)
+        return _level(v, codebook) - _pass_between(v, v, codebook, inside)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -192,9 +191,7 @@ class CodebookIndex(_CodebookOperator):
 def value(x: Tensor, scale: Any, codebook: Tensor) -> Tensor:
     """The nearest levels, times the scale."""
     wide, s, c = to_compute(x, scale, codebook)
-    v = quotient(wide, s)
-    size = c.sort(stable=True).values
-    level = level_at(v, size, count_below(v, size))
+    level = _level(quotient(wide, s), c)
     return (level if s is None else level * s).to(x.dtype)
 
 
@@ -224,6 +221,12 @@ def quotient(x: Tensor, scale: Any) -> Tensor:
 def level_at(v: Tensor, size: Tensor, below: Tensor) -> Tensor:
     """The level that has ``below`` sorted levels before it; NaN for NaN."""
     return torch.where(v.isnan(), v, take(size, below))
+
+
+def _level(v: Tensor, codebook: Tensor) -> Tensor:
+    """The nearest level in a codebook."""
+    size = codebook.sort(stable=True).values
+    return level_at(v, size, count_below(v, size))
 
 
 def _nearest(v: Tensor, codebook: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
+from fullgrad._suite.bench._operators import tensors
 from fullgrad._suite.cases import clamping, gradients, quantizers, rounding, sampling, soft, spikes
 from tests import devices
 from tests.devices.test_second_device import pytestmark as with_the_plugin
@@ -23,31 +24,26 @@ WAITING = {
 CASES = [c for family in FAMILIES for c in family.CASES if not c.exhaustive and c.name not in WAITING]
 
 
-def floating(values):
-    return [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
-
-
 def runs(case):
     """Forward and backward, per-sample gradients and a tangent of a case on the device, by name."""
     inputs = [v.to(devices.NAME) if isinstance(v, torch.Tensor) else v for v in case.inputs]
-    positions = [i for i, v in enumerate(inputs) if floating([v])]
-    tensors = [inputs[i] for i in positions]
+    positions, leaves = [i for i, v in enumerate(inputs) if tensors([v])], tensors(inputs)
 
     def total(*values):
         args = list(inputs)
         for i, v in zip(positions, values, strict=True):
             args[i] = v
         y = case.operator(*args)
-        return sum(v.sum() for v in floating(y if isinstance(y, (tuple, list)) else [y]))
+        return sum(v.sum() for v in tensors(y if isinstance(y, (tuple, list)) else [y]))
 
     def backward():
-        leaves = [v.clone().requires_grad_() for v in tensors]
-        torch.autograd.grad(total(*leaves), leaves, allow_unused=True)
+        recorded = [v.clone().requires_grad_() for v in leaves]
+        torch.autograd.grad(total(*recorded), recorded, allow_unused=True)
 
     yield backward
-    yield lambda: vmap(grad(total), randomness="different")(*[torch.stack([v, v]) for v in tensors])
+    yield lambda: vmap(grad(total), randomness="different")(*[torch.stack([v, v]) for v in leaves])
     if case.name != "sampling.imle_topk":  # which has no tangent
-        yield lambda: jvp(total, tuple(tensors), tuple(map(torch.ones_like, tensors)))
+        yield lambda: jvp(total, tuple(leaves), tuple(map(torch.ones_like, leaves)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

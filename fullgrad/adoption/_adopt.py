@@ -1,5 +1,6 @@
 """`adopt` and `adopting`."""
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -121,15 +122,20 @@ def operator_of(cls: Any, options: Options) -> Any:
     apply = operators.get(options)
     if apply is None:
 
-        def apply(*args: Any, **kwargs: Any) -> Any:
+        @functools.partial(mark_for_dynamo, torch.compiler.allow_in_graph)
+        def node(*args: Any, **kwargs: Any) -> Any:
             if options.strict or transforms_active() or forward_mode_is_on():
                 return call_adopted(cls, args, kwargs, options)
             with traced_class():
                 return cls.apply(*args, **kwargs)
 
+        # Dynamo traces into the function that is compiled even if it is allowed in graphs.
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            return node(*args, **kwargs)
+
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
         apply.__doc__, apply.adopted_class = cls.__doc__, cls
-        operators[options] = mark_for_dynamo(torch.compiler.allow_in_graph, apply)
+        operators[options] = apply
     return apply
 
 

@@ -7,7 +7,7 @@ import fullgrad
 from fullgrad.testing import CHECKS, GROUPS, OperatorError, check_operator
 from tests.adopting.functions import NewStyle, SavesInput, SavesIntermediate, SavesOutput, TwoInputs, X, Y
 
-EAGER = [group for group in GROUPS if group != "tracing"]
+QUICK = [group for group in GROUPS if group != "tracing"] + ["compile_the_operator_itself"]
 CASES = {
     "SavesInput": (SavesInput, (X,)),
     "SavesIntermediate": (SavesIntermediate, (X,)),
@@ -24,10 +24,10 @@ def matrix(value):
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_line(name):
-    """An adopted class passes every check that applies, eager ones here."""
+    """An adopted class passes every check that applies, here the eager ones and one that compiles."""
     cls, inputs = CASES[name]
     report = check_operator(
-        fullgrad.adopt(cls), *[v.reshape(2, 2) if isinstance(v, torch.Tensor) else v for v in inputs], checks=EAGER
+        fullgrad.adopt(cls), *[v.reshape(2, 2) if isinstance(v, torch.Tensor) else v for v in inputs], checks=QUICK
     )
     assert sum(result.status == "passed" for result in report.values()) >= 40
 

@@ -38,8 +38,8 @@ class Elementwise(Function):
     for each input, None where ``needed`` is false for it. A backward calls it once.
 
     ``in_pieces = True`` says that terms are of single elements, with no sum and no number of elements in them: a backward of
-    large tensors on the CPU then computes them piece by piece, in the cache. ``opmath = True`` computes terms of half precision
-    in float32, and rounds once.
+    large tensors on the CPU then computes them piece by piece, in the cache; ``in_pieces = "half"`` does so in half precision
+    alone, for terms of few steps. ``opmath = True`` computes terms of half precision in float32, and rounds once.
 
     The base has the other rules. It saves the inputs that are read and nothing else, computes the terms that are needed, and
     sums a gradient to the shape of its input. An input that is not in ``reads`` is a constant, such as a number of bits.
@@ -72,7 +72,7 @@ class Elementwise(Function):
 
     recompute_in_backward = True
     whole_dims = 0
-    in_pieces = False
+    in_pieces: ClassVar[bool | str] = False
     opmath = False
 
     reads: ClassVar[Mapping[int, Sequence[int]] | Callable[..., Mapping[int, Sequence[int]]]]
@@ -157,19 +157,19 @@ def _schedule(cls: Any, count: int) -> tuple[Callable[..., Any], Callable[..., A
     """The terms of any call, piece by piece or whole, in float32 or as they are; and the first of them alone, in the dtype of
     the cotangent or tangent.
     """
-    term, terms, in_pieces, opmath = cls.vjp_term, cls.vjp_terms, cls.in_pieces, cls.to_opmath if cls.opmath else None
+    term, terms, opmath = cls.vjp_term, cls.vjp_terms, cls.to_opmath if cls.opmath else None
+    all_in_pieces, half_in_pieces = cls.in_pieces is True, bool(cls.in_pieces)
     shares_work, first_alone = _writes(cls, "vjp_terms"), (True, *(False,) * (count - 1))
 
     # This is the hot path: `is_large` is asked where it may be true.
 
     def scheduled(needed: Sequence[bool], v: Tensor, inputs: Sequence[Any]) -> Sequence[Tensor | None]:
-        is_long = in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE
-        found = terms_in_pieces(terms, needed, v, inputs, opmath) if is_long and is_large(v, inputs) else None
+        may = (all_in_pieces or (half_in_pieces and v.dtype in HALF)) and v.__class__ is Tensor and v.numel() > pieces.PIECE
+        found = terms_in_pieces(terms, needed, v, inputs, opmath) if may and is_large(v, inputs) else None
         return terms(needed, *((v, *inputs) if opmath is None else opmath(v, *inputs))) if found is None else found
 
     def first(v: Tensor, inputs: Sequence[Any]) -> Tensor | None:
-        is_long = in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE
-        if is_long or (opmath is not None and v.dtype in HALF):
+        if (all_in_pieces and v.__class__ is Tensor and v.numel() > pieces.PIECE) or (opmath is not None and v.dtype in HALF):
             part = scheduled(first_alone, v, inputs)[0]
             return part if part is None else cast(part, v.dtype)
         return terms(first_alone, v, *inputs)[0] if shares_work else term(0, v, *inputs)

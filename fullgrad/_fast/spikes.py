@@ -10,6 +10,7 @@ from torch import Tensor
 from fullgrad._core.fast import fast
 from fullgrad.spikes._atan import Atan
 from fullgrad.spikes._erf import Erf
+from fullgrad.spikes._fast_sigmoid import FastSigmoid
 from fullgrad.spikes._formulas import bell, right_or_left
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
@@ -31,40 +32,56 @@ def slope_of(operator: Any, within: float = 8) -> Callable[..., Any]:
 
 def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
     """``factor * abs(u) + offset``."""
-    return torch.add(u.new_full((), offset), u.abs(), alpha=factor)
+    own = u.abs()
+    return torch.add(u.new_full((), offset), own, alpha=factor, out=own)
+
+
+def times(v: Tensor, own: Tensor) -> Tensor:
+    """``v * own``, in the memory of ``own`` where it fits."""
+    return torch.mul(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else v * own
+
+
+def over(v: Tensor, own: Tensor) -> Tensor:
+    """``v / own``, likewise."""
+    return torch.div(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else v / own
 
 
 @slope_of(Atan)
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return v / torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2)
+    return over(v, torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2))
 
 
 @slope_of(Erf, within=64)
 def _erf(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     # An exponent of 40 with an error in its last place is an error of 40 places.
     height = u.new_full((), math.log(alpha / math.sqrt(math.pi)))
-    return v * torch.addcmul(height, u, u, value=-alpha * alpha).exp_()
+    return times(v, torch.addcmul(height, u, u, value=-alpha * alpha).exp_())
 
 
 @slope_of(NonzeroSignLogAbs)
 def _nonzero_sign_log_abs(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return v / affine_of_abs(u, 1.0, 1 / alpha)
+    return over(v, affine_of_abs(u, 1.0, 1 / alpha))
 
 
 @slope_of(PiecewiseExp)
 def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return v * affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_()
+    return times(v, affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_())
 
 
 @slope_of(PiecewiseQuadratic)
 def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return v * affine_of_abs(u, -alpha * alpha, alpha).clamp_(0)
+    return times(v, affine_of_abs(u, -alpha * alpha, alpha).clamp_(0))
 
 
 @slope_of(SoftSign)
 def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     a = math.sqrt(2 / alpha)
-    return v / affine_of_abs(u, a * alpha, a).square_()
+    return over(v, affine_of_abs(u, a * alpha, a).square_())
+
+
+@slope_of(FastSigmoid)
+def _fast_sigmoid(v: Tensor, u: Tensor, slope: float) -> Tensor:
+    return over(v, affine_of_abs(u, slope, 1.0).square_())
 
 
 @fast(bell, within=8)

@@ -14,23 +14,25 @@ from torch import Tensor
 from fullgrad._core.fast import fast
 from fullgrad._core.neighbors import DTYPES, SMALLEST, neighbor, rounded
 from fullgrad._core.windows import compared, sigmoid_gate, where_between, where_inside, where_positive
-from fullgrad._dispatch import forward_mode_is_on
+from fullgrad._dispatch import forward_mode_is_on, is_unrecorded
 
-_HARDTANH = torch.ops.aten.hardtanh_backward.default
-_THRESHOLD = torch.ops.aten.threshold_backward.default
-_SOFTPLUS = torch.ops.aten.softplus_backward.default
+_HARDTANH = torch.ops.aten.hardtanh_backward
+_THRESHOLD = torch.ops.aten.threshold_backward
+# The backward of softplus is a product with a sigmoid, and passes a gradient as it is from 60 softnesses on.
+SOFTPLUS, WHOLE = torch.ops.aten.softplus_backward, 60.0
+# Elements from which fresh memory costs more than a question.
+_LARGE = 2**16
 _NUMBERS = frozenset({float, int, type(None)})
 
 
 @fast(where_positive, recorded=True)
 def _positive(g: Tensor, m: Tensor) -> Tensor:
-    return _THRESHOLD(g, m, 0)
+    return _THRESHOLD.default(g, m, 0)
 
 
 @fast(sigmoid_gate, recorded=True, within=8)
 def _gate(v: Tensor, x: Tensor, s: Any) -> Any:
-    # The kernel passes v as it is from 60 softnesses on.
-    return _SOFTPLUS(v, x, 1 / s, 60.0) if s.__class__ is float else NotImplemented
+    return SOFTPLUS.default(v, x, 1 / s, WHOLE) if s.__class__ is float else NotImplemented
 
 
 @fast(compared)
@@ -52,7 +54,10 @@ def _window(g: Tensor, x: Tensor, low: Any, high: Any, closed: bool = True) -> A
     if forward_mode_is_on():  # which would compute a tangent of x that the kernel multiplies by 0
         x = x.detach()
     # The kernels compare in an order that depends on the position of a NaN; as an infinity it is outside for certain.
-    return kernel(g, torch.nan_to_num(-x if mirrored else x, nan, math.inf, -math.inf), *bounds)
+    known = torch.nan_to_num(-x if mirrored else x, nan, math.inf, -math.inf)
+    if x.numel() >= _LARGE and g.shape == x.shape and g.dtype == x.dtype and is_unrecorded((g, x)):
+        return kernel.grad_input(g, known, *bounds, grad_input=known)  # in the memory of the copy
+    return kernel.default(g, known, *bounds)
 
 
 fast(where_inside, recorded=True)(functools.partial(_window, closed=False))

@@ -92,7 +92,7 @@ def clamp_backward(grad_output: Tensor, x: Tensor, min_value: Bound = None, max_
 class Clamp(Elementwise):
     """The operator of :func:`clamp`."""
 
-    in_pieces = True
+    in_pieces = "half"
     reads = {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2)}
 
     @staticmethod

@@ -57,6 +57,7 @@ def squarewave_fourier_series(
 class SquarewaveFourierSeries(Step):
     """The operator of :func:`squarewave_fourier_series`."""
 
+    in_pieces = True
     parameters = ("terms", "period")
     constants = ("terms",)
 

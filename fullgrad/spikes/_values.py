@@ -26,10 +26,9 @@ def step(v: Tensor, threshold: Any, tie: float) -> Tensor:
     return (compared(torch.ge, v, threshold) + compared(torch.gt, v, threshold)) * 0.5
 
 
-@pointwise
 def sign(x: Tensor, tie: float) -> Tensor:
     """1 and -1, ``tie`` at zeros of both signs; -1 where ``x`` is NaN."""
-    return step(x, 0.0, (tie + 1) / 2) * 2 - 1
+    return torch.rsub(step(x, 0.0, (tie + 1) / 2), -1, alpha=-2)  # 2 step - 1
 
 
 def count(v: Tensor, threshold: Any, max_spikes: int | None) -> Tensor:

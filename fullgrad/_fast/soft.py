@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
-from fullgrad._fast.windows import SOFTPLUS, WHOLE
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._curves import LARGEST, SMALLEST
 from fullgrad.soft._round import weighted_sum
@@ -22,14 +21,6 @@ def _softplus(x: Tensor, s: Any, gated: bool, mode: str) -> Any:
     if gated or mode != "smooth" or s.__class__ is not float or x.dtype not in _DTYPES or not SMALLEST < s < LARGEST:
         return NotImplemented
     return curves.softplus(x, s, mode)
-
-
-@fast(curves.slope_times, within=2)
-def _smooth_slope(v: Tensor, x: Tensor, s: Any, mode: str, factor: float = 1) -> Any:
-    if mode != "smooth" or s.__class__ is not float or v.dtype != x.dtype:
-        return NotImplemented
-    own = SOFTPLUS.default(v, x, 1 / s, WHOLE)
-    return SOFTPLUS.grad_input(own, x, -1 / s, WHOLE, grad_input=own).div_(s / factor)
 
 
 @fast(weighted_sum, within=8)

@@ -18,8 +18,7 @@ from fullgrad._dispatch import forward_mode_is_on, is_unrecorded
 
 _HARDTANH = torch.ops.aten.hardtanh_backward
 _THRESHOLD = torch.ops.aten.threshold_backward
-# The backward of softplus is a product with a sigmoid, and passes a gradient as it is from 60 softnesses on.
-SOFTPLUS, WHOLE = torch.ops.aten.softplus_backward, 60.0
+_SOFTPLUS = torch.ops.aten.softplus_backward.default
 # Elements from which fresh memory costs more than a question.
 _LARGE = 2**16
 _NUMBERS = frozenset({float, int, type(None)})
@@ -32,7 +31,8 @@ def _positive(g: Tensor, m: Tensor) -> Tensor:
 
 @fast(sigmoid_gate, recorded=True, within=8)
 def _gate(v: Tensor, x: Tensor, s: Any) -> Any:
-    return SOFTPLUS.default(v, x, 1 / s, WHOLE) if s.__class__ is float else NotImplemented
+    # The kernel passes v as it is from 60 softnesses on.
+    return _SOFTPLUS(v, x, 1 / s, 60.0) if s.__class__ is float else NotImplemented
 
 
 @fast(compared)

@@ -14,7 +14,7 @@ All avoid differences of large numbers, and are right at infinity. ``1 - S(x)`` 
 import torch
 from torch import Tensor
 
-from fullgrad._core.fast import if_recorded, replaceable
+from fullgrad._core.fast import if_recorded
 from fullgrad._core.windows import compared, sigmoid_gate
 
 Softness = Tensor | float
@@ -63,7 +63,6 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     return p * (6 / width) if mode == "c1" else p * p * (30 / width)
 
 
-@replaceable
 def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
     """v S' times a factor."""
     if mode == "smooth":

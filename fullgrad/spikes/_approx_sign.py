@@ -44,7 +44,6 @@ def approx_sign(x: Tensor, tie: float = 1.0) -> Tensor:
 class ApproxSign(Surrogate):
     """The operator of :func:`approx_sign`."""
 
-    in_pieces = True
     reads = {0: (0,)}
 
     @staticmethod

@@ -49,6 +49,7 @@ def fast_sigmoid(
 class FastSigmoid(Step):
     """The operator of :func:`fast_sigmoid`."""
 
+    in_pieces = "half"
     parameters = ("slope",)
     inverse_width = 0
 

@@ -57,6 +57,7 @@ def leaky_k_relu(
 class LeakyKRelu(Step):
     """The operator of :func:`leaky_k_relu`."""
 
+    in_pieces = "half"
     parameters = ("leak", "k")
     jumps_at_threshold = True
 

@@ -48,6 +48,7 @@ def rect(v: Tensor, alpha: Parameter = 1.0, threshold: Parameter = 0.0, grad_sca
 class Rect(Step):
     """The operator of :func:`rect`."""
 
+    in_pieces = "half"
     parameters = ("alpha",)
     inverse_width = 0
 

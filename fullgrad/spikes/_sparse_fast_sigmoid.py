@@ -62,6 +62,7 @@ def sparse_fast_sigmoid(
 class SparseFastSigmoid(Step):
     """The operator of :func:`sparse_fast_sigmoid`."""
 
+    in_pieces = "half"
     parameters = ("slope", "low", "high")
     constants = ("low", "high")
 

@@ -57,7 +57,6 @@ def squarewave_fourier_series(
 class SquarewaveFourierSeries(Step):
     """The operator of :func:`squarewave_fourier_series`."""
 
-    in_pieces = True
     parameters = ("terms", "period")
     constants = ("terms",)
 

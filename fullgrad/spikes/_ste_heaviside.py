@@ -53,6 +53,7 @@ def ste_heaviside(
 class SteHeaviside(Step):
     """The operator of :func:`ste_heaviside`."""
 
+    in_pieces = "half"
     parameters = ("clip_value",)
 
     @staticmethod

@@ -52,6 +52,7 @@ def ste_sign(x: Tensor, clip_value: Parameter | None = 1.0, tie: float = 1.0) ->
 class SteSign(Surrogate):
     """The operator of :func:`ste_sign`."""
 
+    in_pieces = "half"
     reads = {0: (0, 1), 1: (0, 1)}
 
     @staticmethod

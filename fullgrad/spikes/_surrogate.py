@@ -27,7 +27,7 @@ def _forward_of(names: tuple[str, ...]) -> Any:
 class Surrogate(Elementwise):
     """An operator whose partial derivatives are computed in float32 at least, and rounded once."""
 
-    opmath, in_pieces = True, "half"
+    in_pieces = opmath = True
     # The position of the threshold among the inputs.
     threshold_at: ClassVar[int | None] = None
 

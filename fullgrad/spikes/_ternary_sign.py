@@ -59,6 +59,7 @@ def ternary_sign(x: Tensor, threshold: Parameter = 0.05, clip_value: Parameter |
 class TernarySign(Surrogate):
     """The operator of :func:`ternary_sign`."""
 
+    in_pieces = "half"
     reads = {0: (0, 2), 1: (0,), 2: (0, 2)}
 
     @staticmethod

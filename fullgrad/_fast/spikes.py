@@ -36,52 +36,47 @@ def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
     return torch.add(u.new_full((), offset), own, alpha=factor, out=own)
 
 
-def times(v: Tensor, own: Tensor) -> Tensor:
-    """``v * own``, in the memory of ``own`` where it fits."""
-    return torch.mul(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else v * own
-
-
-def over(v: Tensor, own: Tensor) -> Tensor:
-    """``v / own``, likewise."""
-    return torch.div(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else v / own
+def into(own: Tensor, operation: Callable[..., Tensor], v: Tensor) -> Tensor:
+    """``operation(v, own)``, in the memory of ``own`` where it fits."""
+    return operation(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else operation(v, own)
 
 
 @slope_of(Atan)
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return over(v, torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2))
+    return into(torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2), torch.div, v)
 
 
 @slope_of(Erf, within=64)
 def _erf(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     # An exponent of 40 with an error in its last place is an error of 40 places.
     height = u.new_full((), math.log(alpha / math.sqrt(math.pi)))
-    return times(v, torch.addcmul(height, u, u, value=-alpha * alpha).exp_())
+    return into(torch.addcmul(height, u, u, value=-alpha * alpha).exp_(), torch.mul, v)
 
 
 @slope_of(NonzeroSignLogAbs)
 def _nonzero_sign_log_abs(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return over(v, affine_of_abs(u, 1.0, 1 / alpha))
+    return into(affine_of_abs(u, 1.0, 1 / alpha), torch.div, v)
 
 
 @slope_of(PiecewiseExp)
 def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return times(v, affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_())
+    return into(affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_(), torch.mul, v)
 
 
 @slope_of(PiecewiseQuadratic)
 def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
-    return times(v, affine_of_abs(u, -alpha * alpha, alpha).clamp_(0))
+    return into(affine_of_abs(u, -alpha * alpha, alpha).clamp_(0), torch.mul, v)
 
 
 @slope_of(SoftSign)
 def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     a = math.sqrt(2 / alpha)
-    return over(v, affine_of_abs(u, a * alpha, a).square_())
+    return into(affine_of_abs(u, a * alpha, a).square_(), torch.div, v)
 
 
 @slope_of(FastSigmoid)
 def _fast_sigmoid(v: Tensor, u: Tensor, slope: float) -> Tensor:
-    return over(v, affine_of_abs(u, slope, 1.0).square_())
+    return into(affine_of_abs(u, slope, 1.0).square_(), torch.div, v)
 
 
 @fast(bell, within=8)

@@ -47,8 +47,6 @@ def atan(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
 class Atan(ScaledStep):
     """The operator of :func:`atan`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         w = z * (math.pi / 2)

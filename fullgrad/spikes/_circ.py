@@ -46,6 +46,8 @@ def circ(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
 class Circ(ScaledStep):
     """The operator of :func:`circ`."""
 
+    in_pieces = True
+
     @staticmethod
     def density(z: Tensor) -> Tensor:
         r = torch.rsqrt(1 + z * z)

@@ -48,8 +48,6 @@ def erf(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scal
 class Erf(ScaledStep):
     """The operator of :func:`erf`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return torch.exp(-z * z) * math.pi**-0.5

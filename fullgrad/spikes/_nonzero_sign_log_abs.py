@@ -47,8 +47,6 @@ def nonzero_sign_log_abs(
 class NonzeroSignLogAbs(ScaledStep):
     """The operator of :func:`nonzero_sign_log_abs`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return 1 / (1 + z.abs())

@@ -48,8 +48,6 @@ def piecewise_exp(
 class PiecewiseExp(ScaledStep):
     """The operator of :func:`piecewise_exp`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return torch.exp(-z.abs()) * 0.5

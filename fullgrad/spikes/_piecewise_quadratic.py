@@ -48,8 +48,6 @@ def piecewise_quadratic(
 class PiecewiseQuadratic(ScaledStep):
     """The operator of :func:`piecewise_quadratic`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return torch.relu(1 - z.abs())

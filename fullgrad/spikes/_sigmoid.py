@@ -49,6 +49,8 @@ def sigmoid(
 class Sigmoid(ScaledStep):
     """The operator of :func:`sigmoid`."""
 
+    in_pieces = True
+
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return bell(z)

@@ -46,8 +46,6 @@ def soft_sign(
 class SoftSign(ScaledStep):
     """The operator of :func:`soft_sign`."""
 
-    in_pieces = "half"
-
     @staticmethod
     def density(z: Tensor) -> Tensor:
         r = 1 / (1 + z.abs())

@@ -114,6 +114,7 @@ class ScaledStep(Step):
     A subclass gives ``density``, *f*, and ``distribution``, *F*.
     """
 
+    in_pieces = "half"
     parameters = ("alpha",)
     inverse_width = 0
     density: ClassVar[Callable[[Tensor], Tensor]]

@@ -1,6 +1,5 @@
 """`Rows`: the rows of a tensor as the methods see them."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,10 +60,6 @@ class Rows(NamedTuple):
     def average(self, weights: Tensor) -> Tensor:
         """The sum (…) of the values with weights (…, n) that sum to 1."""
         return self.moved_back((weights * self.x).sum(-1, keepdim=True)).squeeze(-1)
-
-    def tensor(self, values: Sequence[float]) -> Tensor:
-        """Constants in the dtype and on the device of the rows."""
-        return torch.tensor(values, dtype=self.x.dtype, device=self.x.device)
 
     def numbers(self, like: Tensor) -> Tensor:
         """The numbers 1, …, n in the dtype of a tensor."""

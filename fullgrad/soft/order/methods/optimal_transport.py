@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fullgrad._core.opmath import wide
+from fullgrad._core.opmath import numbers_like, wide
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods._method import Method
 from fullgrad.soft.order.projections.transport_polytope import plan
@@ -21,7 +21,7 @@ class OptimalTransport(Method):
 
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
         if places is None:
-            return _transported(rows, rows.anchors(), rows.tensor([1.0]).expand(rows.n))
+            return _transported(rows, rows.anchors(), numbers_like([1.0], rows.x).expand(rows.n))
         return _in_groups(rows, places)[0]
 
     def neighbor_weights(self, rows: Rows, low: Tensor, high: Tensor) -> list[Tensor]:
@@ -29,10 +29,11 @@ class OptimalTransport(Method):
 
     def topk_weights(self, rows: Rows, k: int) -> Tensor:
         anchors = torch.arange(k, -1, -1, dtype=rows.x.dtype, device=rows.x.device) / k
-        return _transported(rows, anchors, rows.tensor([1.0] * k + [rows.n - k]))[..., :k, :]
+        one = numbers_like([1.0], rows.x)
+        return _transported(rows, anchors, torch.cat([one.expand(k), one * (rows.n - k)]))[..., :k, :]
 
     def largest_weights(self, rows: Rows) -> Tensor:
-        return _transported(rows, rows.tensor([0.0, 1.0]), rows.tensor([rows.n - 1.0, 1.0]))[..., 1, :]
+        return _transported(rows, numbers_like([0.0, 1.0], rows.x), numbers_like([rows.n - 1.0, 1.0], rows.x))[..., 1, :]
 
 
 def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def _transported(rows: Rows, anchors: Tensor, counts: Tensor) -> Tensor:
     cost = cost / (rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness)
     shares = counts / rows.n
     batch = torch.broadcast_shapes(cost.shape[:-2], shares.shape[:-1])
-    even = rows.tensor([1 / rows.n]).expand(*batch, rows.n)
+    even = numbers_like([1 / rows.n], rows.x).expand(*batch, rows.n)
     transport = plan(cost.expand(*batch, *cost.shape[-2:]), even, shares.expand(*batch, -1), rows.mode)
     return (transport.mT * rows.n).to(rows.x.dtype)
 

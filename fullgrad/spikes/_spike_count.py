@@ -52,6 +52,7 @@ def spike_count(v: Tensor, max_spikes: int = 4, window: tuple[float, float] | No
 class SpikeCount(Surrogate):
     """The operator of :func:`spike_count`."""
 
+    in_pieces = "half"
     reads = {0: (0,)}
 
     @staticmethod

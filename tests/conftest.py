@@ -3,7 +3,9 @@
 import collections
 import datetime
 import gc
+import getpass
 import os
+import tempfile
 import zlib
 
 import hypothesis
@@ -17,6 +19,11 @@ from fullgrad.testing._subject import float64_devices
 SLICES = 112
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all.
 PARAMETERS = 3
+
+# torch's cache of compiled code does not know for which instruction set the code is.
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    folder = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}_{capability}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
 
 # Hypothesis: few examples and always the same by default; many and new ones with --exhaustive.
 hypothesis.settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True)

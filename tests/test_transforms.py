@@ -1,8 +1,8 @@
 """Every check of the kit: on one case of each operator class, with `--long` on every default case, in slices on all variants.
 Value and first derivatives are checked of every variant every time.
 
-A graph costs seconds whatever it holds. So the checks that trace take many cases at once; one at a time the everyday cases are
-traced in the slices.
+A graph costs seconds whatever it holds. So the short suite traces one case of each base of operators, and the checks that trace
+take many cases at once; one at a time the everyday cases are traced in the slices.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from fullgrad.testing._report import FAILED
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
+from tests.traced import NAMES, TRACED, machinery
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
@@ -128,8 +129,8 @@ def groups(cases, name, size=10):
     [
         pytest.param(cases, name, id=f"{cases[0].name} to {cases[-1].name}-{name}", marks=long)
         for chosen, long in (
-            (SHORT, []),
-            ([c for c in EVERYDAY if c.long], [pytest.mark.long]),
+            (TRACED, []),
+            ([c for c in EVERYDAY if c.name not in NAMES], [pytest.mark.long]),
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for name in TOGETHER
@@ -181,5 +182,8 @@ def test_every_operator_class_is_checked():
 
 @pytest.mark.long
 def test_every_operator_class_has_a_case():
-    """Every class has a case that is not a variant."""
-    assert not set(_operator_classes()) - set().union(*map(_called, EVERYDAY))
+    """Every class has a case that is not a variant; every base and opaque function has one that the short suite traces."""
+    called = {c.name: _called(c) for c in EVERYDAY}
+    assert not set(_operator_classes()) - set().union(*called.values())
+    everything, traced = [set().union(*[machinery(c, called[c.name]) for c in cases]) for cases in (EVERYDAY, TRACED)]
+    assert not everything - traced

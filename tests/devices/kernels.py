@@ -1,0 +1,85 @@
+"""``python -m tests.devices.kernels``: launches of kernels on the second device, as a page and as what the test compares with.
+
+On a device the time of a call of a few thousand elements is that of its launches. The sizes are fixed: 128 rows of 32 numbers.
+"""
+
+import json
+import math
+import pathlib
+import warnings
+from typing import Any
+
+import torch
+
+from fullgrad._suite.bench._operators import bound, enlarged, rivals, tensors
+from fullgrad._suite.cases import CASES
+from tests import devices
+
+N, ROW = 4096, 32
+FOUND = pathlib.Path(__file__).with_name("kernels.json")
+PAGE = pathlib.Path(__file__).parents[2] / "docs/kernels.md"
+HEAD = """\
+# Kernels
+
+On a device, a call of a few thousand elements takes the time of its launches. The table counts them, forward + backward, for 128
+rows of {row} float32 numbers in eager code, next to the composite of torch operators that a user would write, and to the operator
+of another package. They are counted on the second device of the tests (PrivateUse1). "Waits" are the times that the host waits
+for a number; where an operator waits, its docstring says so.
+
+The geometric mean of all launches over the composite's is {mean:.2f}, of {count} operators that have one. A test compares every
+count; `python -m tests.devices.kernels` counts again and writes this page.
+
+| operator | launches | composite | other package | waits |
+|---|---|---|---|---|"""
+COUNTED = [case for case in CASES if not case.exhaustive]
+
+
+def counts(case: Any) -> dict[str, list[int]]:
+    """Launches forward and backward, and waits and uploads in both, of a case and of its composite and peer."""
+    inputs = enlarged(case, N, ROW, torch.float32, devices.NAME)
+    found = {}
+    for name, function in {"ours": case.operator, **rivals(case, inputs, N * ROW)}.items():
+        try:
+            found[name] = _counts_of(bound(function, inputs), tensors(inputs))
+        except Exception:
+            if name == "ours":
+                raise
+            continue  # plain code that does not run on this device
+    return found
+
+
+def _counts_of(function: Any, inputs: list[torch.Tensor]) -> list[int]:
+    leaves = [v.clone().requires_grad_() for v in inputs]
+    for _ in range(2):  # tables are made once
+        with devices.log() as forward:
+            y = function(*leaves)
+        g = torch.ones_like(y)
+        with devices.log() as backward:
+            if y.requires_grad:
+                torch.autograd.grad(y, leaves, g, allow_unused=True)
+    launches = [sum(kind == "launch" for kind, *_ in entries) for entries in (forward, backward)]
+    return [*launches, *[sum(kind == other for kind, *_ in forward + backward) for other in ("wait", "upload")]]
+
+
+def page(found: dict[str, dict[str, list[int]]]) -> str:
+    """The table, and the mean ratio to the composites."""
+    ratios = [sum(r["ours"][:2]) / sum(r["composite"][:2]) for r in found.values() if "composite" in r and sum(r["ours"][:2])]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    lines = [HEAD.format(row=ROW, mean=mean, count=len(ratios))]
+    for name, row in found.items():
+        cells = [f"{row[who][0]} + {row[who][1]}" if who in row else "" for who in ("ours", "composite", "peer")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['ours'][2] or ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Count everything and write both files."""
+    warnings.simplefilter("ignore")
+    devices.register()
+    found = {case.name: counts(case) for case in COUNTED}
+    FOUND.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items()) + "\n}\n")
+    PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,12 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
         return _operation_by_operation(rules, args, spread)
     plan, apply = _Plan(rules, args, spread), rules.operator.apply
     may_raise = rules.operator.raises_by_numbers
-    if (may_raise(*args) if callable(may_raise) else may_raise) and not _is_outside(plan.mesh):
+    # Where nothing is split, all ranks have the same numbers and raise alike.
+    if (
+        plan.split != [None] * plan.mesh.ndim
+        and (may_raise(*args) if callable(may_raise) else may_raise)
+        and not _is_outside(plan.mesh)
+    ):
         apply = _call_on_all(rules.operator, plan.mesh)
     return _on_shards(plan, apply, args)
 

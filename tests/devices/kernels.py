@@ -34,11 +34,11 @@ count; `python -m tests.devices.kernels` counts again and writes this page.
 COUNTED = [case for case in CASES if not case.exhaustive]
 
 
-def counts(case: Any) -> dict[str, list[int]]:
+def counts(case: Any, rivals_too: bool = True) -> dict[str, list[int]]:
     """Launches forward and backward, and waits and uploads in both, of a case and of its composite and peer."""
     inputs = enlarged(case, N, ROW, torch.float32, devices.NAME)
     found = {}
-    for name, function in {"ours": case.operator, **rivals(case, inputs, N * ROW)}.items():
+    for name, function in {"ours": case.operator, **(rivals(case, inputs, N * ROW) if rivals_too else {})}.items():
         try:
             found[name] = _counts_of(bound(function, inputs), tensors(inputs))
         except Exception:
@@ -77,7 +77,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     devices.register()
     found = {case.name: counts(case) for case in COUNTED}
-    FOUND.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items()) + "\n}\n")
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
+    FOUND.write_text(f'{{"torch": "{torch.__version__.split("+")[0]}", "counts": {{\n{rows}\n}}}}\n')
     PAGE.write_text(page(found))
 
 

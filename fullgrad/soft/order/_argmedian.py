@@ -25,6 +25,8 @@ def argmedian(
     with the weights P of :func:`argquantile`; for an even number of elements, the lower one of the middle two, as in torch.
     Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -69,6 +71,8 @@ def argmedian_st(
         e_{(m)}, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
 
     with the weights P of :func:`fullgrad.soft.argquantile`, at every order. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -25,6 +25,8 @@ def argmin(
     with the row of weights :math:`P_1` of :func:`argsort`, which sum to 1: for ``softsort`` the projection of -z / s onto the
     simplex, :func:`proj_simplex`. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -70,6 +72,8 @@ def argmin_st(
         e_{\operatorname{argmin} x}, \qquad D_x = \frac{\partial P_1}{\partial x}
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -29,6 +29,8 @@ def argquantile(
     with p = q (n - 1), k the integer below p and a = p - k, and the weights P of :func:`argsort`, counted from 0; for ``ot`` the
     elements below and above are two groups. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
@@ -78,6 +80,8 @@ def argquantile_st(
 
     with p = q (n - 1), k the integer below p and a = p - k, and the weights P of :func:`fullgrad.soft.argquantile`, at every
     order. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -39,6 +39,8 @@ def argsort(
     Infinities become 0 and 1. At ties the derivative of the distance is 0. The derivatives are the true ones, of every order.
     Saved: ``x``, for small rows in smooth mode also the weights.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -87,6 +89,8 @@ def argsort_st(
         e_{\operatorname{argsort} x}, \qquad D_x = \frac{\partial P}{\partial x}
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -29,6 +29,8 @@ def max(
     with the weights P of :func:`argsort`, and :math:`\dot P` their derivative along t; the methods ``fast_soft_sort`` and
     ``sorting_network`` give the value of :func:`sort`. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -82,6 +84,8 @@ def max_st(
 
     with the weights P of :func:`fullgrad.soft.argsort`, at every order. The value is that of :func:`torch.max`, bit for bit. An
     infinity counts as the last finite element in the derivative. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

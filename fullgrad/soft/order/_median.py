@@ -29,6 +29,8 @@ def median(
     with the weights P of :func:`argmedian`, or the value of :func:`sort` in that position by ``fast_soft_sort`` and
     ``sorting_network``. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -79,6 +81,8 @@ def median_st(
 
     with the weights P of :func:`fullgrad.soft.argmedian`, at every order. The value is that of :func:`torch.median`, bit for bit.
     In the derivative an infinity counts as the last finite element. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -74,6 +74,8 @@ def quantile(
     with p = q (n - 1), k the integer below p and a = p - k, and W the weights of :func:`argquantile`. ``fast_soft_sort``
     and ``sorting_network`` interpolate the values of :func:`sort`. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         q: Quantiles in [0, 1]: a number, or several, which come first in the result; a tensor has a gradient.
@@ -134,6 +136,8 @@ def quantile_st(
     with the weights W of :func:`fullgrad.soft.argquantile`, at every order. The value is that of :func:`torch.quantile`, bit for
     bit (in half precision, which torch refuses, that of float32, rounded). An infinity counts as the last finite element in the
     derivative. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

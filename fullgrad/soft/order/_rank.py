@@ -29,6 +29,8 @@ def rank(
     ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, derivatives included. Half
     precision does not have all integers above 256 (bfloat16) or 2048. Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are ranked; None ranks all.
@@ -76,6 +78,8 @@ def rank_st(
 
     the derivative of :func:`fullgrad.soft.rank`, at every order. The value is exact; equal elements are ranked in the order of
     their positions. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -34,6 +34,8 @@ def sort(
     ``lapsum``, in the mode ``laplace``, finds the values at which a sum of soft steps has the height of each place,
     :math:`\sum_j S(y_i - z_j) = i - \frac12`, with :func:`sigmoidal`.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the elements are compared; None treats the tensor as one row.
@@ -92,6 +94,8 @@ def sort_st(
     ``fast_soft_sort`` and ``sorting_network``. The value is that of :func:`torch.sort`, bit for bit, at the cost of
     :func:`torch.sort`: the relaxation is computed only for a derivative. In the derivative an infinity counts as the last finite
     element. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

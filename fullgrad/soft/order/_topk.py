@@ -29,6 +29,8 @@ def topk(
     permutahedron of z, :func:`proj_permutahedron`, and ``sorting_network`` compares softly; both map the values back from (0, 1).
     Saved: ``x``.
 
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 1 to n.
@@ -83,6 +85,8 @@ def topk_st(
 
     with the weights P of :func:`fullgrad.soft.topk`, at every order. The value is that of :func:`torch.topk`, bit for bit, at the
     cost of :func:`torch.topk`. In the derivative an infinity counts as the last finite element. Saved: ``x``.
+
+    On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -32,6 +32,8 @@ def proj_capped_simplex(
     LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivatives are the true
     ones of every order, also of the softness and k. Saved: z, in smooth mode also p.
 
+    On a device the host waits for the rounds that find the threshold.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: The sum, from 0 to the size at ``dim``: a number, whole or not, or a tensor that broadcasts with ``x``, of size 1 at

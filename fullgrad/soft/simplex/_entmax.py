@@ -36,6 +36,8 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
     :math:`\alpha` at 1. The derivative is the true one of every order; on the boundary of the support, that of the support.
     Saved: the value, or roots of it (:math:`\alpha` = 3/2, 4/3). Above :math:`\alpha = 4` small changes of x are large ones of p.
 
+    On a device the host waits for the rounds that find the threshold.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         alpha: The exponent, at least 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own

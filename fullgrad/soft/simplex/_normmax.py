@@ -25,6 +25,8 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     :math:`\dot \theta = -\sum q^\alpha \log q / (\alpha \sum q)`. The derivative is the true one of every order. Saved: the
     value.
 
+    On a device the host waits for the rounds that find the threshold.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         alpha: The exponent, above 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own

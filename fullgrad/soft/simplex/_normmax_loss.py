@@ -29,6 +29,8 @@ def normmax_loss(
 
     The derivatives are the true ones, of every order. Saved: the scores, the weights and the target.
 
+    On a device the host waits for the rounds that find the threshold.
+
     Args:
         x: Scores, any shape; floating, or integer (which gives the default dtype).
         target: Classes, integers of the shape of ``x`` without ``dim``; or distributions, floating, of the shape of ``x``.

@@ -14,6 +14,8 @@ def sparsemax(x: Tensor, dim: int = -1) -> Tensor:
 
     :func:`entmax` with :math:`\alpha = 2`. The derivative is the true one; higher ones are 0. Saved: the value.
 
+    On a device the host waits for the rounds that find the threshold.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the weights sum to 1.

@@ -22,6 +22,8 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements; the
     relaxation is computed only for a derivative. Saved: ``x``.
 
+    On a device the host waits for the rounds that find the threshold of the relaxation.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         k: How many elements, from 0 to the size at ``dim``.

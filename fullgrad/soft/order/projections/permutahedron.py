@@ -33,6 +33,8 @@ def proj_permutahedron(z: Tensor, w: Tensor, softness: Softness = 0.1, mode: str
     constants to every derivative, and equal levels are not pooled. Saved: the orders and blocks, and except in ``c0`` a few
     numbers per element.
 
+    On a device the host waits for the solver, each round of which looks at numbers.
+
     Args:
         z: Rows in the last dimension, floating, or integer (which gives the default dtype).
         w: Rows of the same length; the other dimensions broadcast.

@@ -28,6 +28,8 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     symmetric, and the true one at every order; :math:`D_s = -D_x x / s`. Saved: one number per element, two in ``c2``; one
     more where the softness is a tensor.
 
+    On a device the host waits for the rounds of ``c0``, ``c1`` and ``c2``.
+
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         dim: The dimension along which the weights sum to 1.

@@ -47,6 +47,8 @@ def proj_transport_polytope(cost: Tensor, mu: Tensor, nu: Tensor, softness: Soft
     direct solve; shares have a derivative, too. Shares are raised to 1e-12, and those of the columns scaled to the total of the
     rows'. The solver works in float64, to about 1e-10. Saved: the cost over ``softness``, T, f and g.
 
+    On a device the host waits for the solver, each round of which looks at numbers.
+
     Args:
         cost: Shape (…, n, m), floating, or integer (which gives the default dtype).
         mu: The shares of the rows, shape (…, n), not negative.

@@ -1,0 +1,26 @@
+"""Launches, waits and uploads of every operator are those of docs/kernels.md."""
+
+import json
+
+import pytest
+import torch
+
+from tests.devices.kernels import COUNTED, FOUND, PAGE, counts, page
+from tests.devices.test_second_device import pytestmark as with_the_plugin
+
+pytestmark = [with_the_plugin, pytest.mark.short]
+
+EXPECTED = json.loads(FOUND.read_text())
+
+
+@pytest.mark.skipif(torch.__version__.split("+")[0] != EXPECTED["torch"], reason=f"counted with torch {EXPECTED['torch']}")
+@pytest.mark.parametrize("case", COUNTED, ids=lambda c: c.name)
+def test_counts(case):
+    """Forward and backward launch as many kernels as the page says; `python -m tests.devices.kernels` writes it again."""
+    assert counts(case, rivals_too=False)["ours"] == EXPECTED["counts"][case.name]["ours"]
+
+
+def test_the_page_is_the_table():
+    """The page has every case, and its mean."""
+    assert page(EXPECTED["counts"]) == PAGE.read_text()
+    assert set(EXPECTED["counts"]) == {case.name for case in COUNTED}

@@ -111,14 +111,14 @@ class PowerOfTwoSlope(Elementwise):
 
     @staticmethod
     def forward(x: Tensor, min_exponent: int | None, max_exponent: int | None, rounding: str) -> Tensor:
-        y = PowerOfTwo.forward(x, None, None, rounding, "log") / x
-        k = _exponent(x, rounding)
+        f, e, up = _fraction(x, rounding)
         clamped = (x == 0) | x.isinf()
+        k = e - 1 + up.to(e.dtype)
         if min_exponent is not None:
             clamped = clamped | (k < min_exponent)
         if max_exponent is not None:
             clamped = clamped | (k > max_exponent)
-        return torch.where(clamped, 0, y)
+        return torch.where(clamped, 0, (up.to(f.dtype) + 1) / (f * 2))  # y / x, where the power of two cancels
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, *inputs: Any) -> Tensor:
@@ -127,6 +127,12 @@ class PowerOfTwoSlope(Elementwise):
 
 def _exponent(x: Tensor, rounding: str) -> Tensor:
     """The exponent of the power of two next to ``abs(x)``; beyond all others for an infinity."""
+    _, e, up = _fraction(x, rounding)
+    return torch.where(x.isinf(), 2000, e - 1 + up.to(e.dtype))
+
+
+def _fraction(x: Tensor, rounding: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The fraction and exponent of ``abs(x)``, and whether the next power of two is the one above."""
     f, e = torch.frexp(x.abs())
     if rounding == "nearest":
         up = f >= _root_of_half(x.dtype)
@@ -136,7 +142,7 @@ def _exponent(x: Tensor, rounding: str) -> Tensor:
         up = f > 0.5
     else:
         up = torch.zeros_like(f, dtype=torch.bool)
-    return torch.where(x.isinf(), 2000, e - 1 + up.to(e.dtype))
+    return f, e, up
 
 
 def _root_of_half(dtype: torch.dtype) -> float:

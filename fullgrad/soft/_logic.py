@@ -143,7 +143,8 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
         y = \prod_i x_i, \qquad D_{x_i} = \prod_{j \ne i} x_j \qquad\text{or}\qquad
         y = \Big(\prod_i \max(x_i, \epsilon)\Big)^{1/n}, \qquad D_{x_i} = \frac{y}{n\, x_i}
 
-    Saved: ``x`` and the value; for the mean a few numbers per element.
+    Saved: ``x`` and the value; for the mean a few numbers per element. On a device the host waits for torch's gradient of a
+    product, which counts zeros.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).
@@ -180,7 +181,8 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     .. math::
         y = 1 - \prod_i (1 - x_i), \qquad D_{x_i} = \prod_{j \ne i} (1 - x_j)
 
-    or the same with the geometric mean. Saved: 1 - ``x`` and its product; for the mean a few numbers per element.
+    or the same with the geometric mean. Saved: 1 - ``x`` and its product; for the mean a few numbers per element. On a device the
+    host waits as in :func:`all`.
 
     Args:
         x: Soft truth values in [0, 1], any shape; floating, or integer (which gives the default dtype).

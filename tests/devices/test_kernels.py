@@ -1,10 +1,12 @@
 """Launches, waits and uploads of every operator are those of docs/kernels.md."""
 
+import functools
 import json
 
 import pytest
 import torch
 
+import fullgrad
 from tests.devices.kernels import COUNTED, FOUND, PAGE, counts, page
 from tests.devices.test_second_device import pytestmark as with_the_plugin
 
@@ -24,3 +26,11 @@ def test_the_page_is_the_table():
     """The page has every case, and its mean."""
     assert page(EXPECTED["counts"]) == PAGE.read_text()
     assert set(EXPECTED["counts"]) == {case.name for case in COUNTED}
+
+
+@pytest.mark.parametrize("case", [c for c in COUNTED if EXPECTED["counts"][c.name]["ours"][2]], ids=lambda c: c.name)
+def test_docstrings_say_where_the_host_waits(case):
+    """The functions of a case that waits say so."""
+    for name in case.covers:
+        function = functools.reduce(getattr, name.split("."), fullgrad)
+        assert "On a device the host waits" in " ".join(function.__doc__.split())

@@ -64,7 +64,8 @@ def marks(case, name):
     """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
-    return [pytest.mark.long] if case.long else []
+    traced = name in ("compile_the_operator_itself", "compiled_draws_once")
+    return [pytest.mark.long] if case.long or (traced and case.name not in NAMES) else []
 
 
 def pytest_generate_tests(metafunc):

@@ -337,7 +337,10 @@ def test_operators_of_users_are_not_cached(cache):
 @pytest.mark.short
 @pytest.mark.parametrize(
     "operator",
-    [fullgrad.straight_through(torch.sign, torch.tanh), fullgrad.spikes.from_slope(torch.cos)],
+    [
+        fullgrad.straight_through(torch.sign, torch.tanh),
+        pytest.param(fullgrad.spikes.from_slope(torch.cos), marks=pytest.mark.long),
+    ],
     ids=["straight_through", "from_slope"],
 )
 def test_operators_made_of_functions_of_users_are_not_cached(cache, operator):

@@ -98,6 +98,7 @@ def tangents_of_order_statistics():
 
 
 @pytest.mark.skipif(not ENABLED, reason="no entry runs")
+@pytest.mark.long
 def test_every_entry_is_reached(monkeypatch):
     """By some case: an entry that nothing uses is compared with nothing. Those of large tensors run on small ones, too."""
     with both() as reached:

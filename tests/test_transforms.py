@@ -26,7 +26,7 @@ from fullgrad.testing._report import FAILED
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
-from tests.traced import NAMES, TRACED, machinery
+from tests.traced import NAMES, OF_BASES, TRACED, machinery
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
@@ -64,8 +64,7 @@ def marks(case, name):
     """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
-    traced = name in ("compile_the_operator_itself", "compiled_draws_once")
-    return [pytest.mark.long] if case.long or (traced and case.name not in NAMES) else []
+    return [pytest.mark.long] if case.long or (name in OF_MACHINERY and case.name not in NAMES) else []
 
 
 def pytest_generate_tests(metafunc):
@@ -107,11 +106,23 @@ def test_variants(cases, device):
                 assert result.status != FAILED, f"{case.name}: {name}: {result.message}"
 
 
+# The checks of single cases that trace, or start threads.
+OF_MACHINERY = ("compile_the_operator_itself", "compiled_draws_once", "func_linearize", "threads")
+
 # What torch cannot trace: by check, beginnings of names. Such a case is apart, for all of its group would be checked one by one.
 LIMITED = {
     "compile_dynamic_shapes": ("quantizers.float_quantize",),
     "compile_forward_over_forward": ("soft.normmax",),
 }
+
+
+# The checks whose graphs take longest.
+HEAVY = ("compile_hessian", "compile_forward_over_forward", "compile_dynamic_shapes", "make_fx_of_transforms")
+
+
+def traced_in_short(case, name):
+    """Whether the short suite traces a check of a case."""
+    return case.name in (OF_BASES if name in HEAVY else NAMES)
 
 
 def groups(cases, name, size=10):
@@ -129,12 +140,12 @@ def groups(cases, name, size=10):
     ("cases", "name"),
     [
         pytest.param(cases, name, id=f"{cases[0].name} to {cases[-1].name}-{name}", marks=long)
+        for name in TOGETHER
         for chosen, long in (
-            (TRACED, []),
-            ([c for c in EVERYDAY if c.name not in NAMES], [pytest.mark.long]),
+            ([c for c in EVERYDAY if traced_in_short(c, name)], []),
+            ([c for c in EVERYDAY if not traced_in_short(c, name)], [pytest.mark.long]),
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
-        for name in TOGETHER
         for cases in groups(chosen, name)
         if applies(cases[0], name)
     ],

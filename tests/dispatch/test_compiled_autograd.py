@@ -75,7 +75,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.short
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
 def test_numbers_may_change_from_step_to_step(function):
     """A softness may be annealed: Dynamo makes a symbol of a number that changes."""

@@ -40,9 +40,9 @@ def names(chosen):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(names(lambda c: c.name in NAMES), id="one of each base"),
+        pytest.param(names(lambda c: c.name in NAMES[:5]), id="a few"),
         pytest.param(
-            names(lambda c: not c.exhaustive and c.name not in NAMES),
+            names(lambda c: not c.exhaustive and c.name not in NAMES[:5]),
             id="every operator",
             marks=pytest.mark.long,
         ),

@@ -107,6 +107,18 @@ def test_a_maximum_is_gathered_once():
     assert collectives(fullgrad.scale_grad, Shard(0))[:2] == [0, 1]
 
 
+def test_ranks_with_the_same_numbers_exchange_no_errors():
+    """A solver that may raise sends nothing where nothing is split: all ranks raise alike."""
+    ones = torch.ones(6, dtype=torch.float64)
+
+    def plan(x):
+        with implicit_replication():
+            return soft.proj_transport_polytope(x, ones / 6, ones[:4] / 4)
+
+    x = X.t().contiguous()
+    assert sum(collectives(plan, Replicate(), x=x)) == 0
+
+
 # --- What was silently wrong ----------------------------------------------------------------------------------------------
 
 
@@ -572,6 +584,7 @@ IDENTITIES = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("placements", [(Partial(), Replicate()), (Shard(0), Partial()), (Partial(), Partial())], ids=str)
 def test_an_identity_of_a_sum_in_parts_counts_derivatives_once(placements):
     """Each rank counted the second derivative, through the cotangent, and the third, which has it twice."""

@@ -149,7 +149,7 @@ def test_numbers_of_numpy(function, tensors):
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # Dynamo's, after a graph break
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_numbers_of_numpy_compiled(function, tensors):
     """numpy scalars may be arguments of compiled code, and change. Dynamo makes tensors of them: reading one breaks the graph."""

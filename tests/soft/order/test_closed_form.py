@@ -80,7 +80,7 @@ def derivatives(f, x):
     return [*tensors(y), torch.autograd.grad(total(y), leaf)[0], *tangent]
 
 
-@pytest.mark.long(but=6)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
 @pytest.mark.parametrize("name", CALLS)
 def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, general, counted, monkeypatch):

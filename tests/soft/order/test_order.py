@@ -195,7 +195,8 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
         close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-@pytest.mark.parametrize("mode", ["smooth", *[pytest.param(m, marks=pytest.mark.long) for m in MODES[1:]]])
+@pytest.mark.long(but=3)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (n, m) in CALLS.items() if n in ("sort", "rank") and m != "sorting_network"])
 def test_a_graph_computes_what_eager_code_does(key, mode):
     """Value, gradient and tangent of a graph are right in every mode, also for other numbers than it was traced with."""

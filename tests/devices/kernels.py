@@ -31,8 +31,8 @@ count; `python -m tests.devices.kernels` counts again and writes this page.
 
 Where there are more launches than in the composite:
 
-- *Order statistics by softsort and neuralsort*: the composite standardizes rows in 7 launches, ours in 38. Infinite elements take no
-  part in the statistics, a row far from 0 loses no digit, and large numbers do not overflow. The derivative of a
+- *Order statistics by softsort and neuralsort*: the composite standardizes rows in 7 launches, ours in 38. Infinite elements take
+  no part in the statistics, a row far from 0 loses no digit, and large numbers do not overflow. The derivative of a
   straight-through version computes the relaxation again, where the composite keeps n numbers for each element.
 - *`clip_grad_norm`*: the norm is taken in a unit in which it neither overflows nor underflows, and has a derivative at 0.
 - *`codebook_quantize`, `power_of_two`*: the backward finds the level of each number again, where the composite saves it.

@@ -41,6 +41,11 @@ def into(own: Tensor, operation: Callable[..., Tensor], v: Tensor) -> Tensor:
     return operation(v, own, out=own) if v.shape == own.shape and v.dtype == own.dtype else operation(v, own)
 
 
+def twice_over(v: Tensor, q: Tensor) -> Tensor:
+    """``v / q / q``: a square would overflow."""
+    return (v / q).div_(q)
+
+
 @slope_of(Atan)
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2), torch.div, v)
@@ -71,12 +76,12 @@ def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
 @slope_of(SoftSign)
 def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     a = math.sqrt(2 / alpha)
-    return into(affine_of_abs(u, a * alpha, a).square_(), torch.div, v)
+    return twice_over(v, affine_of_abs(u, a * alpha, a))
 
 
 @slope_of(FastSigmoid)
 def _fast_sigmoid(v: Tensor, u: Tensor, slope: float) -> Tensor:
-    return into(affine_of_abs(u, slope, 1.0).square_(), torch.div, v)
+    return twice_over(v, affine_of_abs(u, slope, 1.0))
 
 
 @fast(bell, within=8)

@@ -129,6 +129,16 @@ EXACT = {
 }
 
 
+@pytest.mark.parametrize("name", ["fast_sigmoid", "sparse_fast_sigmoid", "soft_sign"])
+def test_a_large_gradient_reaches_far(name):
+    """The product of a gradient and a slope that falls as 1 / u^2 is right where that slope, or u^2, is beyond float32."""
+    operator = functools.partial(getattr(spikes, name), **{"low": -math.inf, "high": math.inf} if "sparse" in name else {})
+    narrow = torch.logspace(-20, 24, 45).requires_grad_()
+    wide = narrow.detach().double().requires_grad_()
+    (found,), (expected,) = [torch.autograd.grad(operator(x), x, torch.full_like(x, 1e30)) for x in (narrow, wide)]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-20)
+
+
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("recorded", [False, True])

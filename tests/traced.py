@@ -5,8 +5,11 @@ A graph costs seconds. Operators of one base share what makes their graphs; the 
 
 import sys
 
+import torch
+
 from fullgrad import Function
 from fullgrad._suite.cases import CASES
+from fullgrad.testing._subject import scalar
 
 OF_BASES = (
     "round",
@@ -35,9 +38,12 @@ OF_ALGORITHMS = (
     "quantizers.vector_quantize, identity",
     "rank_st fast_soft_sort smooth",
     "sampling.imle_topk",
+    "sampling.k_subset_st",
+    "sampling.poisson_st",
     "soft.entmax_loss",
     "soft.normmax",
     "soft.proj_transport_polytope c1",
+    "soft.sort lapsum",
     "topk_mask_st",
 )
 NAMES = OF_BASES + OF_ALGORITHMS
@@ -53,11 +59,12 @@ def machinery(case, classes) -> set[str]:
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_name == "call" and frame.f_code.co_filename.endswith("nodes.py"):
-            found.add(frame.f_locals["function"].__name__)
+            found.add(frame.f_locals["function"].__qualname__)
 
+    leaves = case.leaves()
     sys.setprofile(note)
     try:
-        case.op(*case.tensors)
+        torch.autograd.grad(scalar(case.op)(*leaves), leaves, allow_unused=True)
     finally:
         sys.setprofile(None)
     return found

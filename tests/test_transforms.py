@@ -126,11 +126,14 @@ def traced_in_short(case, name):
 
 
 def groups(cases, name, size=10):
-    """The cases in groups that can be checked together: with values to the last bit or without."""
+    """The cases in groups that can be checked together: with values to the last bit or without. Torch takes sizes of matrices of
+    two cases for one where they are equal.
+    """
     same = {}
     for case in cases:
         is_limited = case.of == "matrices" or case.name.startswith(LIMITED.get(name, ()))
-        same.setdefault((case.value is None, is_limited, case.has_tangent), []).append(case)
+        apart = case.name if is_limited else None
+        same.setdefault((case.value is None, apart, case.has_tangent), []).append(case)
     return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
 
 

@@ -18,6 +18,13 @@ def extremes(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
 
 
+def over_ranks(
+    x: Tensor, dims: tuple[int, ...], part: Callable[[Tensor], Tensor], whole: Callable[[Tensor], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """A reduction of a distributed tensor by one gather: ``whole`` of what ``part`` makes of the shards, behind one another."""
+    return distributed_module().over_ranks(x, dims, part, whole)
+
+
 def greatest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The largest element over some dimensions, as in `extremes`."""
     return extremes(x, dims)[1] if any_distributed((x,)) else x.amax(dims, keepdim=True)
@@ -27,6 +34,13 @@ def without_parts(x: Tensor) -> Tensor:
     """The tensor with partial sums of the ranks reduced, for code that is not linear in it."""
     if x.__class__ is not Tensor and any_distributed((x,)):
         return distributed_module().without_parts(x)
+    return x
+
+
+def with_whole_rows(x: Tensor, dim: int) -> Tensor:
+    """The tensor with whole rows along ``dim`` on every rank, gathered once for code that needs them several times."""
+    if x.__class__ is not Tensor and any_distributed((x,)):
+        return distributed_module().with_whole_rows(x, dim)
     return x
 
 

@@ -33,11 +33,11 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
     spread = _spread(rules, args)
     if not _is_declared(rules.operator) or _is_batched():
         return _operation_by_operation(rules, args, spread)
-    plan, apply = _Plan(rules, args, spread), rules.operator.apply
+    plan, apply = _plan(rules, args, spread), rules.operator.apply
     may_raise = rules.operator.raises_by_numbers
     # Where nothing is split, all ranks have the same numbers and raise alike.
     if (
-        plan.split != [None] * plan.mesh.ndim
+        any(label is not None for label in plan.split)
         and (may_raise(*args) if callable(may_raise) else may_raise)
         and not _is_outside(plan.mesh)
     ):
@@ -63,9 +63,9 @@ def _on_all(name: str, mesh: Any, function: Callable[..., Any], *args: Any) -> A
     except Exception as raised:
         error = raised
     failed = torch.tensor(float(error is not None), device=mesh.device_type)
-    parts, same = (Partial(),) * mesh.ndim, (Replicate(),) * mesh.ndim
-    summed = ToWhole.apply(failed, mesh, parts, failed.shape, parts, same)  # torch's conversions have no rules under transforms
-    count: Any = ToShards.apply(summed, mesh, same, same, failed.shape, same)
+    parts = (Partial(),) * mesh.ndim
+    summed = ToWhole.apply(failed, Layout(mesh, failed.shape, parts, parts, parts))  # torch's have no rules under transforms
+    count: Any = ToShards.apply(summed, Layout.everywhere(mesh, failed.shape))
     if error is not None:
         raise error
     if count.item():
@@ -88,7 +88,7 @@ def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layou
     if _is_batched():
         with _replicating():
             return function(*args)
-    return _on_shards(_Plan(code, args, spread), function, args)
+    return _on_shards(_plan(code, args, spread), function, args)
 
 
 def _spread(rules: Rules, args: Sequence[Any]) -> dict[int, Any]:
@@ -134,88 +134,138 @@ def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
 # --- Which dimension is split where ---------------------------------------------------------------------------------------
 
 
-class _Layout(NamedTuple):
+class _Labels(NamedTuple):
     """The labels of the dimensions of each argument, and of the first dimensions of each output; the others are whole."""
 
-    inputs: list[tuple[Label, ...]]
+    inputs: tuple[tuple[Label, ...], ...]
     output: tuple[Label, ...]
 
 
-def _layout(rules: Rules, args: Sequence[Any]) -> _Layout:
-    """The layout that an operator declares for these arguments."""
+def _labels(rules: Rules, args: Sequence[Any]) -> _Labels:
+    """The labels that an operator declares for these arguments."""
     operator = rules.operator
     if operator.dim_labels is not None:
-        return _Layout(*operator.dim_labels(*args))
+        inputs, output = operator.dim_labels(*args)
+        return _Labels(tuple(inputs), output)
     whole, ndims = operator.whole_dims, [a.ndim if isinstance(a, Tensor) else 0 for a in args]
     if isinstance(whole, str):
         named, n = args[rules.parameters.index(whole)], ndims[0]
         dims = set(range(n)) if named is None else {d % n for d in ((named,) if isinstance(named, int) else named)}
         first: tuple[Label, ...] = tuple([None if d in dims else d for d in range(n)])
-        labels = [first if m == n else (None,) * m for m in ndims]
-        return _Layout(labels, first if operator.keeps_dim else tuple([d for d in first if d is not None]))
+        labels = tuple([first if m == n else (None,) * m for m in ndims])
+        return _Labels(labels, first if operator.keeps_dim else tuple([d for d in first if d is not None]))
     # Before the last ones, which are whole, dimensions are counted from the end, as they broadcast.
     core = [min(n, whole if isinstance(whole, int) else whole[i]) for i, n in enumerate(ndims)]
-    batch = max(n - c for n, c in zip(ndims, core, strict=True))
-    labels = [(*range(batch - n + c, batch), *(None,) * c) for n, c in zip(ndims, core, strict=True)]
-    return _Layout(labels, tuple(range(batch)))
+    batch = max([n - c for n, c in zip(ndims, core, strict=True)])
+    labels = tuple([(*range(batch - n + c, batch), *(None,) * c) for n, c in zip(ndims, core, strict=True)])
+    return _Labels(labels, tuple(range(batch)))
+
+
+class _Input(NamedTuple):
+    """A tensor among the arguments: its shape, its placements if it is distributed, and whether it wraps a batch."""
+
+    shape: Any
+    placements: Placements | None
+    is_batched: bool
+
+
+def _plan(rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> "_Plan":
+    """The plan of a call; calls whose arguments lie alike share one."""
+    operator = rules.operator
+    inputs: list[_Input | None] = [None] * len(args)
+    for i, a in enumerate(args):
+        if i in spread:
+            inputs[i] = _Input(a.shape, spread[i].placements, _wraps_batch(a))
+        elif isinstance(a, Tensor):
+            inputs[i] = _Input(a.shape, None, False)
+    allows_empty = operator.whole_dims == 0 and operator.dim_labels is None
+    mesh = _Same(next(iter(spread.values())).device_mesh)
+    facts = rules.name, _labels(rules, args), tuple(inputs), allows_empty, hasattr(operator.forward, "is_identity"), mesh
+    try:
+        return _Plan.shared(*facts)
+    except TypeError:  # sizes that are symbols have no hash
+        return _Plan(*facts)
+
+
+class _Same:
+    """An object that equals itself alone: a mesh may equal one whose processes have ended."""
+
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.it is other.it
 
 
 class _Plan:
     """The placements of the inputs and outputs of a call."""
 
-    def __init__(self, rules: Rules, args: Sequence[Any], spread: dict[int, Any]) -> None:
-        self.name, self.args, self.spread = rules.name, args, spread
-        self.mesh = mesh = next(iter(spread.values())).device_mesh
-        self.labels, self.output = _layout(rules, args)
+    def __init__(
+        self,
+        name: str,
+        labels: _Labels,
+        inputs: tuple[_Input | None, ...],
+        allows_empty: bool,
+        is_identity: bool,
+        mesh: _Same,
+    ) -> None:
+        self.name, self.inputs, self.mesh = name, inputs, mesh.it
+        self.labels, self.output = labels
         self.sizes = self._sizes()
         # Under a batching transform further down, a placement may be that of a batch dimension: then everything is whole.
-        self.split: list[Label] = [None] * mesh.ndim
+        self.split: list[Label] = [None] * self.mesh.ndim
         self.strided: dict[int, Any] = {}
-        if not any(_wraps_batch(args[i]) for i in spread):
+        if not any(a.is_batched for a in inputs if a):
             self._choose()
-            if rules.operator.whole_dims != 0 or rules.operator.dim_labels is not None:
+            if not allows_empty:
                 self._drop_empty()
         # The value of an identity is a partial sum if its input is, unless there is another tensor: that may be split, and each
         # rank would count a derivative that depends on it as its own part.
-        self.parts: list[Any] = [None] * mesh.ndim
-        alone = not any(isinstance(a, Tensor) for a in args[1:])
-        if alone and hasattr(rules.operator.forward, "is_identity") and 0 in spread and not _wraps_batch(args[0]):
+        self.parts: list[Any] = [None] * self.mesh.ndim
+        first = inputs[0]
+        if is_identity and not any(inputs[1:]) and first and first.placements is not None and not first.is_batched:
             self.parts = [
-                p if p.is_partial() and label is None else None for p, label in zip(spread[0].placements, self.split, strict=True)
+                p if p.is_partial() and label is None else None for p, label in zip(first.placements, self.split, strict=True)
             ]
+        self.shards = [None if a is None else self._layout_of(i, a) for i, a in enumerate(inputs)]
+        self.wholes: dict[Any, Layout] = {}
+
+    shared: Callable[..., "_Plan"]
 
     def _sizes(self) -> dict[int, int]:
         sizes: dict[int, int] = {}
-        for labels, a in zip(self.labels, self.args, strict=True):
-            for label, n in zip(labels, a.shape if isinstance(a, Tensor) else (), strict=True):
+        for labels, a in zip(self.labels, self.inputs, strict=True):
+            for label, n in zip(labels, a.shape if a else (), strict=True):
                 if label is not None and n != 1 and sizes.setdefault(label, n) != n:
-                    shapes = [tuple(a.shape) for a in self.args if isinstance(a, Tensor)]
+                    shapes = [tuple(a.shape) for a in self.inputs if a]
                     raise ValueError(f"{self.name}: the shapes of the inputs do not broadcast, got {shapes}.")
         return sizes
 
     def _label(self, i: int, d: int) -> Label:
         """The label of a dimension that can be split."""
-        return self.labels[i][d] if self.args[i].shape[d] > 1 else None
+        a = self.inputs[i]
+        return self.labels[i][d] if a and a.shape[d] > 1 else None
 
     def _choose(self) -> None:
         """Choose splits: each mesh dimension splits the dimension that it splits of the largest tensor, if allowed."""
-        for i in sorted(self.spread, key=lambda i: -self.spread[i].numel()):
-            for m, p in enumerate(self.spread[i].placements):
+        spread = [(i, a) for i, a in enumerate(self.inputs) if a and a.placements is not None]
+        for i, a in sorted(spread, key=lambda item: -item[1].shape.numel()):
+            for m, p in enumerate(a.placements or ()):
                 if not _is_shard(p) or self.split[m] is not None or (label := self._label(i, p.dim)) is None:
                     continue
                 if not isinstance(p, Shard):  # strided, of a tensor that was split twice: as it is, or not at all
-                    if any(t.placements != self.spread[i].placements for j, t in self._having(label)):
+                    if any(placements != a.placements for placements in self._having(label)):
                         continue
                     self.strided[m] = p
                 self.split[m] = label
 
-    def _having(self, label: int) -> list[tuple[int, Any]]:
-        """The tensors that have a dimension with a label."""
-        return [
-            (j, self.spread.get(j, _NotDistributed))
-            for j, a in enumerate(self.args)
-            if isinstance(a, Tensor) and any(self._label(j, d) == label for d in range(a.ndim))
-        ]
+    def _having(self, label: int) -> list[Placements | None]:
+        """The placements of the tensors that have a dimension with a label."""
+        found = [(i, a) for i, a in enumerate(self.inputs) if a]
+        return [a.placements for i, a in found if any(self._label(i, d) == label for d in range(len(a.shape)))]
 
     def _drop_empty(self) -> None:
         """Do not split dimensions so small that a rank gets an empty shard, for which not every operator has a value."""
@@ -229,12 +279,12 @@ class _Plan:
                 else:
                     self.split[m] = None
 
-    def shard_of(self, i: int, a: Tensor) -> Tensor:
-        """The local tensor of an argument in the layout of the call."""
+    def _layout_of(self, i: int, a: _Input) -> "Layout":
+        """The layout of an argument in the call."""
         use: list[Any] = []
         gradient: list[Any] = []
         for m, label in enumerate(self.split):
-            d = next((d for d in range(a.ndim) if label is not None and self._label(i, d) == label), None)
+            d = next((d for d in range(len(a.shape)) if label is not None and self._label(i, d) == label), None)
             if d is not None:
                 use.append(self._shard(m, d))
                 gradient.append(use[-1])
@@ -244,15 +294,26 @@ class _Plan:
             else:  # each rank has the gradient of its part of the outputs
                 use.append(Replicate())
                 gradient.append(Replicate() if label is None else Partial())
-        same, shape = (Replicate(),) * self.mesh.ndim, a.shape
-        if i not in self.spread:
-            a, to = ToWhole.apply(a, self.mesh, same, shape, same, same), same
-        else:
-            to = same if _wraps_batch(a) else _summed(self.spread[i].placements)
-        return ToShards.apply(a, self.mesh, tuple(use), tuple(gradient), shape, to)
+        whole = (Replicate(),) * self.mesh.ndim if a.placements is None or a.is_batched else _summed(a.placements)
+        return Layout(self.mesh, a.shape, tuple(use), whole, tuple(gradient))
+
+    def shard_of(self, i: int, a: Tensor) -> Tensor:
+        """The local tensor of an argument in the layout of the call."""
+        given: Any = self.inputs[i]
+        if given.placements is None:
+            a = ToWhole.apply(a, Layout.everywhere(self.mesh, a.shape))
+        return ToShards.apply(a, self.shards[i])
 
     def whole_of(self, y: Tensor) -> Tensor:
         """The distributed tensor from an output, which is its shard."""
+        try:
+            layout = self.wholes.get(y.shape) or self.wholes.setdefault(y.shape, self._layout_from(y))
+        except TypeError:  # as in `_plan`
+            layout = self._layout_from(y)
+        return ToWhole.apply(y, layout)
+
+    def _layout_from(self, y: Tensor) -> "Layout":
+        """The layout of an output whose shard is ``y``."""
         if y.ndim < len(self.output):
             raise RuntimeError(
                 f"{self.name}: an output must have the {len(self.output)} dimensions that its inputs share, got shape "
@@ -269,10 +330,13 @@ class _Plan:
                 shape[d] = self.sizes[label]
                 held.append(self._shard(m, d))
         placements = tuple(held)
-        return ToWhole.apply(y, self.mesh, placements, torch.Size(shape), placements, _summed(placements))
+        return Layout(self.mesh, torch.Size(shape), placements, placements, _summed(placements))
 
     def _shard(self, m: int, d: int) -> Any:
         return Shard(d) if m not in self.strided else type(self.strided[m])(d, split_factor=self.strided[m].split_factor)
+
+
+_Plan.shared = functools.lru_cache(maxsize=1024)(_Plan)
 
 
 def _is_outside(mesh: Any) -> bool:
@@ -280,12 +344,6 @@ def _is_outside(mesh: Any) -> bool:
     empty tensors, as from torch's operations.
     """
     return mesh.get_coordinate() is None
-
-
-class _NotDistributed:
-    """The placements of a tensor that is not distributed."""
-
-    placements = ()
 
 
 def _is_shard(p: Any) -> bool:
@@ -325,6 +383,41 @@ def _moved(placements: Placements, by: int) -> Placements:
 # derivative: second derivatives are silently lost.
 
 
+class Layout:
+    """How a tensor of a ``shape`` lies on a mesh: the placements of the ``shards`` with which the ranks compute, of the
+    ``whole``, and of the ``gradient`` of the shards.
+    """
+
+    def __init__(self, mesh: Any, shape: Any, shards: Placements, whole: Placements, gradient: Placements) -> None:
+        self.mesh, self.shape, self.shards, self.whole, self.gradient = mesh, shape, shards, whole, gradient
+        self.specs: dict[Any, Any] = {}
+
+    @staticmethod
+    def everywhere(mesh: Any, shape: Any) -> "Layout":
+        """The layout of a tensor that is the same on every rank."""
+        same = (Replicate(),) * mesh.ndim
+        return Layout(mesh, shape, same, same, same)
+
+    @functools.cached_property
+    def of_shards(self) -> "Layout":
+        """The layout of the gradient of the shards."""
+        return Layout(self.mesh, self.shape, self.gradient, self.whole, self.gradient)
+
+    @functools.cached_property
+    def of_whole(self) -> "Layout":
+        """The layout of the gradient of the whole; each rank has the whole gradient of a partial sum."""
+        return Layout(self.mesh, self.shape, _summed(self.shards), _summed(self.whole), self.gradient)
+
+    def batched(self, n: int) -> "Layout":
+        """The layout of a tensor with a batch in front."""
+        moved = [_moved(placements, 1) for placements in (self.shards, self.whole, self.gradient)]
+        return Layout(self.mesh, torch.Size((n, *self.shape)), *moved)
+
+
+class _ConversionRules(Rules):
+    SCALAR_TYPES = Rules.SCALAR_TYPES | {Layout}
+
+
 class _Conversion:
     """An operator between distributed tensors and shards, which it handles itself. (Its base cannot be `fullgrad.Function`, which
     imports this folder.)
@@ -335,85 +428,81 @@ class _Conversion:
     apply: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
-        cls.apply = staticmethod(_dispatch.connect(Rules(cls)))
+        cls.apply = staticmethod(_dispatch.connect(_ConversionRules(cls)))
 
 
 def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.set_materialize_grads(False)
-    ctx.layout = inputs[1:]
+    ctx.layout = inputs[1]
 
 
 class ToShards(_Conversion):
-    """The local tensor of a distributed one of a ``shape``, in the layout ``use``. Its gradient has the layout ``gradient``: a
-    shard, or a partial sum. The gradient of the whole is laid out as ``to``.
-    """
+    """The local tensor of a distributed one. Its gradient is a shard, or a partial sum."""
 
     @staticmethod
-    def forward(x: Tensor, mesh: Any, use: Placements, gradient: Placements, shape: Any, to: Placements) -> Tensor:
+    def forward(x: Tensor, layout: Layout) -> Tensor:
         spread: Any = x
         if not isinstance(x, DTensor):  # autograd batched it without calling the vmap rule
             raise NotImplementedError(
                 "fullgrad: the cotangents of distributed tensors cannot be batched by `is_grads_batched=True`. Use "
                 "torch.func.vmap of torch.func.vjp."
             )
-        if _is_outside(mesh):
-            return torch.empty(x.shape if shape is None else shape, dtype=x.dtype, device="meta")
-        local = (spread if spread.placements == use else spread.redistribute(placements=use)).to_local()
+        if _is_outside(layout.mesh):
+            return torch.empty(layout.shape, dtype=x.dtype, device="meta")
+        local = (spread if spread.placements == layout.shards else spread.redistribute(placements=layout.shards)).to_local()
         local = local.wait() if hasattr(local, "wait") else local  # a collective that is still under way
         return local.detach()
 
     setup_context = staticmethod(_keep_layout)
 
     @staticmethod
-    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        mesh, _, gradient, shape, to = ctx.layout
-        return None if g is None else ToWhole.apply(g, mesh, gradient, shape, to, gradient), None, None, None, None, None
+    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if g is None else ToWhole.apply(g, ctx.layout.of_shards), None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
-        return ToShards.apply(t, *ctx.layout)
+    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
+        return ToShards.apply(t, ctx.layout)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, mesh: Any, use: Any, gradient: Any, shape: Any, to: Any) -> tuple[Tensor, int]:
-        layout = mesh, _moved(use, 1), _moved(gradient, 1), torch.Size((info.batch_size, *shape)), _moved(to, 1)
-        return ToShards.apply(x.movedim(in_dims[0], 0), *layout), 0
+    def vmap(info: Any, in_dims: Any, x: Tensor, layout: Layout) -> tuple[Tensor, int]:
+        return ToShards.apply(x.movedim(in_dims[0], 0), layout.batched(info.batch_size)), 0
 
 
 class ToWhole(_Conversion):
-    """The distributed tensor of a ``shape``, laid out as ``to``, whose local tensors on the ranks have the layout ``held``.
-
-    For a partial sum each rank gets the whole gradient. ``again`` is the layout of that gradient's own gradient: a partial sum
-    for the gradient of a bound that shards share, else the same on every rank, as for an identity of partial sums.
+    """The distributed tensor from its local ones. ``gradient`` is the layout of the gradient of its gradient: a partial sum for
+    the gradient of a bound that shards share, else the same on every rank, as for an identity of partial sums.
     """
 
     @staticmethod
-    def forward(y: Tensor, mesh: Any, held: Placements, shape: Any, to: Placements, again: Placements) -> Tensor:
-        # The strides of the whole are in the order of those of the shard.
-        dims, stride, step = list(reversed(range(y.ndim))), [0] * y.ndim, 1
-        if not y.is_contiguous():
-            dims.sort(key=y.stride)
-        for d in dims:
-            stride[d], step = step, step * max(shape[d], 1)
-        local = torch.empty(0, dtype=y.dtype, device=mesh.device_type) if _is_outside(mesh) else y.detach()
-        whole = DTensor.from_local(local, mesh, held, run_check=False, shape=shape, stride=tuple(stride))
-        return whole if held == to else whole.redistribute(placements=to)
+    def forward(y: Tensor, layout: Layout) -> Tensor:
+        outside = _is_outside(layout.mesh)
+        local = torch.empty(0, dtype=y.dtype, device=layout.mesh.device_type) if outside else y.detach()
+        whole = torch_private.distributed_tensor(local, layout, _strides(y, layout.shape))
+        return whole if layout.shards == layout.whole else whole.redistribute(placements=layout.whole)
 
     setup_context = staticmethod(_keep_layout)
 
     @staticmethod
-    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        mesh, held, shape, to, again = ctx.layout
-        gradient = None if g is None else ToShards.apply(g, mesh, _summed(held), again, shape, _summed(to))
-        return gradient, None, None, None, None, None
+    def vjp(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if g is None else ToShards.apply(g, ctx.layout.of_whole), None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Tensor:
-        return ToWhole.apply(t, *ctx.layout)
+    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
+        return ToWhole.apply(t, ctx.layout)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, y: Tensor, mesh: Any, held: Any, shape: Any, to: Any, again: Any) -> tuple[Tensor, int]:
-        layout = mesh, _moved(held, 1), torch.Size((info.batch_size, *shape)), _moved(to, 1), _moved(again, 1)
-        return ToWhole.apply(y.movedim(in_dims[0], 0), *layout), 0
+    def vmap(info: Any, in_dims: Any, y: Tensor, layout: Layout) -> tuple[Tensor, int]:
+        return ToWhole.apply(y.movedim(in_dims[0], 0), layout.batched(info.batch_size)), 0
+
+
+def _strides(y: Tensor, shape: Any) -> tuple[int, ...]:
+    """The strides of the whole, in the order of those of a shard."""
+    dims, strides, step = list(reversed(range(y.ndim))), [0] * y.ndim, 1
+    if not y.is_contiguous():
+        dims.sort(key=y.stride)
+    for d in dims:
+        strides[d], step = step, step * max(shape[d], 1)
+    return tuple(strides)
 
 
 # --- Noise ----------------------------------------------------------------------------------------------------------------
@@ -447,7 +536,7 @@ def noise(x: Tensor, front: int, draw: Callable[[Generator | None], Tensor], gen
             other = None if torch.equal(first, state) else Generator(x.device).set_state(first)
         if other is not None:
             y = draw(other)
-    return ToWhole.apply(y, mesh, same, y.shape, to, to).detach()
+    return ToWhole.apply(y, Layout(mesh, y.shape, same, to, to)).detach()
 
 
 def _default_generator(device: torch.device) -> Generator:
@@ -458,6 +547,27 @@ def _default_generator(device: torch.device) -> Generator:
 
 
 # --- Reductions -----------------------------------------------------------------------------------------------------------
+
+
+def over_ranks(x: Tensor, dims: tuple[int, ...], part: Callable[[Tensor], Tensor], whole: Callable[[Tensor], Any]) -> Any:
+    """The tensors ``whole(parts)``, where ``parts`` are ``part(shard)`` of the ranks that share a row, behind one another.
+
+    The tensors keep ``dims`` with size 1. Both functions are plain differentiable code. The ranks send one gather.
+    """
+    spread: Any = torch_private.innermost(x)
+    mesh = spread.device_mesh
+    held = (Replicate(),) * mesh.ndim if _wraps_batch(x) else _summed(spread.placements)
+    parts = part(ToShards.apply(x, Layout(mesh, x.shape, held, held, held))).unsqueeze(0)
+    shared = [_is_shard(p) and p.dim in dims for p in held]
+    shape = torch.Size([1 if d in dims else n for d, n in enumerate(x.shape)])
+    rest = tuple([Replicate() if over else p for p, over in zip(held, shared, strict=True)])
+    if any(shared) and not _is_outside(mesh):
+        ranks = torch.Size([mesh.size(m) for m, over in enumerate(shared) if over]).numel()
+        total, all_parts = torch.Size((ranks, parts.shape[1], *shape)), _moved(rest, 2)
+        own = tuple([Shard(0) if over else p for p, over in zip(_moved(held, 2), shared, strict=True)])
+        parts = ToWhole.apply(parts, Layout(mesh, total, own, all_parts, own))
+        parts = ToShards.apply(parts, Layout(mesh, total, all_parts, all_parts, all_parts))
+    return tuple([ToWhole.apply(y, Layout(mesh, shape, rest, rest, rest)) for y in whole(parts)])
 
 
 class Extremes(_Conversion):
@@ -472,25 +582,13 @@ class Extremes(_Conversion):
 
     @staticmethod
     def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
-        spread: Any = x
-        mesh, held = spread.device_mesh, _summed(spread.placements)
-        local = ToShards.forward(spread, mesh, held, (), None, ())
-        kept = [1 if d in dims else n for d, n in enumerate(local.shape)]
-        if all(local.shape[d] for d in dims):
-            both = torch.stack([local.amin(dims, keepdim=True), -local.amax(dims, keepdim=True)])
-        else:
-            both = local.new_full((2, *kept), torch.inf)
-        reduced = [_is_shard(p) and p.dim in dims for p in held]
-        shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-        rest = tuple([Replicate() if over else p for p, over in zip(held, reduced, strict=True)])
-        if any(reduced) and not _is_outside(mesh):
-            ranks = [mesh.size(m) for m, over in enumerate(reduced) if over]
-            parts = tuple([Shard(0) if over else p for p, over in zip(_moved(held, 2), reduced, strict=True)])
-            total = torch.Size((torch.Size(ranks).numel(), 2, *shape))
-            spread = ToWhole.forward(both.unsqueeze(0), mesh, parts, total, _moved(rest, 2), parts)
-            both = ToShards.forward(spread, mesh, _moved(rest, 2), (), None, ()).amin(0)
-        low, high = both.unbind()
-        return tuple([ToWhole.forward(y, mesh, rest, torch.Size(shape), rest, rest) for y in (low.clone(), -high)])
+        def both(shard: Tensor) -> Tensor:
+            if all(shard.shape[d] for d in dims):
+                return torch.stack([shard.amin(dims, keepdim=True), -shard.amax(dims, keepdim=True)])
+            return shard.new_full((2, *[1 if d in dims else n for d, n in enumerate(shard.shape)]), torch.inf)
+
+        low, high = over_ranks(x, dims, both, lambda parts: parts.amin(0).unbind())
+        return low, -high
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -540,6 +638,14 @@ def without_parts(a: Tensor) -> Tensor:
     return a if list(spread.placements) == to else _laid_out(a, tuple(to))
 
 
+def with_whole_rows(a: Tensor, dim: int) -> Tensor:
+    """The distributed tensor without partial sums, no rank of which has parts of rows along ``dim``."""
+    spread: Any = torch_private.innermost(a)
+    split = [_is_shard(p) and p.dim == dim % max(a.ndim, 1) for p in spread.placements]
+    to = [Replicate() if over else p for p, over in zip(_summed(spread.placements), split, strict=True)]
+    return a if list(spread.placements) == to else _laid_out(a, tuple(to))
+
+
 def reshaped(a: Tensor, shape: Sequence[int]) -> Tensor:
     """``a.reshape(shape)`` of a distributed tensor. torch neither joins nor splits a dimension with uneven shards: the tensor is
     then gathered, as are cotangents in another layout.
@@ -559,7 +665,7 @@ def _laid_out(a: Tensor, to: Placements) -> Tensor:
     mesh, own = spread.device_mesh, _summed(spread.placements)
     if _wraps_batch(a):
         to = own = (Replicate(),) * mesh.ndim
-    return ToWhole.apply(ToShards.apply(a, mesh, to, to, a.shape, own), mesh, to, a.shape, to, to)
+    return ToWhole.apply(ToShards.apply(a, Layout(mesh, a.shape, to, own, to)), Layout(mesh, a.shape, to, to, to))
 
 
 @functools.cache

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._core.shards import extremes
-from fullgrad._dispatch import surely
+from fullgrad._core.shards import extremes, over_ranks
+from fullgrad._dispatch import any_distributed, surely
 
 Dim = int | Sequence[int] | None
 
@@ -39,9 +39,35 @@ def norm(g: Tensor, dims: tuple[int, ...], p: float) -> tuple[Tensor, Tensor]:
     """The p-norm over some dimensions, which are kept with size 1, and its unit; both in float32 at least.
 
     The unit is the largest absolute value, so that neither the powers nor the norm overflow or underflow; 1 if that is 0,
-    infinite or NaN.
+    infinite or NaN. Their product does not depend on it, and the unit has no derivative.
     """
     g = g.to(torch.promote_types(g.dtype, torch.float32))
-    m = largest(g, dims)
-    unit = torch.where((m > 0) & (m < math.inf), m, 1)
-    return m / unit if not dims or surely(p == math.inf) else torch.linalg.vector_norm(g / unit, p, dims, keepdim=True), unit
+    if not dims or surely(p == math.inf):
+        m = largest(g, dims)
+        return m / _unit(m), _unit(m)
+    if any_distributed((g,)):
+        n, unit = over_ranks(g, dims, lambda shard: _part(shard, dims, p), lambda parts: _joined(parts, p))
+        return n, unit
+    unit = _unit(g.detach().abs().amax(dims, keepdim=True))
+    return torch.linalg.vector_norm(g / unit, p, dims, keepdim=True), unit
+
+
+def _unit(m: Tensor) -> Tensor:
+    m = m.detach()
+    return torch.where((m > 0) & (m < math.inf), m, 1)
+
+
+def _part(shard: Tensor, dims: tuple[int, ...], p: float) -> Tensor:
+    """The norm of a shard, divided by its unit, and its largest absolute value."""
+    if all(shard.shape[d] for d in dims):
+        m = shard.detach().abs().amax(dims, keepdim=True)
+    else:
+        m = shard.new_zeros([1 if d in dims else n for d, n in enumerate(shard.shape)])
+    return torch.stack([torch.linalg.vector_norm(shard / _unit(m), p, dims, keepdim=True), m])
+
+
+def _joined(parts: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """The norm and the unit from those of the shards."""
+    n, m = parts.unbind(1)
+    unit = _unit(m.amax(0))
+    return torch.linalg.vector_norm(n * (torch.where(m > 0, _unit(m), 0) / unit), p, 0), unit

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import without_parts
 from fullgrad._dispatch import holds, square_root, uses_last_dims
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import Binarize
@@ -46,8 +47,8 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
         raise ValueError(f"bsq: `x` must have a last dimension that is not empty, got shape {tuple(x.shape)}.")
     (wide,) = to_opmath(x)
     # The direction does not depend on the size, whose square could over- or underflow.
-    largest = wide.detach().abs().amax(-1, keepdim=True)
+    largest = without_parts(wide.detach().abs().amax(-1, keepdim=True))
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
-    squares = (v * v).sum(-1, keepdim=True)
+    squares = without_parts((v * v).sum(-1, keepdim=True))
     u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
     return Binarize.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)

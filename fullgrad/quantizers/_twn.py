@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import without_parts
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._ternarize import Ternarize
@@ -45,7 +46,8 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     (wide,) = to_opmath(w)
     size = wide.detach().abs()
     dims = dims_of(dim, w.ndim)
-    threshold = 0.7 * size.mean(dims, keepdim=True)
+    threshold = without_parts(0.7 * size.mean(dims, keepdim=True))
     beyond = (size > threshold).to(size.dtype)
-    scale = (size * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp(min=1)
+    count = without_parts(beyond.sum(dims, keepdim=True)).clamp(min=1)
+    scale = without_parts((size * beyond).sum(dims, keepdim=True)) / count
     return Ternarize.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

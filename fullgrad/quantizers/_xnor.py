@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
-from fullgrad._core.shards import elementwise_code
+from fullgrad._core.shards import elementwise_code, without_parts
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import Binarize
@@ -48,5 +48,6 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
     checks.not_empty("xnor", "w", w)
     checks.dim("xnor", dim, w.ndim)
     (wide,) = to_opmath(w)
-    mean = elementwise_code("xnor", torch.abs, wide if scale_gradient else wide.detach()).mean(dims_of(dim, w.ndim), keepdim=True)
+    size = elementwise_code("xnor", torch.abs, wide if scale_gradient else wide.detach())
+    mean = without_parts(size.mean(dims_of(dim, w.ndim), keepdim=True))
     return (mean * Binarize.apply(wide, 1.0, 1.0, 1.0)).to(w.dtype)

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import divided, largest
@@ -68,6 +69,7 @@ def categorical_st(
     checks.choice(name, "gradient", gradient, ("softmax", "identity"))
     check_temperature(name, "tau", tau, logits)
     check_temperature(name, "sample_tau", sample_tau, logits)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like).detach()
     wide, sample_tau = to_opmath(logits.detach(), sample_tau)
     sample, _ = largest(divided(wide, sample_tau) + noise, dim, logits.dtype)

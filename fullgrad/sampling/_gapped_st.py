@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest
 from fullgrad.sampling._softmax_sample import SoftmaxSample
@@ -64,6 +65,7 @@ def gapped_st(
         checks.choice(name, "gap", gap, ("probs",))
     else:
         checks.non_negative_number(name, "gap", gap)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return SoftmaxSample.apply(sample, logits, index, tau, gap, dim) if logits.ndim else torch.softmax(logits, -1)

@@ -6,6 +6,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
@@ -63,6 +64,7 @@ def gumbel_rao(
     dim = check_rows(name, "logits", logits, dim)
     check_temperature(name, "tau", tau, logits)
     samples = checks.positive_integer(name, "samples", samples, 2**31)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like, (samples + 1,))
     wide, tau = to_opmath(logits, tau)
     x, n = wide.detach(), noise.detach()

@@ -10,6 +10,7 @@ from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.recomputed import saved_inputs
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_rows, check_temperature
 from fullgrad.sampling._rows import divided, largest, softmax_pull
@@ -66,6 +67,7 @@ def gumbel_softmax(
     name = "gumbel_softmax"
     dim = check_rows(name, "logits", logits, dim)
     check_temperature(name, "tau", tau, logits)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     wide, tau = to_opmath(logits, tau)
     y = (GumbelSoftmax.apply(wide, noise, tau, dim) if wide.ndim else torch.softmax(wide + noise, -1)).to(logits.dtype)

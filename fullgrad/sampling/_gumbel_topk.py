@@ -6,6 +6,7 @@ from torch import Generator, Tensor
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import Recomputed
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import Temperature, check_count, check_rows, check_temperature
 from fullgrad.sampling._rows import largest, over_temperature
 
@@ -62,6 +63,7 @@ def gumbel_topk(
     dim = check_rows(name, "logits", logits, dim)
     k = check_count(name, k, logits, dim)
     check_temperature(name, "tau", tau, logits)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     if not logits.ndim:
         return gumbel_topk(logits.reshape(1), k, tau, hard, noise=noise.reshape(1)).reshape(())

@@ -10,6 +10,7 @@ from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import check_count, check_rows
 from fullgrad.sampling._rows import largest
 
@@ -68,6 +69,7 @@ def imle_topk(
     k = check_count(name, k, logits, dim)
     checks.positive_number(name, "lam", lam)
     checks.non_negative_number(name, "noise_scale", noise_scale)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for(name, logits, noise, generator, gumbel_like)
     if not logits.ndim:
         return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise.reshape(1)).reshape(())

@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import Temperature, check_rows
 from fullgrad.soft.order import argsort_st
 from fullgrad.soft.order.methods import PERMUTATION_METHODS, PermutationMethod
@@ -65,6 +66,7 @@ def plackett_luce_st(
     if isinstance(tau, Tensor) and tau.ndim:
         raise ValueError(f"{name}: `tau` must be a number or a tensor without dimensions, got shape {tuple(tau.shape)}.")
     checks.choice(name, "method", method, PERMUTATION_METHODS)
+    scores = with_whole_rows(scores, dim)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise
     return argsort_st(noisy, dim, True, tau, method=method, standardize=False).to(scores.dtype)

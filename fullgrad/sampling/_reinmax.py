@@ -10,6 +10,7 @@ from fullgrad._core.function import alias, is_identity
 from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
+from fullgrad._core.shards import with_whole_rows
 from fullgrad._dispatch import surely
 from fullgrad.sampling._arguments import check_rows
 from fullgrad.sampling._rows import SampleOfRows, divided, largest, softmax_pull
@@ -54,6 +55,7 @@ def reinmax(
     """
     dim = check_rows("reinmax", "logits", logits, dim)
     checks.positive_number("reinmax", "tau", tau)
+    logits = with_whole_rows(logits, dim)
     noise = noise_for("reinmax", logits, noise, generator, gumbel_like)
     sample, index = largest(to_opmath(logits.detach())[0] + noise.detach(), dim, logits.dtype)
     return ReinMax.apply(sample, logits, index, float(tau), dim) if logits.ndim else torch.softmax(logits, -1)

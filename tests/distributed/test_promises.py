@@ -102,6 +102,42 @@ def test_rows_are_gathered_once():
     assert sum(collectives(sort, Shard(0))) == 0
 
 
+# Collectives of the value and of its gradient, of a tensor whose rows are split. Among threads the broadcast of a draw is not
+# counted.
+COUNTS = {
+    "bsq": (quantizers.bsq, [2, 1]),
+    "clip_grad_norm": (lambda x: fullgrad.clip_grad_norm(x, 0.1), [0, 1]),
+    "gumbel_softmax": (lambda x: sampling.gumbel_softmax(x, hard=True), [1, 0]),
+    "reinmax": (sampling.reinmax, [1, 0]),
+    "twn": (quantizers.twn, [3, 0]),
+    "xnor": (quantizers.xnor, [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_nothing_is_sent_twice(name):
+    """Rows are gathered once, and a sum or an extreme of the ranks is made once."""
+    f, expected = COUNTS[name]
+    assert collectives(f, Shard(1))[:2] == expected
+
+
+@pytest.mark.parametrize(
+    "x", [[1e-30, 2e-38], [3e38, 3e38], [0.0, 0.0], [0.0, 1e-40], [torch.inf, 1.0], [torch.nan, 1.0]], ids=str
+)
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, torch.inf])
+def test_a_norm_of_ranks_has_one_unit(x, p):
+    """The norm neither overflows nor underflows, whichever rank has the largest number."""
+    g = torch.tensor([x, x[::-1]])
+
+    def clipped(x):
+        (gx,) = torch.autograd.grad(fullgrad.clip_grad_norm(x, 0.5, norm_type=p), x, x.detach())
+        return [gx]
+
+    for placement in (Shard(0), Shard(1)):
+        for found in of_ranks(clipped, placement, x=g):
+            assert_close(found[0], clipped(g.clone().requires_grad_())[0], rtol=1e-6, atol=0, equal_nan=True)
+
+
 def test_a_maximum_is_gathered_once():
     """Each shard sends two numbers, the smallest and the largest."""
     assert collectives(fullgrad.scale_grad, Shard(0))[:2] == [0, 1]

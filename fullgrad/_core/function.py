@@ -95,6 +95,8 @@ class Function:
     # For a family that `whole_dims` does not describe: a function of the arguments that returns, for each argument, a label for
     # each dimension that may be split and None for the others; and the labels of the first dimensions of each output.
     dim_labels: ClassVar[Any] = None
+    # Types of arguments that hold no tensor, besides numbers and strings.
+    constant_types: ClassVar[tuple[type, ...]] = ()
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 

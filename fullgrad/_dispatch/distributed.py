@@ -414,10 +414,6 @@ class Layout:
         return Layout(self.mesh, torch.Size((n, *self.shape)), *moved)
 
 
-class _ConversionRules(Rules):
-    SCALAR_TYPES = Rules.SCALAR_TYPES | {Layout}
-
-
 class _Conversion:
     """An operator between distributed tensors and shards, which it handles itself. (Its base cannot be `fullgrad.Function`, which
     imports this folder.)
@@ -425,10 +421,11 @@ class _Conversion:
 
     recompute_in_backward = False
     distributes_itself = True
+    constant_types = (Layout,)
     apply: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
-        cls.apply = staticmethod(_dispatch.connect(_ConversionRules(cls)))
+        cls.apply = staticmethod(_dispatch.connect(Rules(cls)))
 
 
 def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -43,6 +43,8 @@ class Rules:
         # Only the conversions between distributed tensors and their shards handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()
+        # An operator may name types of its own that hold no tensor.
+        self.SCALAR_TYPES = Rules.SCALAR_TYPES.union(getattr(operator, "constant_types", ()))
 
     @functools.cached_property
     def parameters(self) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
 A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`, at a :math:`g` that is not
-special: not at 0, which a backward may leave out. A numerical test tells whether it is linear: transposed twice at a random
-:math:`g`, it must give :math:`B(h)` for random :math:`h` of several magnitudes, with zeros among them, and for 0. The test runs
-once for each class, its constant arguments and the inputs that are differentiated.
+special: not at 0, which a backward may leave out. A numerical test tells whether it is linear (`fullgrad._core.linearity`). It
+runs once for each class, its constant arguments and the inputs that are differentiated.
 """
 
 import contextlib
@@ -14,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.generators import same_draws
+from fullgrad._core.linearity import GENERIC, is_linear
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, without_modes
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, same_draws
+from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
-_SCALES = (1e-3, 1.0, 1e2)  # of random cotangents: clipping or normalizing shows at one of them
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
@@ -92,7 +92,7 @@ def _key(call: Any) -> Any:
 
 def _generic(zeros: Any) -> Tensor:
     """A tensor like some zeros, of a number that no backward treats specially."""
-    return torch.full(zeros.args[0], 0.7, **zeros.keywords)
+    return torch.full(zeros.args[0], GENERIC, **zeros.keywords)
 
 
 def _random_like(tensor: Tensor) -> Tensor:
@@ -104,23 +104,8 @@ def _try(call: Any, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     tangents = [torch.randn_like(t) if needed else None for t, needed in zip(tensors, call.needed, strict=True)]
     pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])
-    g, *hs = ([scale * torch.randn_like(outs[i]) for i in call.free] for scale in (1.0, *_SCALES))
-    hs += [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[1]] for share in (0.5, 0.0)]
-    with same_draws():
-        push = torch.func.vjp(pull, *g)[1]
-    again = torch.func.vjp(push, tuple(t for t in tangents if t is not None))[1]
-    for h in hs:
-        with same_draws():  # a backward may draw: the same numbers each time
-            expected = pull(*h)
-        if any(map(_differs, again(tuple(h))[0], expected)):
-            alone = call.count == 1 and sum(t is not None for t in tangents) == 1
-            x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
-            return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR
-    return TRANSPOSE
-
-
-def _differs(found: Tensor, expected: Tensor) -> bool:
-    """Whether tensors differ by more than rounding. Nonfinite elements are skipped: eager double backward has them too."""
-    both = found.isfinite() & expected.isfinite()
-    error, size = ((found - expected)[both].abs(), expected[both].abs())
-    return bool((error > min(1e3 * torch.finfo(found.dtype).eps, 0.1) * size.max()).any()) if len(size) else False
+    if is_linear(pull, [outs[i] for i in call.free]):
+        return TRANSPOSE
+    alone = call.count == 1 and sum(t is not None for t in tangents) == 1
+    x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
+    return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fullgrad import _dispatch
 from fullgrad._core.function import Function
+from fullgrad._core.generators import random_states, same_draws
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope
@@ -160,15 +161,15 @@ class Batched:
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
         randomness = "different" if _dispatch.is_tracing() else self.info.randomness
-        before = _tensors.random_states() if randomness == "error" else []
+        before = random_states() if randomness == "error" else []
         samples, records = [], []
         for b in range(self.info.batch_size):
             again = randomness == "same" and b < self.info.batch_size - 1
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            with _tensors.same_draws() if again else contextlib.nullcontext():
+            with same_draws() if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
             records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
-        if before and not all(map(torch.equal, before, _tensors.random_states())):
+        if before and not all(map(torch.equal, before, random_states())):
             raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
         if any(record != records[0] for record in records):
             raise Refused(

@@ -1,7 +1,6 @@
 """Helpers for tensors and structures of tensors."""
 
 import contextlib
-import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -143,33 +142,3 @@ def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
         for item in gc.get_referents(value):
             if not (isinstance(item, dict) and "__spec__" in item):  # the globals of a function
                 yield from hidden_tensors(item, depth - 1)
-
-
-@contextlib.contextmanager
-def same_draws() -> Iterator[None]:
-    """A context that restores the states of the random generators at its end."""
-    before = random_states()
-    try:
-        yield
-    finally:
-        for (_, restore), state in zip(_generators(), before, strict=False):
-            restore(state)
-
-
-def random_states() -> list[Tensor]:
-    """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
-    return [state() for state, _ in _generators()]
-
-
-def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
-    """The functions that read and restore the state of each generator."""
-    yield torch.get_rng_state, torch.set_rng_state
-    device = torch.accelerator.current_accelerator()
-    module: Any = device and torch.get_device_module(device)
-    if module is None or not getattr(module, "is_initialized", lambda: True)():
-        return
-    if device.type == "mps":  # it has one device, and its functions take none  # pyright: ignore
-        yield module.get_rng_state, module.set_rng_state
-        return
-    for i in range(module.device_count()):
-        yield functools.partial(module.get_rng_state, i), functools.partial(module.set_rng_state, device=i)

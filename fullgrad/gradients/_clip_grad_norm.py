@@ -11,6 +11,7 @@ from fullgrad._core.function import alias, is_identity
 from fullgrad._core.neighbors import rounded
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.recomputed import save_inputs, saved_inputs
+from fullgrad._core.shards import elementwise_code
 from fullgrad._dispatch import surely
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
@@ -84,18 +85,23 @@ class ClipGradNorm(CotangentMap):
             return g, None, None, None
         (m,) = saved_inputs(ctx)
         n, u = norm(g, dims_of(ctx.dim, g.ndim), ctx.norm_type)
-        if not isinstance(m, Tensor):  # a number divided by a tensor is multiplied by its rounded reciprocal
-            m = torch.full_like(u, rounded(m, u.dtype) if m.__class__ is float else m)
-        within = n <= m / u
-        # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
-        factor = torch.where(within, 1, m / torch.where(within, 1, n))
-        return _rescaled(g, torch.where(within, 1, u), factor), None, None, None
+        return elementwise_code("clip_grad_norm", _clipped, g, n, u, m), None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         in_dims, (x, max_norm, dim, norm_type) = per_sample(info, in_dims, args)
         x, max_norm = aligned(in_dims[:2], (x, max_norm))
         return cls.apply(x, max_norm, behind_batch(dim, x.ndim), norm_type), 0
+
+
+def _clipped(g: Tensor, n: Tensor, u: Tensor, m: Tensor | float) -> Tensor:
+    """The gradient within the bound ``m``, given its norm divided by a unit, and the unit."""
+    if not isinstance(m, Tensor):  # a number divided by a tensor is multiplied by its rounded reciprocal
+        m = torch.full_like(u, rounded(m, u.dtype) if m.__class__ is float else m)
+    within = n <= m / u
+    # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
+    factor = torch.where(within, 1, m / torch.where(within, 1, n))
+    return _rescaled(g, torch.where(within, 1, u), factor)
 
 
 @pointwise

@@ -1,0 +1,44 @@
+"""The states of torch's random generators."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """A context that restores the states of the random generators at its end."""
+    before = random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(before)
+
+
+def random_states() -> list[Tensor]:
+    """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
+    return [state() for state, _ in _generators()]
+
+
+def restore_random_states(states: Sequence[Tensor]) -> None:
+    """Restore what `random_states` returned; a device that has been initialized since keeps its state."""
+    for (_, restore), state in zip(_generators(), states, strict=False):
+        restore(state)
+
+
+def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    """The functions that read and restore the state of each generator."""
+    yield torch.get_rng_state, torch.set_rng_state
+    device = torch.accelerator.current_accelerator()
+    module: Any = device and torch.get_device_module(device)
+    if module is None or not getattr(module, "is_initialized", lambda: True)():
+        return
+    if device.type == "mps":  # it has one device, and its functions take none  # pyright: ignore
+        yield module.get_rng_state, module.set_rng_state
+        return
+    for i in range(module.device_count()):
+        yield functools.partial(module.get_rng_state, i), functools.partial(module.set_rng_state, device=i)

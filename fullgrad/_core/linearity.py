@@ -1,0 +1,45 @@
+r"""A numerical test whether a function is linear and differentiable, so that autograd can transpose it.
+
+The transpose of a linear function :math:`L` is its derivative's, taken at a point that is not special: not at 0, which code may
+leave out. Transposed twice at a random :math:`v`, the function must give :math:`L(h)` for random :math:`h` of several magnitudes,
+with zeros among them, and for 0.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fullgrad._core.generators import same_draws
+
+_SCALES = (1e-3, 1.0, 1e2)  # clipping or normalizing shows at one of them
+GENERIC = 0.7  # a number that no code treats specially
+
+
+def is_linear(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> bool:
+    """Whether a function is linear in all its arguments together, which are tensors like the given ones."""
+    v, *hs = ([scale * torch.randn_like(a) for a in arguments] for scale in (1.0, *_SCALES))
+    hs += [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[1]] for share in (0.5, 0.0)]
+    with same_draws():
+        values, push = _vjp(function, v)
+    again = torch.func.vjp(push, tuple(torch.randn_like(y) for y in values))[1]
+    for h in hs:
+        with same_draws():  # the function may draw: the same numbers each time
+            expected = function(*h)
+        if any(map(_differs, again(tuple(h))[0], expected)):
+            return False
+    return True
+
+
+def _vjp(
+    function: Callable[..., Sequence[Tensor]], v: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Callable[..., Sequence[Tensor]]]:
+    result = torch.func.vjp(function, *v)
+    return result[0], result[1]
+
+
+def _differs(found: Tensor, expected: Tensor) -> bool:
+    """Whether tensors differ by more than rounding. Nonfinite elements are skipped: eager double backward has them too."""
+    both = found.isfinite() & expected.isfinite()
+    error, size = ((found - expected)[both].abs(), expected[both].abs())
+    return bool((error > min(1e3 * torch.finfo(found.dtype).eps, 0.1) * size.max()).any()) if len(size) else False

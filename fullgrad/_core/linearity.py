@@ -22,7 +22,8 @@ def is_linear(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Ten
     hs += [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[1]] for share in (0.5, 0.0)]
     with same_draws():
         values, push = _vjp(function, v)
-    again = torch.func.vjp(push, tuple(torch.randn_like(y) for y in values))[1]
+    with same_draws():
+        again = torch.func.vjp(push, tuple(torch.randn_like(y) for y in values))[1]
     for h in hs:
         with same_draws():  # the function may draw: the same numbers each time
             expected = function(*h)

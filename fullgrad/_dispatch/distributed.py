@@ -474,7 +474,7 @@ class ToWhole(_Conversion):
     def forward(y: Tensor, layout: Layout) -> Tensor:
         outside = _is_outside(layout.mesh)
         local = torch.empty(0, dtype=y.dtype, device=layout.mesh.device_type) if outside else y.detach()
-        whole = torch_private.distributed_tensor(local, layout, _strides(y, layout.shape))
+        whole: Any = torch_private.distributed_tensor(local, layout, _strides(y, layout.shape))
         return whole if layout.shards == layout.whole else whole.redistribute(placements=layout.whole)
 
     setup_context = staticmethod(_keep_layout)

@@ -335,6 +335,19 @@ def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
     return function
 
 
+def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """A list of the function as compiled code calls it: one node, in and out of which any structure may go, and which AOTAutograd
+    traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported.
+    """
+    node = [function]
+
+    def mark(function: Any) -> None:
+        node[0] = torch._dynamo.nonstrict_trace(function)
+
+    mark_for_dynamo(mark, function)
+    return node
+
+
 _disabled = functools.cache(torch.compiler.disable)
 
 
@@ -431,6 +444,7 @@ _allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowe
 is_wrapped = _optional("_C._functorch.is_functorch_wrapped_tensor", None, _ADOPT)
 is_batched = _optional("_C._functorch.is_batchedtensor", None, _ADOPT)
 get_unwrapped = _optional("_C._functorch.get_unwrapped", None, _ADOPT)
+_batch_dim = _optional("_C._functorch.maybe_get_bdim", None, _ADOPT)
 
 # Tensor subclasses in Python, which transforms do not see through, and the modes of a tracer.
 is_wrapper_subclass = _optional("utils._python_dispatch.is_traceable_wrapper_subclass", None, _ADOPT)
@@ -456,6 +470,25 @@ def innermost(tensor: Tensor) -> Tensor:
     while is_wrapped(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
+
+
+def first_sample(tensor: Tensor) -> Tensor:
+    """The tensor below all transforms, of the first sample of each batch."""
+    while is_wrapped(tensor):
+        inner = get_unwrapped(tensor)
+        tensor = inner.select(_batch_dim(tensor), 0) if is_batched(tensor) else inner
+    return tensor.detach()
+
+
+def below_transforms(function: Callable[[], Any]) -> Any:
+    """``function()`` below all transforms, which it may use itself."""
+    if pop is None or not transforms_active():
+        return function()
+    layer = pop()
+    try:
+        return below_transforms(function)
+    finally:
+        push(layer)
 
 
 def writable(tensor: Tensor | None) -> Tensor | None:

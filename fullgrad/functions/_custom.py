@@ -1,0 +1,542 @@
+"""`custom_jvp`, `custom_vjp` and `custom_gradient`: functions with derivative rules of one's own."""
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from fullgrad._core.linearity import is_linear
+from fullgrad._dispatch import below_transforms, first_sample, has_data, innermost, is_tracing, pytree, traced_below, without_modes
+from fullgrad.functions._declared import (
+    Maybe,
+    Rule,
+    by_reference,
+    declared,
+    is_differentiated,
+    is_floating,
+    may_differ,
+    scattered,
+    transposed,
+    values_of,
+)
+from fullgrad.functions._random import Draw
+from fullgrad.functions._trees import Call, Result
+
+Numbers = int | Sequence[int]
+Names = str | Sequence[str]
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_MOST = 64  # verdicts of one function, so that arguments that change at each call do not add up
+
+
+class Custom:
+    """A function with rules: what `custom_jvp` and `custom_vjp` return. It pickles by its name, as a function does."""
+
+    kind: str
+    rules: str
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names) -> None:
+        if not callable(f):
+            raise TypeError(f"{self.kind}: `f` must be callable, got a value of type {type(f).__name__}.")
+        self.function, self.name = f, getattr(f, "__name__", type(f).__name__)
+        self.label = f"{self.kind}: {self.name}"
+        self.signature = _signature(self.label, f)
+        self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
+        self.verdicts: dict[Any, bool] = {}
+        functools.update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _node[0](self, args, kwargs) if is_dynamo_compiling() else self.run(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> Any:
+        name = getattr(self, "__qualname__", "")
+        try:
+            found = attrgetter(name)(sys.modules[self.__module__])
+        except (AttributeError, KeyError):
+            found = None
+        if found is not self:
+            raise TypeError(f"{self.label} cannot be pickled, as it is not found as {self.__module__}.{name}.")
+        return name
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.name}>"
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in eager code, or while a tracer records it."""
+        if not self.has_rules():
+            raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
+        if self.signature is not None and (kwargs or len(args) != len(self.signature.parameters)):
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
+        call = CustomCall(self, args)
+        if not is_differentiated(call.tensors):
+            return self.values(lambda *tensors: call.run(self.function, tensors), call.tensors)
+        for i in call.constant:
+            if is_differentiated(call.parts[i].tensors):
+                raise TypeError(
+                    f"{self.label}: argument {i} needs a derivative, and is one of `nondiff_argnums`. Leave it out of them, or pass "
+                    "x.detach()."
+                )
+        return self.differentiated(call)
+
+    def values(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        """``function(*tensors)`` without a derivative."""
+        return values_of(
+            self.label,
+            function,
+            tensors,
+            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. Pass the "
+            "tensor, or the module that has it, as an argument.",
+        )
+
+    def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
+        """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
+
+        ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
+        """
+        key = (key, *call.constants())
+        found = self.verdicts.get(key)
+        if found is None:
+            if len(self.verdicts) >= _MOST:
+                del self.verdicts[next(iter(self.verdicts))]
+            found = self.verdicts[key] = _try_linear(function, inputs, like)
+        if not found:
+            raise NotImplementedError(self.not_linear())
+
+    def has_rules(self) -> bool:
+        """Whether the rules have been given."""
+        raise NotImplementedError
+
+    def differentiated(self, call: "CustomCall") -> Any:
+        """The result of a call that is differentiated."""
+        raise NotImplementedError
+
+    def not_linear(self) -> str:
+        """The message for a rule that is not linear."""
+        raise NotImplementedError
+
+
+pytree.register_constant(Custom)
+_node = traced_below(lambda custom, args, kwargs: custom.run(args, kwargs))
+
+
+class CustomCall(Call):
+    """A call of a function with rules. Its constant arguments come first in a rule, the others in one tuple."""
+
+    def __init__(self, owner: Custom, args: Sequence[Any]) -> None:
+        super().__init__(args)
+        self.owner = owner
+        self.constant = sorted({i % len(args) for i in owner.constant}) if owner.constant else []
+
+    def run_rule(self, rule: Callable[..., Any], tensors: Sequence[Tensor], *more: Any) -> Any:
+        """``rule(*constant, primals, *more)``."""
+
+        def of_arguments(*args: Any) -> Any:
+            primals, rest = args[: len(self.parts)], args[len(self.parts) :]
+            return rule(*[primals[i] for i in self.constant], self.without_constant(primals), *rest)
+
+        return self.run(of_arguments, tensors, *more)
+
+    def without_constant(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The values of the arguments that are not constant."""
+        return tuple([v for i, v in enumerate(values) if i not in self.constant])
+
+    def constants(self) -> tuple[Any, ...]:
+        """What a verdict about linearity may depend on: constants by value, and other objects by kind."""
+        leaves = [leaf for part in self.parts for leaf in part.leaves if not isinstance(leaf, Tensor)]
+        return tuple([(type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in leaves])
+
+
+# --- Rules of tangents ----------------------------------------------------------------------------------------------------
+
+
+class CustomJVP(Custom):
+    """What `custom_jvp` returns."""
+
+    kind, rules = "custom_jvp", "defjvp or defjvps"
+    rule: Callable[..., Any] | None = None
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Give the function its rule, ``rule(primals, tangents)``, which returns the pair of the result and its tangent.
+
+        Arguments of ``nondiff_argnums`` come before ``primals``.
+        """
+        if not callable(rule):
+            raise TypeError(f"{self.label}.defjvp: `rule` must be callable, got a value of type {type(rule).__name__}.")
+        self.rule = rule
+        return rule
+
+    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
+        """Give the function a rule for each argument, ``rule(tangent, result, *primals)``, or None where there is no derivative.
+
+        The tangent of the result is the sum.
+        """
+        if self.constant:
+            raise TypeError(f"{self.label}.defjvps cannot be used with `nondiff_argnums`; use defjvp.")
+
+        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+            result = self(*primals)
+            if len(rules) != len(primals):
+                raise TypeError(f"{self.label}.defjvps got {len(rules)} rules for {len(primals)} arguments.")
+            parts = [r(t, result, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
+            if not parts:
+                return result, pytree.tree_map(lambda _: None, result)
+            return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
+
+        self.rule = rule
+
+    def has_rules(self) -> bool:
+        return self.rule is not None
+
+    def differentiated(self, call: CustomCall) -> Any:
+        own = _JVPRule(self, call)
+        result = own.forward()
+        return result.tree(declared(Rule(own.pull, own.push), result.tensors, call.tensors))
+
+    def not_linear(self) -> str:
+        return (
+            f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode works, "
+            "as by jacfwd; or declare the gradient by custom_vjp."
+        )
+
+
+class _JVPRule:
+    """The rule of tangents of one call. Its transpose, by autograd, is the rule of gradients."""
+
+    def __init__(self, owner: CustomJVP, call: CustomCall) -> None:
+        self.owner, self.call, self.draw = owner, call, Draw(owner.label)
+        self.result: Any = None
+
+    def forward(self) -> Result:
+        """The result, without a derivative."""
+
+        def value(*tensors: Tensor) -> list[Tensor]:
+            self.result = self.draw.first(lambda: Result(self.call.run(self.owner.function, tensors)))
+            return self.result.tensors
+
+        self.owner.values(value, self.call.tensors)
+        return self.result
+
+    def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
+        given = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)]
+        beside = self.call.without_constant(self.call.beside(given))
+        with self.draw.again():
+            pair = self.call.run_rule(self.owner.rule, inputs, beside)  # pyright: ignore[reportArgumentType]
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(
+                f"{self.owner.label}: the rule must return the pair (result, tangent), got a value of type {type(pair).__name__}"
+                + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
+            )
+        return self._checked(pair[1], like)
+
+    def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
+        outputs = [(g.shape, g.dtype, g.device) for g in cotangents]
+        push = lambda *all: self.push(all[:n], scattered(n, where, all[n:]), outputs)  # noqa: E731
+        like = [(inputs[i].shape, inputs[i].dtype, inputs[i].device) for i in where]
+        self.owner.check_linear(self.call, inputs, where, push, like)
+        return scattered(n, where, transposed(push, inputs, like)(*[g for g in cotangents if may_differ(g)]))
+
+    def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
+        """The tangents of the differentiable results; zeros for None and numbers of 0."""
+        label, leaves = self.owner.label, [tangent]
+        if self.result.spec is not None or isinstance(tangent, (tuple, list, dict)):
+            leaves, spec = pytree.tree_flatten(tangent)
+            if spec != self.result.spec:
+                raise TypeError(f"{label}: the tangent must have the structure of the result, {self.result.spec}, got {spec}.")
+        found = []
+        own = [leaf for leaf, value in zip(leaves, self.result.leaves, strict=True) if isinstance(value, Tensor)]
+        for t, (shape, dtype, device) in zip(own, like, strict=True):
+            if not is_floating(dtype):
+                continue
+            if t is None or isinstance(t, (int, float)):
+                t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
+            _check_like(f"{label}: the tangent", "result", t, shape, dtype)
+            found.append(t)
+        return found
+
+
+# --- Rules of gradients ---------------------------------------------------------------------------------------------------
+
+
+class CustomVJP(Custom):
+    """What `custom_vjp` and `custom_gradient` return."""
+
+    kind, rules = "custom_vjp", "defvjp"
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
+    jvp: str | None = None
+    rule_class: type["_VJPRule"]
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Give the function its rules.
+
+        ``fwd(*args)`` returns the pair of the result and the residuals, any structure; ``bwd(residuals, cotangent)`` a tuple with
+        the gradient of each argument, or None for 0. Arguments of ``nondiff_argnums`` come before the residuals and have none.
+        """
+        for name, rule in (("fwd", fwd), ("bwd", bwd)):
+            if not callable(rule):
+                raise TypeError(f"{self.label}.defvjp: `{name}` must be callable, got a value of type {type(rule).__name__}.")
+        self.fwd, self.bwd = fwd, bwd
+
+    def has_rules(self) -> bool:
+        return self.bwd is not None
+
+    def differentiated(self, call: CustomCall) -> Any:
+        own = self.rule_class(self, call)
+        result, residuals = own.forward(call.tensors)
+        return result.tree(declared(Rule(own.pull, own.push), result.tensors, [*call.tensors, *residuals]))
+
+    def not_linear(self) -> str:
+        return (
+            f"{self.label} has no forward mode: its rule is no linear, differentiable function of the cotangents. Reverse mode works, "
+            'as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
+        )
+
+
+class _VJPRule:
+    """The rule of gradients of one call. Its transpose, by autograd, is the rule of tangents.
+
+    The first derivative is the rule with the residuals of the one forward. Where that may be differentiated again, it is itself an
+    operator: a function of the inputs, whose derivative computes the residuals again from them.
+    """
+
+    def __init__(self, owner: CustomVJP, call: CustomCall) -> None:
+        self.owner, self.call, self.draw, self.draw_back = owner, call, Draw(owner.label), Draw(owner.label)
+        self.result: Any = None
+        self.residuals: Any = None
+        self.kinds = [(is_floating(t.dtype), t.shape, t.dtype) for t in call.tensors]
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Result, Sequence[Tensor]]:
+        """The result, and the tensors in the residuals."""
+        self.owner.values(lambda *given: self.draw.first(lambda: self._note(self._fwd(given))), tensors)
+        return self.result, self.residuals.tensors
+
+    def _note(self, pair: tuple[Result, Call]) -> list[Tensor]:
+        self.result, self.residuals = pair
+        return [*self.result.tensors, *self.residuals.tensors]
+
+    def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        n = len(self.kinds)
+        x, residuals = inputs[:n], inputs[n:]
+        if not is_differentiated([*x, *cotangents]):
+            return [*self.draw_back.first(lambda: self._bwd(self.residuals, residuals, cotangents, x)), *[None] * len(residuals)]
+        k = len(residuals)
+        found: list[Any] = []
+
+        def value(*given: Tensor) -> list[Tensor]:
+            found[:] = self.draw_back.first(lambda: self._bwd(self.residuals, given[:k], given[k + n :], given[k : k + n]))
+            return [g for g in found if g is not None]
+
+        values = self.owner.values(value, [*residuals, *x, *cotangents])
+        where = tuple([i for i, g in enumerate(found) if g is not None])
+        reference = by_reference(lambda *all: [g for g in self._again(all[:n], all[n:]) if g is not None])
+        return scattered(n + k, where, declared(reference, values, [*x, *cotangents]))
+
+    def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        x, given = inputs[: len(self.kinds)], tangents[: len(self.kinds)]
+        where, n = tuple([i for i, t in enumerate(given) if t is not None]), len(x)
+        if self.owner.jvp == "identity":
+            return self._identity(given, like)
+
+        def back(*all: Tensor) -> list[Tensor]:
+            cotangents = iter(all[n:])
+            g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
+            grads = self._again(all[:n], g)
+            return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore[reportReturnType]
+
+        self.owner.check_linear(self.call, x, where, back, [v for v in like if is_floating(v[1])])
+        return transposed(back, x, like)(*[t for t in given if t is not None])
+
+    def _identity(self, tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
+        own = [t for t in tangents if t is not None]
+        if len(like) != 1 or len(own) != 1 or own[0].shape != like[0][0]:
+            raise TypeError(f'{self.owner.label}: jvp="identity" takes one tensor with a tangent, and a result of its shape.')
+        return [own[0].clone()]
+
+    def _again(self, x: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Maybe:
+        """The gradients as a function of the inputs."""
+        with self.draw.again():
+            _, residuals = self._fwd(x)
+        with self.draw_back.again():
+            return self._bwd(residuals, residuals.tensors, cotangents, x)
+
+    def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
+        """The result and the residuals. They are taken apart while modules have the tensors that are given."""
+
+        def parts(*args: Any) -> tuple[Result, Call]:
+            pair = self.owner.fwd(*args)  # pyright: ignore[reportOptionalCall]
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(
+                    f"{self.owner.label}: `fwd` must return the pair (result, residuals), got a value of type {type(pair).__name__}"
+                    + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
+                )
+            return Result(pair[0]), Call([pair[1]])
+
+        return self.call.run(parts, x)
+
+    def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
+        bwd: Any = self.owner.bwd
+        g, constant = self.result.tree(cotangents, None), self.call.constant
+        if not constant:
+            return self._checked(residuals.run(bwd, tensors, g))
+        return self._checked(
+            self.call.run(lambda *args: residuals.run(lambda r: bwd(*[args[i] for i in constant], r, g), tensors), x)
+        )
+
+    def _checked(self, grads: Any) -> list[Tensor | None]:
+        """A gradient or None for each tensor of the arguments."""
+        label, call = self.owner.label, self.call
+        wanted = [i for i in range(len(call.parts)) if i not in call.constant]
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
+            raise TypeError(
+                f"{label}: `bwd` must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value "
+                f"of type {type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
+            )
+        given = dict(zip(wanted, grads, strict=True))
+        found: list[Tensor | None] = []
+        for i, part in enumerate(call.parts):
+            found += part.flattened(given.get(i), f"{label}: the gradient of argument {i}")
+        for i, (g, (floating, shape, dtype)) in enumerate(zip(found, self.kinds, strict=True)):
+            if g is not None and not floating:
+                found[i] = None
+            elif g is not None:
+                _check_like(f"{label}: a gradient", "argument", g, shape, dtype)
+        return found
+
+
+class _PullRule(_VJPRule):
+    """The rule of a function that returns its own pullback, which is called in each derivative."""
+
+    def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
+        return self.call.run(lambda *args: Result(self._pair(args)[0]), x), Call([])
+
+    def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
+        g = self.result.tree(cotangents, None)
+
+        def gradients(*args: Any) -> Any:
+            with self.draw.again():
+                pull = self._pair(args)[1]
+            found = pull(g)
+            return found if len(args) != 1 or isinstance(found, (tuple, list)) else (found,)
+
+        return self._checked(self.call.run(gradients, x))
+
+    def _pair(self, args: Sequence[Any]) -> tuple[Any, Callable[[Any], Any]]:
+        pair = self.owner.bwd(*args)  # pyright: ignore[reportOptionalCall]
+        if not isinstance(pair, tuple) or len(pair) != 2 or not callable(pair[1]):
+            raise TypeError(f"{self.owner.label}: the function must return the pair (result, pullback), got {pair!r:.80}.")
+        return pair
+
+
+CustomVJP.rule_class = _VJPRule
+
+
+class CustomGradient(CustomVJP):
+    """What `custom_gradient` returns."""
+
+    kind, rule_class = "custom_gradient", _PullRule
+
+
+# --- Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
+    if tuple(t.shape) != tuple(shape):
+        raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
+    if t.dtype != dtype:
+        raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
+
+
+def _signature(label: str, f: Any) -> inspect.Signature | None:
+    """The signature of a function, whose rules are called by position; None where Python knows none."""
+    try:
+        signature = inspect.signature(f)
+    except ValueError:
+        return None
+    for p in signature.parameters.values():
+        if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD):
+            raise TypeError(f"{label} must take positional parameters only, as its rules do, found {p}.")
+    return signature
+
+
+def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
+    """The positions of the constant arguments."""
+    found = [numbers] if isinstance(numbers, int) else list(numbers)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
+        raise TypeError(f"{owner.kind}: `nondiff_argnums` must be integers, got {numbers!r}.")
+    parameters = [] if owner.signature is None else list(owner.signature.parameters)
+    for name in [names] if isinstance(names, str) else names:
+        if name not in parameters:
+            raise ValueError(f"{owner.kind}: `nondiff_argnames` has {name!r}, and the parameters of {owner.name} are {parameters}.")
+        found.append(parameters.index(name))
+    n = len(parameters)
+    is_variadic = owner.signature is None or any(p.kind is p.VAR_POSITIONAL for p in owner.signature.parameters.values())
+    if not is_variadic and any(not -n <= i < n for i in found):
+        raise ValueError(f"{owner.kind}: `nondiff_argnums` must be positions of the {n} parameters of {owner.name}, got {found}.")
+    return found
+
+
+def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
+    """Whether ``function(*inputs, *v)`` is linear in v. Traced code tries random inputs, which need not fit the function."""
+    traced = is_tracing() or not all([has_data(innermost(x)) for x in inputs])
+
+    def attempt() -> bool:
+        x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
+        v = [_random(*own) for own in like]
+        return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
+
+    with without_modes() if traced else contextlib.nullcontext(), torch.no_grad():
+        try:
+            return below_transforms(attempt)
+        except Exception:
+            return True  # the call itself will say what is wrong
+
+
+def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    sizes = [getattr(getattr(n, "node", None), "hint", n) for n in shape]  # symbolic sizes have a hint
+    return (torch.randn if is_floating(dtype) else torch.zeros)(sizes, dtype=dtype, device=device)
+
+
+# --- The decorators -------------------------------------------------------------------------------------------------------
+
+
+def custom_jvp(f: Callable[..., Any] | None = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = ()) -> Any:
+    if f is None:
+        return functools.partial(custom_jvp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
+    return CustomJVP(f, nondiff_argnums, nondiff_argnames)
+
+
+def custom_vjp(
+    f: Callable[..., Any] | None = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = (), jvp: str | None = None
+) -> Any:
+    if f is None:
+        return functools.partial(custom_vjp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames, jvp=jvp)
+    made = CustomVJP(f, nondiff_argnums, nondiff_argnames)
+    made.jvp = jvp
+    return made
+
+
+def custom_gradient(f: Callable[..., Any]) -> Any:
+    made = CustomGradient(f, (), ())
+    made.function, made.bwd = lambda *args: f(*args)[0], f
+    return made

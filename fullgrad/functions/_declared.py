@@ -1,0 +1,220 @@
+"""`declared`: given values with a derivative of their own. All operators made of functions stand on it.
+
+A function of the user runs where it is called, on tensors without a derivative (`values_of`), so that torch's own rules batch it.
+What it returned is then an input of `Declared`, next to the tensors by which it is differentiated, and a `Rule` says how.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fullgrad._core.function import Function, alias
+from fullgrad._core.recomputed import pullback
+from fullgrad._dispatch import (
+    are_differentiated,
+    forward_mode_is_on,
+    innermost,
+    is_tracing,
+    pytree,
+    transforms_active,
+)
+
+Maybe = Sequence[Tensor | None]
+
+
+class Rule:
+    """The derivative of some values by some inputs, as plain differentiable code.
+
+    ``pull(inputs, cotangents, needs)`` returns a gradient or None for each input, ``push(inputs, tangents, like)`` a tangent for
+    each value that is differentiable; ``like`` has the shape, dtype and device of each value. ``method`` says how a batch calls
+    them, see `batched_by`.
+    """
+
+    __slots__ = ("method", "pull", "push")
+
+    def __init__(self, pull: Callable[..., Maybe], push: Callable[..., Sequence[Tensor]], method: str = "map") -> None:
+        self.pull, self.push, self.method = pull, push, method
+
+
+def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The values, with the derivative that a rule gives them by the inputs."""
+    return list(Declared.apply(rule, len(values), *values, *inputs)) if values else []
+
+
+class Declared(Function):
+    """The operator of `declared`. Saved: the inputs."""
+
+    constant_types: ClassVar[tuple[type, ...]] = (Rule,)
+
+    @staticmethod
+    def forward(rule: Rule, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([alias(y) for y in tensors[:count]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.rule, ctx.count = inputs[:2]
+        ctx.like = [(y.shape, y.dtype, y.device) for y in output]
+        constant = [y for y in output if not may_differ(y)]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        kept = inputs[2 + ctx.count :]
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[2 + ctx.count :]
+        return *[None] * (2 + ctx.count), *ctx.rule.pull(ctx.saved_tensors, cotangents, needs)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        pushed = iter(ctx.rule.push(ctx.saved_tensors, tangents[ctx.count :], ctx.like))
+        return tuple([next(pushed) if is_floating(dtype) else None for _, dtype, _ in ctx.like])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], rule: Rule, count: int, *tensors: Tensor) -> tuple[Any, int]:
+        n, dims = info.batch_size, in_dims[2:]
+        values = [
+            y.expand(n, *y.shape) if d is None else y.movedim(d, 0) for y, d in zip(tensors[:count], dims[:count], strict=True)
+        ]
+        batched = _Batched(rule, dims[count:], n, info.randomness)
+        return Declared.apply(Rule(batched.pull, batched.push, rule.method), count, *values, *tensors[count:]), 0
+
+
+class _Batched:
+    """A rule of one sample, for a batch. Inputs that all samples share get the sum of their gradients."""
+
+    def __init__(self, inner: Rule, in_dims: Sequence[int | None], size: int, randomness: str) -> None:
+        self.inner, self.in_dims, self.size, self.randomness = inner, in_dims, size, randomness
+
+    def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        n = len(inputs)
+        grads = self._over(
+            lambda *all: self.inner.pull(all[:n], all[n:], needs), [*inputs, *cotangents], [*self.in_dims, *[0] * len(cotangents)]
+        )
+        return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
+
+    def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        n, sample = len(inputs), [(shape[1:], dtype, device) for shape, dtype, device in like]
+        pushed: Any = self._over(
+            lambda *all: self.inner.push(all[:n], all[n:], sample), [*inputs, *tangents], [*self.in_dims, *self.in_dims]
+        )
+        return pushed
+
+    def _over(self, function: Callable[..., Maybe], tensors: Maybe, dims: Sequence[int | None]) -> list[Tensor | None]:
+        return batched_by(self.inner.method, function, tensors, dims, self.size, self.randomness)
+
+
+def batched_by(
+    method: str, function: Callable[..., Maybe], tensors: Maybe, dims: Sequence[int | None], size: int, randomness: str
+) -> list[Tensor | None]:
+    """``function`` for each sample of a batch, or for all of them at once, the batch of the results in front."""
+    if method == "broadcast":
+        front = [
+            t if t is None else t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(tensors, dims, strict=True)
+        ]
+        return list(function(*front))
+    if method == "sequential":
+        samples = [
+            function(*[t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)])
+            for i in range(size)
+        ]
+        return [None if of_one[0] is None else torch.stack(of_one) for of_one in zip(*samples, strict=True)]  # pyright: ignore
+    where: list[bool] = []
+
+    def without_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+        results = function(*args)
+        where[:] = [r is not None for r in results]
+        return tuple([r for r in results if r is not None])
+
+    # torch.vmap wants a batched argument, which a function that draws need not have.
+    in_dims = (0, *[None if t is None else d for t, d in zip(tensors, dims, strict=True)])
+    results = iter(torch.func.vmap(without_nones, in_dims, randomness=randomness)(torch.empty(size), *tensors))
+    return [next(results) if there else None for there in where]
+
+
+def by_reference(reference: Callable[..., Sequence[Tensor]]) -> Rule:
+    """The derivative of a function of the inputs, which is plain differentiable code."""
+
+    def floating(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y for y in reference(*inputs) if may_differ(y)])
+
+    def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        where = tuple([i for i, needed in enumerate(needs) if needed])
+        given = [g for g in cotangents if may_differ(g)]
+        return scattered(len(inputs), where, transpose(floating, inputs, where)(*given))
+
+    def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        where, n = tuple([i for i, t in enumerate(tangents) if t is not None]), len(inputs)
+        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
+        return transposed(back, inputs, like)(*[t for t in tangents if t is not None])
+
+    return Rule(pull, push)
+
+
+def transpose(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], where: tuple[int, ...]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function that pulls cotangents of the results back to the inputs at ``where``, itself differentiable."""
+    pull = pullback(lambda *all: tuple(function(*all)), inputs, where)
+    return lambda *cotangents: pull(cotangents)
+
+
+def transposed(
+    linear: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], like: Sequence[Any]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The transpose of ``linear(*inputs, *v)``, which is linear in ``v``, tensors like those that ``like`` describes.
+
+    It is the derivative by ``v``, at a ``v`` that is not special: not at 0, which a function may leave out.
+    """
+    v = [torch.full(shape, 0.7, dtype=dtype, device=device) for shape, dtype, device in like if is_floating(dtype)]
+    return transpose(linear, [*inputs, *v], tuple(range(len(inputs), len(inputs) + len(v))))
+
+
+def scattered(count: int, where: tuple[int, ...], values: Sequence[Tensor]) -> list[Tensor | None]:
+    """A list of ``count`` entries with values at ``where``, and None elsewhere."""
+    found: list[Tensor | None] = [None] * count
+    for i, v in zip(where, values, strict=True):
+        found[i] = v
+    return found
+
+
+def is_floating(dtype: torch.dtype) -> bool:
+    """Whether a dtype has derivatives."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def may_differ(tensor: Tensor) -> bool:
+    """Whether a tensor may have a derivative."""
+    return is_floating(tensor.dtype)
+
+
+def is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of some tensors requires a gradient or has a tangent, at any level."""
+    if transforms_active() or forward_mode_is_on() or is_tracing():
+        return any(are_differentiated(tensors))
+    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+
+
+def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str) -> Any:
+    """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
+    by another tensor, which would be lost, is refused.
+    """
+    versions = _versions(tensors)
+    result = function(*[t.detach() for t in tensors])
+    if _versions(tensors) != versions:
+        raise RuntimeError(f"{name} changes an argument in place, which would be lost or wrong; return a new tensor instead.")
+    leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
+    if is_differentiated([t for t in leaves if isinstance(t, Tensor)]):
+        raise RuntimeError(message)
+    return result
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place. Inference mode does not count changes."""
+    if transforms_active():
+        tensors = [innermost(t) for t in tensors]
+    return [] if is_tracing() else [t._version for t in tensors if not t.is_inference()]

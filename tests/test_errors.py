@@ -49,7 +49,16 @@ OF_FUNCTION = {
     "soft.where": {"x": X, "y": X},
 }
 # Their first argument is another operator, a function or a gradient.
-OTHERS = {"clamp_backward", "grad_replace", "st", "straight_through", "track_scales"}
+OTHERS = {
+    "clamp_backward",
+    "custom_gradient",
+    "custom_jvp",
+    "custom_vjp",
+    "grad_replace",
+    "st",
+    "straight_through",
+    "track_scales",
+}
 
 
 def signature(name):

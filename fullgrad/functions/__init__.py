@@ -4,6 +4,7 @@ The straight-through versions of relaxations are defined beside them in `fullgra
 """
 
 from fullgrad._core.public import make_public
+from fullgrad.functions._custom import custom_gradient, custom_jvp, custom_vjp
 from fullgrad.functions._replace_grad import ReplaceGrad, replace_grad
 from fullgrad.functions._st import grad_replace, st
 from fullgrad.functions._straight_through import straight_through
@@ -42,6 +43,9 @@ __all__ = [
     "argquantile_st",
     "argsort_st",
     "clamp_st",
+    "custom_gradient",
+    "custom_jvp",
+    "custom_vjp",
     "eq_st",
     "equal_st",
     "grad_replace",

@@ -1,6 +1,5 @@
 """`custom_jvp`, `custom_vjp` and `custom_gradient`: functions with derivative rules of one's own."""
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -14,7 +13,16 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.linearity import is_linear
-from fullgrad._dispatch import below_transforms, first_sample, has_data, innermost, is_tracing, pytree, traced_below, without_modes
+from fullgrad._dispatch import (
+    below_transforms,
+    first_sample,
+    has_data,
+    innermost,
+    is_tracing,
+    pytree,
+    traced_below,
+    without_modes,
+)
 from fullgrad.functions._declared import (
     Maybe,
     Rule,
@@ -37,10 +45,13 @@ _MOST = 64  # verdicts of one function, so that arguments that change at each ca
 
 
 class Custom:
-    """A function with rules: what `custom_jvp` and `custom_vjp` return. It pickles by its name, as a function does."""
+    """A function with rules. It pickles by its name, as a function does."""
 
     kind: str
     rules: str
+
+    def __init_subclass__(cls) -> None:
+        pytree.register_constant(cls)  # for compiled code, which takes the function as it is
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names) -> None:
         if not callable(f):
@@ -89,10 +100,10 @@ class Custom:
         if not is_differentiated(call.tensors):
             return self.values(lambda *tensors: call.run(self.function, tensors), call.tensors)
         for i in call.constant:
-            if is_differentiated(call.parts[i].tensors):
+            if is_differentiated(call.split(call.tensors)[i]):
                 raise TypeError(
-                    f"{self.label}: argument {i} needs a derivative, and is one of `nondiff_argnums`. Leave it out of them, or pass "
-                    "x.detach()."
+                    f"{self.label}: argument {i} needs a derivative, and is one of `nondiff_argnums`. Leave it out of them, "
+                    "or pass x.detach()."
                 )
         return self.differentiated(call)
 
@@ -102,8 +113,8 @@ class Custom:
             self.label,
             function,
             tensors,
-            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. Pass the "
-            "tensor, or the module that has it, as an argument.",
+            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. Pass "
+            "the tensor, or the module that has it, as an argument.",
         )
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
@@ -116,7 +127,10 @@ class Custom:
         if found is None:
             if len(self.verdicts) >= _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = self.verdicts[key] = _try_linear(function, inputs, like)
+            try:
+                found = self.verdicts[key] = _try_linear(function, inputs, like)
+            except Exception as error:
+                raise NotImplementedError(self.not_linear()) from error
         if not found:
             raise NotImplementedError(self.not_linear())
 
@@ -133,7 +147,6 @@ class Custom:
         raise NotImplementedError
 
 
-pytree.register_constant(Custom)
 _node = traced_below(lambda custom, args, kwargs: custom.run(args, kwargs))
 
 
@@ -159,8 +172,8 @@ class CustomCall(Call):
         return tuple([v for i, v in enumerate(values) if i not in self.constant])
 
     def constants(self) -> tuple[Any, ...]:
-        """What a verdict about linearity may depend on: constants by value, and other objects by kind."""
-        leaves = [leaf for part in self.parts for leaf in part.leaves if not isinstance(leaf, Tensor)]
+        """The constants on which a verdict about linearity may depend: numbers by value, and other objects by kind."""
+        leaves = [leaf for part in self.parts for leaf in part.leaves or ()]
         return tuple([(type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in leaves])
 
 
@@ -168,7 +181,7 @@ class CustomCall(Call):
 
 
 class CustomJVP(Custom):
-    """What `custom_jvp` returns."""
+    """The function that `custom_jvp` returns."""
 
     kind, rules = "custom_jvp", "defjvp or defjvps"
     rule: Callable[..., Any] | None = None
@@ -208,12 +221,12 @@ class CustomJVP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = _JVPRule(self, call)
         result = own.forward()
-        return result.tree(declared(Rule(own.pull, own.push), result.tensors, call.tensors))
+        return result.tree(declared(Rule(own.pull, own.push), result.release(), call.release()))
 
     def not_linear(self) -> str:
         return (
-            f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode works, "
-            "as by jacfwd; or declare the gradient by custom_vjp."
+            f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode "
+            "works, as by jacfwd; or declare the gradient by custom_vjp."
         )
 
 
@@ -256,19 +269,13 @@ class _JVPRule:
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
         """The tangents of the differentiable results; zeros for None and numbers of 0."""
-        label, leaves = self.owner.label, [tangent]
-        if self.result.spec is not None or isinstance(tangent, (tuple, list, dict)):
-            leaves, spec = pytree.tree_flatten(tangent)
-            if spec != self.result.spec:
-                raise TypeError(f"{label}: the tangent must have the structure of the result, {self.result.spec}, got {spec}.")
-        found = []
-        own = [leaf for leaf, value in zip(leaves, self.result.leaves, strict=True) if isinstance(value, Tensor)]
-        for t, (shape, dtype, device) in zip(own, like, strict=True):
+        label, found = f"{self.owner.label}: the tangent", []
+        for t, (shape, dtype, device) in zip(self.result.flattened(tangent, label), like, strict=True):
             if not is_floating(dtype):
                 continue
             if t is None or isinstance(t, (int, float)):
                 t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
-            _check_like(f"{label}: the tangent", "result", t, shape, dtype)
+            _check_like(label, "result", t, shape, dtype)
             found.append(t)
         return found
 
@@ -277,7 +284,7 @@ class _JVPRule:
 
 
 class CustomVJP(Custom):
-    """What `custom_vjp` and `custom_gradient` return."""
+    """The function that `custom_vjp` returns."""
 
     kind, rules = "custom_vjp", "defvjp"
     fwd: Callable[..., Any] | None = None
@@ -302,20 +309,20 @@ class CustomVJP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_class(self, call)
         result, residuals = own.forward(call.tensors)
-        return result.tree(declared(Rule(own.pull, own.push), result.tensors, [*call.tensors, *residuals]))
+        return result.tree(declared(Rule(own.pull, own.push), result.release(), [*call.release(), *residuals]))
 
     def not_linear(self) -> str:
         return (
-            f"{self.label} has no forward mode: its rule is no linear, differentiable function of the cotangents. Reverse mode works, "
-            'as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
+            f"{self.label} has no forward mode: its rule is no linear, differentiable function of the cotangents. Reverse mode "
+            'works, as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
         )
 
 
 class _VJPRule:
     """The rule of gradients of one call. Its transpose, by autograd, is the rule of tangents.
 
-    The first derivative is the rule with the residuals of the one forward. Where that may be differentiated again, it is itself an
-    operator: a function of the inputs, whose derivative computes the residuals again from them.
+    The first derivative is the rule with the residuals of the one forward. Where that may be differentiated again, it is itself
+    an operator: a function of the inputs, whose derivative computes the residuals again from them.
     """
 
     def __init__(self, owner: CustomVJP, call: CustomCall) -> None:
@@ -327,7 +334,7 @@ class _VJPRule:
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Result, Sequence[Tensor]]:
         """The result, and the tensors in the residuals."""
         self.owner.values(lambda *given: self.draw.first(lambda: self._note(self._fwd(given))), tensors)
-        return self.result, self.residuals.tensors
+        return self.result, self.residuals.release()
 
     def _note(self, pair: tuple[Result, Call]) -> list[Tensor]:
         self.result, self.residuals = pair
@@ -337,7 +344,7 @@ class _VJPRule:
         n = len(self.kinds)
         x, residuals = inputs[:n], inputs[n:]
         if not is_differentiated([*x, *cotangents]):
-            return [*self.draw_back.first(lambda: self._bwd(self.residuals, residuals, cotangents, x)), *[None] * len(residuals)]
+            return [*self._bwd(self.residuals, residuals, cotangents, x), *[None] * len(residuals)]
         k = len(residuals)
         found: list[Any] = []
 
@@ -385,7 +392,8 @@ class _VJPRule:
             pair = self.owner.fwd(*args)  # pyright: ignore[reportOptionalCall]
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise TypeError(
-                    f"{self.owner.label}: `fwd` must return the pair (result, residuals), got a value of type {type(pair).__name__}"
+                    f"{self.owner.label}: `fwd` must return the pair (result, residuals), got a value of type "
+                    + type(pair).__name__
                     + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
                 )
             return Result(pair[0]), Call([pair[1]])
@@ -407,8 +415,8 @@ class _VJPRule:
         wanted = [i for i in range(len(call.parts)) if i not in call.constant]
         if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
             raise TypeError(
-                f"{label}: `bwd` must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value "
-                f"of type {type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
+                f"{label}: `bwd` must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a "
+                f"value of type {type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
             )
         given = dict(zip(wanted, grads, strict=True))
         found: list[Tensor | None] = []
@@ -450,7 +458,7 @@ CustomVJP.rule_class = _VJPRule
 
 
 class CustomGradient(CustomVJP):
-    """What `custom_gradient` returns."""
+    """The function that `custom_gradient` returns."""
 
     kind, rule_class = "custom_gradient", _PullRule
 
@@ -487,7 +495,9 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     parameters = [] if owner.signature is None else list(owner.signature.parameters)
     for name in [names] if isinstance(names, str) else names:
         if name not in parameters:
-            raise ValueError(f"{owner.kind}: `nondiff_argnames` has {name!r}, and the parameters of {owner.name} are {parameters}.")
+            raise ValueError(
+                f"{owner.kind}: `nondiff_argnames` has {name!r}, and the parameters of {owner.name} are {parameters}."
+            )
         found.append(parameters.index(name))
     n = len(parameters)
     is_variadic = owner.signature is None or any(p.kind is p.VAR_POSITIONAL for p in owner.signature.parameters.values())
@@ -498,18 +508,21 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
 
 def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
     """Whether ``function(*inputs, *v)`` is linear in v. Traced code tries random inputs, which need not fit the function."""
-    traced = is_tracing() or not all([has_data(innermost(x)) for x in inputs])
+    traced = is_tracing() or not all(has_data(innermost(x)) for x in inputs)
 
     def attempt() -> bool:
         x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
         v = [_random(*own) for own in like]
         return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
 
-    with without_modes() if traced else contextlib.nullcontext(), torch.no_grad():
-        try:
+    if not traced:
+        with torch.no_grad():
             return below_transforms(attempt)
-        except Exception:
-            return True  # the call itself will say what is wrong
+    try:
+        with without_modes(), torch.no_grad():
+            return below_transforms(attempt)
+    except Exception:
+        return True
 
 
 def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -520,23 +533,151 @@ def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> T
 # --- The decorators -------------------------------------------------------------------------------------------------------
 
 
-def custom_jvp(f: Callable[..., Any] | None = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = ()) -> Any:
+def custom_jvp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = ()) -> Any:
+    r"""A function with a rule of one's own for tangents, as ``jax.custom_jvp``.
+
+    .. math::
+        y = f(x), \qquad D\, t = r(x, t)
+
+    for the rule :math:`r`, given by ``defjvp``: ``rule(primals, tangents)`` returns the pair of the result and its tangent. It is
+    plain torch code and may call the function; higher derivatives are those of its code, and the gradient is its transpose, by
+    autograd. ``defjvps`` gives a rule for each argument, ``rule(tangent, result, *primals)``, or None for 0. The rule must be
+    linear in the tangents, which is tried once for each kind of arguments where a gradient is computed.
+
+    Arguments and results are any structure (tuples, lists, dicts); everything that is not a tensor is constant, and the tangent
+    of a number is 0. A module counts as its parameters and buffers, and its tangent is a dict by name. Random numbers that the
+    function draws are drawn again in each call by a rule. Saved: the inputs.
+
+    Args:
+        f: A function of positional parameters, which may have defaults and be named in a call. It leaves its arguments unchanged.
+        nondiff_argnums: The positions of arguments without a derivative, of any type. They come first in a rule.
+        nondiff_argnames: The same by name.
+
+    Returns:
+        The function. It can be a method, and pickles by its name.
+
+    Raises:
+        TypeError: ``f`` is not callable or takes keyword-only parameters, or ``nondiff_argnums`` are not integers. When called:
+            the rule returns something else than a pair or a tangent of another structure or dtype, or an argument of
+            ``nondiff_argnums`` needs a derivative.
+        ValueError: ``nondiff_argnums`` or ``nondiff_argnames`` name no parameter. When called: a tangent has a wrong shape.
+        AttributeError: When called: there is no rule.
+        RuntimeError: When called: ``f`` changes an argument in place, or uses a tensor that needs a derivative and is none of its
+            arguments.
+        NotImplementedError: When a gradient is computed: the rule is not linear in the tangents.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> @fullgrad.custom_jvp
+        ... def log1pexp(x):
+        ...     return torch.log(1 + torch.exp(x))
+        >>> @log1pexp.defjvp
+        ... def rule(primals, tangents):
+        ...     (x,), (t,) = primals, tangents
+        ...     return log1pexp(x), (1 - 1 / (1 + torch.exp(x))) * t
+        >>> torch.func.grad(log1pexp)(torch.tensor(100.0))
+        tensor(1.)
+        >>> torch.func.vmap(torch.func.hessian(log1pexp))(torch.tensor([0.0, 1.0]))
+        tensor([0.2500, 0.1966])
+
+    Source: ``jax.custom_jvp``.
+    """
     if f is None:
         return functools.partial(custom_jvp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
     return CustomJVP(f, nondiff_argnums, nondiff_argnames)
 
 
-def custom_vjp(
-    f: Callable[..., Any] | None = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = (), jvp: str | None = None
-) -> Any:
+def custom_vjp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = (), jvp: str | None = None) -> Any:
+    r"""A function with a rule of one's own for gradients, as ``jax.custom_vjp``.
+
+    .. math::
+        y = f(x), \qquad D^T g = b(r(x), g)
+
+    ``defvjp(fwd, bwd)`` gives the rule: ``fwd(*args)`` returns the pair of the result and the residuals :math:`r`, any structure;
+    ``bwd(residuals, g)`` returns a tuple with the gradient of each argument, or None for 0. A first derivative uses the residuals
+    of the one forward. Where it is differentiated again, the residuals are computed again from the inputs, so that no term is
+    lost. The value's derivative is the declared one at every order.
+
+    Forward mode is the transpose of ``bwd``, by autograd, which must be linear in g; that is tried once for each kind of
+    arguments. Where it is not, as for a clipped gradient, forward mode raises, unless ``jvp="identity"`` declares that of the
+    identity. Arguments, results, modules and random numbers are as in :func:`custom_jvp`; the gradient of a module is a dict by
+    name. Saved: the inputs and the residuals.
+
+    Args:
+        f: A function of positional parameters, which may have defaults and be named in a call. It leaves its arguments unchanged.
+        nondiff_argnums: The positions of arguments without a derivative, of any type. They come first in ``bwd``.
+        nondiff_argnames: The same by name.
+        jvp: ``"identity"`` where the tangent of the result is that of the one argument that has a tangent; by default the
+            transpose of ``bwd``.
+
+    Returns:
+        The function. It can be a method, and pickles by its name.
+
+    Raises:
+        TypeError: As in :func:`custom_jvp`. When called: ``fwd`` returns no pair; ``bwd`` returns another number of gradients, or
+            one of another structure or dtype.
+        ValueError: As in :func:`custom_jvp`, or ``jvp`` is another string. When called: a gradient has a wrong shape.
+        AttributeError: When called: there is no rule.
+        RuntimeError: When called: ``f`` or ``fwd`` changes an argument in place, or uses a tensor that needs a derivative and is
+            none of its arguments.
+        NotImplementedError: In forward mode: the rule is not linear in the cotangents.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> @fullgrad.custom_vjp
+        ... def cube(x):
+        ...     return x**3
+        >>> cube.defvjp(lambda x: (cube(x), torch.exp(x)), lambda residual, g: (g * residual,))
+        >>> x = torch.tensor([0.0, 1.0])
+        >>> torch.func.vmap(torch.func.grad(cube))(x)
+        tensor([1.0000, 2.7183])
+        >>> torch.func.vmap(torch.func.hessian(cube))(x)
+        tensor([1.0000, 2.7183])
+
+    Source: ``jax.custom_vjp``.
+    """
     if f is None:
         return functools.partial(custom_vjp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames, jvp=jvp)
+    if jvp not in (None, "identity"):
+        raise ValueError(f'custom_vjp: `jvp` must be "identity" or None, got {jvp!r}.')
     made = CustomVJP(f, nondiff_argnums, nondiff_argnames)
     made.jvp = jvp
     return made
 
 
 def custom_gradient(f: Callable[..., Any]) -> Any:
+    r"""A function that returns its own pullback, as ``jax.custom_gradient``.
+
+    .. math::
+        y = f(x)_0, \qquad D^T g = f(x)_1(g)
+
+    ``f(*args)`` returns the pair of the result and a function of its cotangent, which returns the gradient of each argument in a
+    tuple; of one argument it may return it alone. Each derivative calls ``f`` again. All else is as in :func:`custom_vjp`. Saved:
+    the inputs.
+
+    Args:
+        f: A function of positional parameters.
+
+    Returns:
+        The function, whose value is the first of the pair. It can be a method, and pickles by its name.
+
+    Raises:
+        TypeError: ``f`` is not callable or takes keyword-only parameters. When called: as in :func:`custom_vjp`, or ``f`` returns
+            no such pair.
+        ValueError: When called: a gradient has a wrong shape.
+        RuntimeError: When called: as in :func:`custom_vjp`.
+        NotImplementedError: In forward mode: the pullback is not linear.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> @fullgrad.custom_gradient
+        ... def square(x):
+        ...     return x**2, lambda g: (g * torch.sin(x),)
+        >>> torch.func.grad(square)(torch.tensor(1.0))
+        tensor(0.8415)
+
+    Source: ``jax.custom_gradient``.
+    """
     made = CustomGradient(f, (), ())
     made.function, made.bwd = lambda *args: f(*args)[0], f
     return made

@@ -196,7 +196,7 @@ def is_differentiated(tensors: Sequence[Tensor]) -> bool:
     """Whether one of some tensors requires a gradient or has a tangent, at any level."""
     if transforms_active() or forward_mode_is_on() or is_tracing():
         return any(are_differentiated(tensors))
-    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
 
 
 def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str) -> Any:

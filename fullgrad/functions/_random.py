@@ -52,7 +52,7 @@ class _NoDraw(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(
-                f"{self.name} draws random numbers, and compiled code cannot draw the same ones in its derivative. Draw them outside "
-                "and pass them as an argument."
+                f"{self.name} draws random numbers, and compiled code cannot draw the same ones in its derivative. Draw them "
+                "outside, and pass them as an argument."
             )
         return func(*args, **(kwargs or {}))

@@ -1,12 +1,35 @@
 """`Call`: the arguments of a call as a list of tensors, and back. Arguments and results are any pytree."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree
+
+
+class _Tensor:
+    """The place of a tensor among the leaves of a structure."""
+
+
+class _Flat(NamedTuple):
+    """The structure of a tuple or list of tensors and constants, the most frequent one; torch's takes ten times as long."""
+
+    kind: type
+    length: int
+
+
+def flattened(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a structure, and its description, from which `unflattened` makes it again."""
+    if tree.__class__ in (tuple, list) and all(isinstance(v, (Tensor, float, int, str, type(None))) for v in tree):
+        return list(tree), _Flat(tree.__class__, len(tree))
+    return pytree.tree_flatten(tree)
+
+
+def unflattened(leaves: list[Any], spec: Any) -> Any:
+    """The structure of some leaves."""
+    return spec.kind(leaves) if spec.__class__ is _Flat else pytree.tree_unflatten(leaves, spec)
 
 
 class Call:
@@ -15,8 +38,13 @@ class Call:
     """
 
     def __init__(self, args: Sequence[Any]) -> None:
-        self.parts = [_Argument(a) for a in args]
-        self.tensors: list[Tensor] = [t for part in self.parts for t in part.tensors]
+        self.tensors: list[Tensor] = []
+        self.parts = [_Argument(a, self.tensors) for a in args]
+
+    def release(self) -> list[Tensor]:
+        """The tensors, which the call forgets, so that autograd alone keeps them."""
+        tensors, self.tensors = self.tensors, []
+        return tensors
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Tensor], *more: Any) -> Any:
         """``function(*arguments, *more)`` with other tensors in the arguments, those of modules among them."""
@@ -36,54 +64,58 @@ class Call:
         """The values of each argument, from those of all."""
         found, position = [], 0
         for part in self.parts:
-            found.append(values[position : position + len(part.tensors)])
-            position += len(part.tensors)
+            found.append(values[position : position + part.count])
+            position += part.count
         return found
 
 
 class _Argument:
-    """One argument: a tensor, a structure of tensors, modules and constants, or a constant."""
+    """One argument: a tensor, a structure of tensors, modules and constants, or a constant. Its tensors go to a list."""
 
-    def __init__(self, value: Any) -> None:
+    __slots__ = ("count", "leaves", "spec")
+
+    def __init__(self, value: Any, tensors: list[Tensor]) -> None:
         if isinstance(value, Tensor):
-            self.leaves, self.spec, self.tensors = (value,), None, (value,)
+            self.leaves, self.spec, self.count = None, None, 1
+            tensors.append(value)
             return
-        self.leaves, self.spec = pytree.tree_flatten(value)
-        self.tensors = tuple(
-            [
-                t
-                for leaf in self.leaves
-                for t in ((leaf,) if isinstance(leaf, Tensor) else state_of(leaf).values() if isinstance(leaf, nn.Module) else ())
-            ]
-        )
+        self.leaves, self.spec = flattened(value)
+        before = len(tensors)
+        for i, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                tensors.append(leaf)
+                self.leaves[i] = _Tensor
+            elif isinstance(leaf, nn.Module):
+                tensors += state_of(leaf).values()
+        self.count = len(tensors) - before
 
     def filled(self, tensors: Sequence[Tensor], states: list[Any]) -> Any:
-        """The argument with other tensors. Those of modules are noted, as they are replaced while the function runs."""
-        if self.spec is None:
+        """The argument with tensors. Those of modules are noted, as they are replaced while the function runs."""
+        if self.leaves is None:
             return tensors[0]
         rest, leaves = iter(tensors), []
         for leaf in self.leaves:
             if isinstance(leaf, nn.Module):
                 states.append((leaf, {name: next(rest) for name in state_of(leaf)}))
-            leaves.append(next(rest) if isinstance(leaf, Tensor) else leaf)
-        return pytree.tree_unflatten(leaves, self.spec)
+            leaves.append(next(rest) if leaf is _Tensor else leaf)
+        return unflattened(leaves, self.spec)
 
     def flattened(self, value: Any, label: str) -> list[Any]:
-        """What a structure like `beside` has in the places of the tensors; None stands for any part of it."""
-        n = len(self.tensors)
+        """The leaves of a structure like that of `beside` in the places of the tensors; None stands for any part of it."""
         if value is None:
-            return [None] * n
-        if self.spec is None:
+            return [None] * self.count
+        if self.leaves is None:
             return [value]
-        marks, spec = pytree.tree_flatten(self.beside([Ellipsis] * n))
-        leaves = broadcast_prefix(value, spec)
-        if leaves is None:
+        marks, spec = pytree.tree_flatten(self.beside([_Tensor] * self.count))
+        leaves = pytree._broadcast_to_and_flatten(value, spec)
+        # Only None may stand for several leaves.
+        if leaves is None or sum([v is not None for v in leaves]) != sum([v is not None for v in pytree.tree_leaves(value)]):
             raise TypeError(f"{label} must have its structure, {spec}, got {pytree.tree_structure(value)}.")
-        return [leaf for leaf, mark in zip(leaves, marks, strict=True) if mark is Ellipsis]
+        return [leaf for leaf, mark in zip(leaves, marks, strict=True) if mark is _Tensor]
 
     def beside(self, values: Sequence[Any]) -> Any:
         """The argument with values in the places of its tensors."""
-        if self.spec is None:
+        if self.leaves is None:
             return values[0]
         rest, leaves = iter(values), []
         for leaf in self.leaves:
@@ -91,8 +123,8 @@ class _Argument:
                 leaves.append({name: next(rest) for name in state_of(leaf)})
             else:
                 is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
-                leaves.append(next(rest) if isinstance(leaf, Tensor) else 0.0 if is_number else None)
-        return pytree.tree_unflatten(leaves, self.spec)
+                leaves.append(next(rest) if leaf is _Tensor else 0.0 if is_number else None)
+        return unflattened(leaves, self.spec)
 
 
 class _Holder(nn.Module):
@@ -115,22 +147,32 @@ class Result:
     """A result as a list of its tensors, and back."""
 
     def __init__(self, result: Any) -> None:
-        self.is_tensor = isinstance(result, Tensor)
-        self.leaves, self.spec = ([result], None) if self.is_tensor else pytree.tree_flatten(result)
+        if isinstance(result, Tensor):
+            self.leaves, self.spec, self.tensors = None, None, [result]
+            return
+        self.leaves, self.spec = flattened(result)
         self.tensors = [v for v in self.leaves if isinstance(v, Tensor)]
+        self.leaves = [_Tensor if isinstance(v, Tensor) else v for v in self.leaves]
+
+    def release(self) -> list[Tensor]:
+        """The tensors, which the result forgets."""
+        tensors, self.tensors = self.tensors, []
+        return tensors
 
     def tree(self, tensors: Sequence[Any], *constant: Any) -> Any:
-        """The result with other values in the places of its tensors, and of all else, if another value is given."""
-        if self.is_tensor:
+        """The result with values in the places of its tensors, and of all else, if another value is given."""
+        if self.leaves is None:
             return tensors[0]
         rest = iter(tensors)
-        leaves = [next(rest) if isinstance(v, Tensor) else constant[0] if constant else v for v in self.leaves]
-        return pytree.tree_unflatten(leaves, self.spec)
+        leaves = [next(rest) if v is _Tensor else constant[0] if constant else v for v in self.leaves]
+        return unflattened(leaves, self.spec)
 
-
-def broadcast_prefix(value: Any, spec: Any) -> list[Any] | None:
-    """The leaves of a structure in which None may stand for a part, or None if it has another structure."""
-    leaves = pytree._broadcast_to_and_flatten(value, spec)
-    if leaves is None or sum([v is not None for v in leaves]) != sum([v is not None for v in pytree.tree_leaves(value)]):
-        return None
-    return leaves
+    def flattened(self, tree: Any, label: str) -> list[Any]:
+        """The leaves of another structure in the places of the tensors."""
+        if self.leaves is None:
+            return [tree]
+        leaves, spec = flattened(tree)
+        if spec != self.spec:
+            wanted, found = (pytree.tree_structure(t) for t in (self.tree([0.0] * len(self.leaves), None), tree))
+            raise TypeError(f"{label} must have the structure of the result, {wanted}, got {found}.")
+        return [leaf for leaf, mark in zip(leaves, self.leaves, strict=True) if mark is _Tensor]

@@ -39,22 +39,24 @@ def norm(g: Tensor, dims: tuple[int, ...], p: float) -> tuple[Tensor, Tensor]:
     """The p-norm over some dimensions, which are kept with size 1, and its unit; both in float32 at least.
 
     The unit is the largest absolute value, so that neither the powers nor the norm overflow or underflow; 1 if that is 0,
-    infinite or NaN. Their product does not depend on it, and the unit has no derivative.
+    infinite or NaN. Their product does not depend on it, so the unit needs no gradient.
     """
     g = g.to(torch.promote_types(g.dtype, torch.float32))
     if not dims or surely(p == math.inf):
         m = largest(g, dims)
-        return m / _unit(m), _unit(m)
+        unit = _unit(m)
+        return m / unit, unit
     if any_distributed((g,)):
         n, unit = over_ranks(g, dims, lambda shard: _part(shard, dims, p), lambda parts: _joined(parts, p))
         return n, unit
-    unit = _unit(g.detach().abs().amax(dims, keepdim=True))
+    with torch.no_grad():
+        unit = _unit(g.abs().amax(dims, keepdim=True))
     return torch.linalg.vector_norm(g / unit, p, dims, keepdim=True), unit
 
 
 def _unit(m: Tensor) -> Tensor:
-    m = m.detach()
-    return torch.where((m > 0) & (m < math.inf), m, 1)
+    with torch.no_grad():
+        return torch.where((m > 0) & (m < math.inf), m, 1)
 
 
 def _part(shard: Tensor, dims: tuple[int, ...], p: float) -> Tensor:

@@ -31,6 +31,40 @@ def _surrogate(x, y):
     return straight_through(_hard(x, y), _soft(x, y))
 
 
+def _soft_step(x):
+    return torch.sigmoid(x * x)
+
+
+def _step(x):
+    return (x > 0).to(x.dtype)
+
+
+def _slope(x):
+    s = torch.sigmoid(x * x)
+    return (x + x) * s * (1 - s)
+
+
+@fullgrad.custom_jvp
+def _by_tangent(x):
+    return _step(x)
+
+
+_by_tangent.defjvp(lambda primals, tangents: (_by_tangent(*primals), _slope(*primals) * tangents[0]))
+
+
+@fullgrad.custom_vjp
+def _by_gradient(x):
+    return _step(x)
+
+
+_by_gradient.defvjp(lambda x: (_by_gradient(x), (_slope(x),)), lambda residuals, g: (g * residuals[0],))
+
+
+@fullgrad.custom_gradient
+def _by_pullback(x):
+    return _step(x), lambda g: (g * _slope(x),)
+
+
 CASES = [
     Case(
         name="replace_grad",
@@ -73,5 +107,37 @@ CASES = [
         inputs=(X, Y),
         surrogate=_surrogate,
         value=_hard,
+    ),
+    Case(
+        name="custom_gradient",
+        long=True,
+        elementwise=False,
+        covers=("custom_gradient",),
+        operator=_by_pullback,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_step(x), _soft_step(x)),
+        value=_step,
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="custom_jvp",
+        long=True,
+        elementwise=False,
+        covers=("custom_jvp",),
+        operator=_by_tangent,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_step(x), _soft_step(x)),
+        value=_step,
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="custom_vjp",
+        elementwise=False,
+        covers=("custom_vjp",),
+        operator=_by_gradient,
+        inputs=(X,),
+        surrogate=lambda x: straight_through(_step(x), _soft_step(x)),
+        value=_step,
+        max_saved_bytes=None,
     ),
 ]

@@ -1,0 +1,375 @@
+"""Rules of one's own: JAX's numbers under every transform, and what is lost elsewhere."""
+
+import copy
+import gc
+import json
+import pickle
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from tests.functions.jax_cases import cases
+
+GOLDEN = json.loads((Path(__file__).parent / "jax_golden.json").read_text())
+CASES = cases()
+X = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
+
+
+def transforms(f, args):
+    """The derivatives of a function, or of y + y^2 with two calls of it, by name."""
+    n = len(args)
+    every = tuple(range(n))
+    batch = [torch.stack([a, 0.5 * a + 0.1]) for a in args]
+    tangents = tuple([torch.cos(torch.arange(a.numel(), dtype=a.dtype) + i) for i, a in enumerate(args)])
+
+    def loss(*v):
+        return (f(*v) + f(*v) ** 2).sum()
+
+    def of_batch(*v):
+        return (vmap(f)(*v) + vmap(f)(*v) ** 2).sum()
+
+    return {
+        "value": lambda: f(*args),
+        "grad": lambda: grad(loss, every)(*args),
+        "vmap": lambda: vmap(f)(*batch),
+        "vmap(grad)": lambda: vmap(grad(loss, every))(*batch),
+        "grad(vmap)": lambda: grad(of_batch, every)(*batch),
+        "hessian": lambda: hessian(loss)(*args),
+        "jacfwd(jacfwd)": lambda: jacfwd(jacfwd(loss))(*args),
+        "jacrev": lambda: jacrev(f, every)(*args),
+        "jacrev(jacfwd)": lambda: jacrev(jacfwd(loss))(*args),
+        "jacrev(jacrev)": lambda: jacrev(jacrev(loss))(*args),
+        "jacrev(grad) mixed": lambda: jacrev(grad(loss), n - 1)(*args),
+        "jvp": lambda: jvp(f, tuple(args), tangents)[1],
+        "third": lambda: jacrev(jacrev(jacrev(loss)))(*args),
+        "vmap in_dims None": lambda: vmap(grad(loss, every), (0, *[None] * (n - 1)))(batch[0], *args[1:]),
+        "vmap(jacrev(jacrev))": lambda: vmap(jacrev(jacrev(loss)))(*batch),
+        "vmap(jvp)": lambda: vmap(lambda *v: jvp(f, v, tangents)[1])(*batch),
+    }
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: f"{g['case']}, {g['transform']}")
+def test_jax_has_the_same_numbers(golden):
+    """Residuals and rules are functions of the inputs at every order, as in JAX."""
+    f, args = CASES[golden["case"]]
+    found = transforms(f, [torch.tensor(a, dtype=torch.float64) for a in args])[golden["transform"]]()
+    several = isinstance(found, tuple)
+    for y, wanted in zip(found, golden["want"], strict=True) if several else [(found, golden["want"])]:
+        assert_close(y, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-11)
+
+
+# --- Helpers --------------------------------------------------------------------------------------------------------------
+
+
+def cube():
+    """x^3 with the slope exp(x) by a residual."""
+    f = fullgrad.custom_vjp(lambda x: x**3)
+    f.defvjp(lambda x: (f(x), torch.exp(x)), lambda residual, g: (g * residual,))
+    return f
+
+
+def clipped(**options):
+    """The identity whose gradient is clipped, which is not linear."""
+    f = fullgrad.custom_vjp(lambda x: x.clone(), **options)
+    f.defvjp(lambda x: (f(x), None), lambda _, g: (g.clamp(-0.5, 0.5),))
+    return f
+
+
+# --- Every order ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_residual_is_no_constant():
+    """Double backward differentiates a residual by the inputs; a Function that saves it loses this in silence."""
+    x = X.clone().requires_grad_()
+    (g,) = torch.autograd.grad(cube()(x).sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+    assert_close(h, x.exp())
+    assert_close(torch.autograd.grad(h.sum(), x)[0], x.exp())
+
+
+def test_a_first_derivative_uses_the_one_forward():
+    """The backward calls `bwd` alone; a second derivative calls `fwd` again."""
+    calls = []
+    f = fullgrad.custom_vjp(lambda x: x**3)
+
+    def fwd(x):
+        calls.append("fwd")
+        return x**3, torch.exp(x)
+
+    f.defvjp(fwd, lambda residual, g: (g * residual,))
+    x = X.clone().requires_grad_()
+    f(x).sum().backward()
+    assert calls == ["fwd"]
+    grad(lambda x: f(x).sum())(X)
+    assert calls == ["fwd"] * 2
+    grad(lambda x: grad(lambda x: f(x).sum())(x).sum())(X)
+    assert len(calls) == 4
+
+
+def test_where_nothing_is_differentiated_the_function_is_called_alone():
+    """Neither a rule nor a graph costs anything."""
+    f = fullgrad.custom_vjp(lambda x: x**3)
+    f.defvjp(lambda x: pytest.fail("called"), lambda _, g: (g,))
+    assert_close(f(X), X**3)
+    with torch.no_grad():
+        assert_close(f(X.clone().requires_grad_()), X**3)
+
+
+def test_a_forward_that_draws_draws_the_same_again():
+    """The residual of a second derivative is that of the first."""
+    f = fullgrad.custom_vjp(lambda x: x)
+
+    def fwd(x):
+        noise = torch.rand_like(x)
+        return x * noise, (x, noise)
+
+    f.defvjp(fwd, lambda r, g: (g * r[0] * r[1],))
+    x = X.clone().requires_grad_()
+    y = f(x)
+    noise = (y / x).detach()
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    before = torch.get_rng_state()
+    (h,) = torch.autograd.grad(g.sum(), x)
+    assert_close(h, noise)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_nothing_is_kept_alive():
+    """Operators made in a loop, and the tensors of their calls, are freed with the graph."""
+    f, x = cube(), X.clone().requires_grad_()
+    y = f(x)
+    refs = [weakref.ref(f), weakref.ref(x)]
+    y.sum().backward()
+    del f, x, y
+    gc.collect()
+    assert [r() for r in refs] == [None, None]
+
+
+def test_a_backward_frees_the_residuals():
+    """As in autograd, saved tensors go with the backward, although the result is alive."""
+    f, kept = fullgrad.custom_vjp(lambda x: x**3), []
+
+    def fwd(x):
+        residual = torch.exp(x)
+        kept.append(weakref.ref(residual))
+        return x**3, residual
+
+    f.defvjp(fwd, lambda residual, g: (g * residual,))
+    y = f(X.clone().requires_grad_())
+    y.sum().backward()
+    gc.collect()
+    assert kept[0]() is None
+
+
+# --- Modules and structures -----------------------------------------------------------------------------------------------
+
+
+@fullgrad.custom_vjp
+def doubled_weight(module, x):
+    """A layer whose weight has twice its gradient."""
+    return module(x)
+
+
+doubled_weight.defvjp(
+    lambda module, x: (doubled_weight(module, x), (module, x)),
+    lambda r, g: ({"weight": 2 * torch.outer(g, r[1]), "bias": g}, g @ r[0].weight),
+)
+
+
+class Holder(torch.nn.Module):
+    """A module that calls the function with a layer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+
+    def forward(self, x):
+        return doubled_weight(self.layer, x)
+
+
+def test_a_module_counts_as_its_parameters():
+    """Its parameters get their gradients, and per-sample gradients by functional_call."""
+    holder = Holder()
+    x = X.clone().requires_grad_()
+    holder(x).sum().backward()
+    assert_close(holder.layer.weight.grad, 2 * X.expand(2, 3))
+    assert_close(x.grad, holder.layer.weight.detach().sum(0))
+    parameters = {k: v.detach() for k, v in holder.named_parameters()}
+    batch = torch.stack([X, 2 * X])
+    found = vmap(grad(lambda p, x: functional_call(holder, p, (x,)).sum()), (None, 0))(parameters, batch)
+    assert_close(found["layer.weight"], 2 * batch[:, None].expand(2, 2, 3))
+
+    def penalty(p):
+        return grad(lambda x: functional_call(holder, p, (x,)).square().sum())(X).square().sum()
+
+    def plain(p):
+        return grad(lambda x: torch.nn.functional.linear(x, p["layer.weight"], p["layer.bias"]).square().sum())(X).square().sum()
+
+    assert penalty(parameters) == plain(parameters)
+    assert all(v.isfinite().all() for v in grad(penalty)(parameters).values())
+
+
+def test_methods_and_static_arguments():
+    """A rule may be declared for a method, and for arguments by name."""
+
+    class Scaled:
+        factor = 3.0
+
+        @fullgrad.custom_jvp
+        def times(self, x):
+            return self.factor * x
+
+        @times.defjvp
+        def times_rule(primals, tangents):
+            return primals[0].times(primals[1]), 2 * tangents[1]
+
+    assert_close(grad(lambda x: Scaled().times(x).sum())(X), torch.full_like(X, 2))
+
+    @fullgrad.custom_vjp(nondiff_argnames=("power", "f"))
+    def raised(x, power, f=torch.sin):
+        return f(x) ** power
+
+    raised.defvjp(lambda x, power, f: (raised(x, power, f), x), lambda power, f, x, g: (g * power * f(x),))
+    assert_close(grad(lambda x: raised(x, power=3).sum())(X), 3 * torch.sin(X))
+
+
+def test_it_pickles_by_name():
+    """A function of a module does, another says why not."""
+    assert pickle.loads(pickle.dumps(doubled_weight)) is doubled_weight
+    assert copy.copy(doubled_weight) is doubled_weight
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(cube())
+
+
+# --- Forward mode and reverse mode of each other --------------------------------------------------------------------------
+
+
+def test_a_rule_that_is_not_linear_has_one_direction():
+    """Its transpose would be silently wrong, so it raises; a declared identity is taken."""
+    f = clipped()
+    assert_close(grad(lambda x: (3 * f(x)).sum())(X), torch.full_like(X, 0.5))
+    with pytest.raises(NotImplementedError, match=r"no forward mode.*not linear|no forward mode.*no linear"):
+        jvp(f, (X,), (X,))
+    assert_close(jvp(clipped(jvp="identity"), (X,), (X,))[1], X)
+
+    g = fullgrad.custom_jvp(lambda x: x.clone())
+    g.defjvp(lambda p, t: (g(*p), t[0].abs()))
+    assert_close(jvp(g, (X,), (X,))[1], X.abs())
+    with pytest.raises(NotImplementedError, match="no reverse mode"):
+        grad(lambda x: g(x).sum())(X)
+
+
+def test_forward_mode_of_a_gradient_rule():
+    """The tangent is the transpose of the rule, also inside vmap, and in plain forward mode."""
+    f = cube()
+    tangent = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    assert_close(jvp(f, (X,), (tangent,))[1], X.exp() * tangent)
+    assert_close(vmap(lambda x, t: jvp(f, (x,), (t,))[1])(X, tangent), X.exp() * tangent)
+    with torch.autograd.forward_ad.dual_level():
+        y = f(torch.autograd.forward_ad.make_dual(X, tangent))
+        assert_close(torch.autograd.forward_ad.unpack_dual(y).tangent, X.exp() * tangent)
+
+
+# --- Compiled -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_compiled_as_one_graph(backend):
+    """Values and gradients equal those of eager code, structures and constants included."""
+    f, (tree, (x, y)) = cube(), CASES["jvp trees"]
+    a, b = (torch.tensor(v, dtype=torch.float64) for v in (x, y))
+
+    def loss(x, a, b):
+        return f(x).sum() + tree(a, b).sum()
+
+    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    for function in (loss, compiled):
+        leaves = [v.clone().requires_grad_() for v in (X, a, b)]
+        found = torch.autograd.grad(function(*leaves), leaves)
+        assert_close(found, grad(loss, (0, 1, 2))(X, a, b))
+    per_sample = torch.compile(lambda x: vmap(grad(f))(x), backend=backend, fullgraph=True)
+    assert_close(per_sample(X), X.exp())
+
+
+# --- Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def rules(fwd=None, bwd=None):
+    """A function of two arguments with one rule replaced."""
+    f = fullgrad.custom_vjp(lambda x, y: x * y)
+    f.defvjp(fwd or (lambda x, y: (x * y, (x, y))), bwd or (lambda r, g: (g * r[1], g * r[0])))
+    return f
+
+
+W = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+WRONG = {
+    "no pair": (rules(fwd=lambda x, y: x * y), TypeError, "`fwd` must return the pair"),
+    "count": (rules(bwd=lambda r, g: (g,)), TypeError, "for each of the 2 arguments, got a value of type tuple of 1"),
+    "a tensor": (rules(bwd=lambda r, g: g), TypeError, "`bwd` must return a tuple"),
+    "shape": (rules(bwd=lambda r, g: (g.sum(), None)), ValueError, r"shape of its argument, \(3,\), got \(\)"),
+    "dtype": (rules(bwd=lambda r, g: (g.float(), None)), TypeError, "dtype of its argument, torch.float64, got torch.float32"),
+    "a number": (rules(bwd=lambda r, g: (1.0, None)), TypeError, "must be a tensor, or None"),
+    "in place": (rules(fwd=lambda x, y: (x.mul_(y), (x, y))), RuntimeError, "changes an argument in place"),
+    "closure": (rules(fwd=lambda x, y: (x * y * W, (x, y))), RuntimeError, "none of its arguments"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_an_error_that_names_the_function(name):
+    """Nothing is lost in silence."""
+    f, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        grad(lambda x: f(x * 1, X).sum())(X)
+    with pytest.raises(error, match=message):
+        f(X.clone().requires_grad_() * 1, X).sum().backward()
+
+
+def test_wrong_tangents():
+    """The rule of tangents returns a pair whose second part is like the result."""
+    for rule, error, message in (
+        (lambda p, t: t[0], TypeError, "must return the pair"),
+        (lambda p, t: (p[0], t[0].sum()), ValueError, "shape of its result"),
+        (lambda p, t: (p[0], (t[0],)), TypeError, "must be a tensor"),
+        (lambda p, t: (p[0], t[0].float()), TypeError, "dtype of its result"),
+    ):
+        f = fullgrad.custom_jvp(lambda x: x * 1)
+        f.defjvp(rule)
+        with pytest.raises(error, match=message):
+            jvp(f, (X,), (X,))
+
+
+def test_bad_decorations():
+    """What cannot work is refused where it is written, or by name at the call."""
+    with pytest.raises(AttributeError, match="has no rule; give it one by defjvp or defjvps"):
+        fullgrad.custom_jvp(torch.sin)(X)
+    with pytest.raises(AttributeError, match="has no rule; give it one by defvjp"):
+        fullgrad.custom_vjp(torch.sin)(X)
+    with pytest.raises(TypeError, match="`f` must be callable"):
+        fullgrad.custom_jvp(3)
+    with pytest.raises(TypeError, match="positional parameters only"):
+        fullgrad.custom_vjp(lambda x, *, k: x)
+    with pytest.raises(ValueError, match="positions of the 1 parameters"):
+        fullgrad.custom_vjp(lambda x: x, nondiff_argnums=1)
+    with pytest.raises(ValueError, match="`nondiff_argnames` has 'k'"):
+        fullgrad.custom_vjp(lambda x: x, nondiff_argnames="k")
+    with pytest.raises(ValueError, match='must be "identity"'):
+        fullgrad.custom_vjp(lambda x: x, jvp="zero")
+    with pytest.raises(TypeError, match="`rule` must be callable"):
+        fullgrad.custom_jvp(lambda x: x).defjvp(None)
+    f = fullgrad.custom_vjp(lambda x, k: x * k, nondiff_argnums=1)
+    f.defvjp(lambda x, k: (x * k, None), lambda k, r, g: (g * k,))
+    assert_close(grad(lambda x: f(x, X).sum())(X), X)
+    with pytest.raises(TypeError, match="argument 1 needs a derivative, and is one of `nondiff_argnums`"):
+        grad(lambda k: f(X, k).sum())(X)
+
+
+def test_a_pull_of_vjp_is_called_later():
+    """The function that torch.func.vjp returns sees tensors of a transform that has ended."""
+    pull = vjp(cube(), X)[1]
+    assert_close(pull(torch.ones_like(X))[0], X.exp())
+    assert_close(vmap(pull)(torch.eye(3, dtype=torch.float64))[0], torch.diag(X.exp()))

@@ -64,7 +64,10 @@ class Custom:
         functools.update_wrapper(self, f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _node[0](self, args, kwargs) if is_dynamo_compiling() else self.run(args, kwargs)
+        if not is_dynamo_compiling():
+            return self.run(args, kwargs)
+        # An exported graph holds the value alone.
+        return self.function(*args, **kwargs) if torch.compiler.is_exporting() else _node[0](self, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)

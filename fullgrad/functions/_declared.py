@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
@@ -194,7 +195,8 @@ def may_differ(tensor: Tensor) -> bool:
 
 def is_differentiated(tensors: Sequence[Tensor]) -> bool:
     """Whether one of some tensors requires a gradient or has a tangent, at any level."""
-    if transforms_active() or forward_mode_is_on() or is_tracing():
+    # Compiled autograd lets Dynamo trace a backward, in which torch's state cannot be asked.
+    if not is_dynamo_compiling() and (transforms_active() or forward_mode_is_on() or is_tracing()):
         return any(are_differentiated(tensors))
     return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
 

@@ -31,7 +31,9 @@ class Draw:
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """A context in which the function draws what it drew."""
-        if is_tracing():
+        if torch.compiler.is_dynamo_compiling():  # which traces no modes
+            yield
+        elif is_tracing():
             with _NoDraw(self.name):
                 yield
         elif self.states is None:

@@ -23,6 +23,9 @@ PUBLIC = {found: f"{found.__module__}.{found.__name__}" for found in filter(insp
 WITHOUT_TENSORS = {
     "adopt",
     "adopting",
+    "custom_gradient",
+    "custom_jvp",
+    "custom_vjp",
     "grad_replace",
     "st",
     "straight_through",

@@ -41,7 +41,7 @@ from fullgrad.functions._trees import Call, Result
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_MOST = 64  # verdicts of one function, so that arguments that change at each call do not add up
+_MOST = 16  # verdicts by the values of constants; for one that changes at each call, its type tells after that
 
 
 class Custom:
@@ -125,10 +125,15 @@ class Custom:
 
         ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
         """
-        key = (key, *call.constants())
-        found = self.verdicts.get(key)
+        constants = call.constants()
+        found = self.verdicts.get((key, constants))
         if found is None:
             if len(self.verdicts) >= _MOST:
+                constants = tuple([kind for kind, _ in constants])
+                found = self.verdicts.get((key, constants))
+            key = key, constants
+        if found is None:
+            if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
             try:
                 found = self.verdicts[key] = _try_linear(function, inputs, like)

@@ -264,6 +264,22 @@ def test_a_rule_that_is_not_linear_has_one_direction():
         grad(lambda x: g(x).sum())(X)
 
 
+def test_a_constant_that_changes_is_not_tried_each_time():
+    """A rule is tried for some values of a number, and then for its type: a temperature may change at each step."""
+    calls = []
+    f = fullgrad.custom_jvp(lambda x, scale: x * scale)
+
+    def rule(primals, tangents):
+        calls.append(primals[1])
+        return f(*primals), tangents[0] * primals[1]
+
+    f.defjvp(rule)
+    for step in range(100):
+        assert_close(grad(lambda x, step=step: f(x, float(step)).sum())(X), torch.full_like(X, step))
+    assert len(calls) < 100 + 20 * 12
+    assert len(f.verdicts) < 40
+
+
 def test_forward_mode_of_a_gradient_rule():
     """The tangent is the transpose of the rule, also inside vmap, and in plain forward mode."""
     f = cube()

@@ -15,6 +15,7 @@ OF_BASES = (
     "round",
     "soft_round",
     "clamp",
+    "custom_vjp",
     "step_quantize with a tensor step",
     "replace_grad",
     "scale_grad",

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     below_transforms,
     first_sample,
     has_data,
+    has_shape,
     innermost,
     is_tracing,
     pytree,
@@ -477,7 +478,7 @@ class CustomGradient(CustomVJP):
 def _check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
-    if tuple(t.shape) != tuple(shape):
+    if not has_shape(t.shape, shape):
         raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
     if t.dtype != dtype:
         raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")

@@ -54,6 +54,7 @@ OTHERS = {
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",
+    "linear_map",
     "grad_replace",
     "st",
     "straight_through",

@@ -441,6 +441,7 @@ _is_requires_grad_allowed = _optional("_C._functorch.get_inplace_requires_grad_a
 _allow_requires_grad = _optional("_C._functorch.set_inplace_requires_grad_allowed", None, _ADOPT)
 
 # Whether a tensor belongs to a transform, whether that transform is a vmap, and the tensor inside.
+_level = _optional("_C._functorch.maybe_get_level", None, "tensors that a function closes over are not converted")
 is_wrapped = _optional("_C._functorch.is_functorch_wrapped_tensor", None, _ADOPT)
 is_batched = _optional("_C._functorch.is_batchedtensor", None, _ADOPT)
 get_unwrapped = _optional("_C._functorch.get_unwrapped", None, _ADOPT)
@@ -470,6 +471,16 @@ def innermost(tensor: Tensor) -> Tensor:
     while is_wrapped(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
+
+
+def current_level() -> int:
+    """The level of the innermost transform, 0 without one."""
+    return peek().level() if transforms_active() and peek is not None else 0
+
+
+def level_of(tensor: Tensor) -> int:
+    """The level of the transform to which a tensor belongs, 0 without one or if it has ended."""
+    return max(0, _level(tensor)) if _level is not None else 0
 
 
 def first_sample(tensor: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ The straight-through versions of relaxations are defined beside them in `fullgra
 """
 
 from fullgrad._core.public import make_public
+from fullgrad.functions._checkpoint import checkpoint
 from fullgrad.functions._custom import custom_gradient, custom_jvp, custom_vjp
+from fullgrad.functions._linear_map import linear_map
 from fullgrad.functions._replace_grad import ReplaceGrad, replace_grad
 from fullgrad.functions._st import grad_replace, st
 from fullgrad.functions._straight_through import straight_through
@@ -43,6 +45,7 @@ __all__ = [
     "argquantile_st",
     "argsort_st",
     "clamp_st",
+    "checkpoint",
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",
@@ -55,6 +58,7 @@ __all__ = [
     "isclose_st",
     "less_equal_st",
     "less_st",
+    "linear_map",
     "max_st",
     "median_st",
     "min_st",

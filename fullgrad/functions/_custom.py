@@ -36,7 +36,7 @@ from fullgrad.functions._declared import (
     transposed,
     values_of,
 )
-from fullgrad.functions._random import Draw
+from fullgrad.functions._replay import Replay
 from fullgrad.functions._trees import Call, Result
 
 Numbers = int | Sequence[int]
@@ -243,14 +243,14 @@ class _JVPRule:
     """The rule of tangents of one call. Its transpose, by autograd, is the rule of gradients."""
 
     def __init__(self, owner: CustomJVP, call: CustomCall) -> None:
-        self.owner, self.call, self.draw = owner, call, Draw(owner.label)
+        self.owner, self.call, self.replay = owner, call, Replay(owner.label)
         self.result: Any = None
 
     def forward(self) -> Result:
         """The result, without a derivative."""
 
         def value(*tensors: Tensor) -> list[Tensor]:
-            self.result = self.draw.first(lambda: Result(self.call.run(self.owner.function, tensors)))
+            self.result = self.replay.first(lambda: Result(self.call.run(self.owner.function, tensors)))
             return self.result.tensors
 
         self.owner.values(value, self.call.tensors)
@@ -259,7 +259,7 @@ class _JVPRule:
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
         given = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)]
         beside = self.call.without_constant(self.call.beside(given))
-        with self.draw.again():
+        with self.replay.again():
             pair = self.call.run_rule(self.owner.rule, inputs, beside)  # pyright: ignore[reportArgumentType]
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(
@@ -335,14 +335,14 @@ class _VJPRule:
     """
 
     def __init__(self, owner: CustomVJP, call: CustomCall) -> None:
-        self.owner, self.call, self.draw, self.draw_back = owner, call, Draw(owner.label), Draw(owner.label)
+        self.owner, self.call, self.replay, self.replay_back = owner, call, Replay(owner.label), Replay(owner.label)
         self.result: Any = None
         self.residuals: Any = None
         self.kinds = [(is_floating(t.dtype), t.shape, t.dtype) for t in call.tensors]
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Result, Sequence[Tensor]]:
         """The result, and the tensors in the residuals."""
-        self.owner.values(lambda *given: self.draw.first(lambda: self._note(self._fwd(given))), tensors)
+        self.owner.values(lambda *given: self.replay.first(lambda: self._note(self._fwd(given))), tensors)
         return self.result, self.residuals.release()
 
     def _note(self, pair: tuple[Result, Call]) -> list[Tensor]:
@@ -358,7 +358,7 @@ class _VJPRule:
         found: list[Any] = []
 
         def value(*given: Tensor) -> list[Tensor]:
-            found[:] = self.draw_back.first(lambda: self._bwd(self.residuals, given[:k], given[k + n :], given[k : k + n]))
+            found[:] = self.replay_back.first(lambda: self._bwd(self.residuals, given[:k], given[k + n :], given[k : k + n]))
             return [g for g in found if g is not None]
 
         values = self.owner.values(value, [*residuals, *x, *cotangents])
@@ -389,9 +389,9 @@ class _VJPRule:
 
     def _again(self, x: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Maybe:
         """The gradients as a function of the inputs."""
-        with self.draw.again():
+        with self.replay.again():
             _, residuals = self._fwd(x)
-        with self.draw_back.again():
+        with self.replay_back.again():
             return self._bwd(residuals, residuals.tensors, cotangents, x)
 
     def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
@@ -449,7 +449,7 @@ class _PullRule(_VJPRule):
         g = self.result.tree(cotangents, None)
 
         def gradients(*args: Any) -> Any:
-            with self.draw.again():
+            with self.replay.again():
                 pull = self._pair(args)[1]
             found = pull(g)
             return found if len(args) != 1 or isinstance(found, (tuple, list)) else (found,)

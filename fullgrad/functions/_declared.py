@@ -23,20 +23,21 @@ from fullgrad._dispatch import (
 )
 
 Maybe = Sequence[Tensor | None]
+CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."
 
 
 class Rule:
     """The derivative of some values by some inputs, as plain differentiable code.
 
     ``pull(inputs, cotangents, needs)`` returns a gradient or None for each input, ``push(inputs, tangents, like)`` a tangent for
-    each value that is differentiable; ``like`` has the shape, dtype and device of each value. ``method`` says how a batch calls
-    them, see `batched_by`.
+    each value that is differentiable; ``like`` has the shape, dtype and device of each value. ``saves`` says whether they use the
+    numbers in the inputs; otherwise they get None in their places.
     """
 
-    __slots__ = ("method", "pull", "push")
+    __slots__ = ("pull", "push", "saves")
 
-    def __init__(self, pull: Callable[..., Maybe], push: Callable[..., Sequence[Tensor]], method: str = "map") -> None:
-        self.pull, self.push, self.method = pull, push, method
+    def __init__(self, pull: Callable[..., Maybe], push: Callable[..., Sequence[Tensor]], saves: bool = True) -> None:
+        self.pull, self.push, self.saves = pull, push, saves
 
 
 def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -45,7 +46,7 @@ def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
 
 
 class Declared(Function):
-    """The operator of `declared`. Saved: the inputs."""
+    """The operator of `declared`. Saved: the inputs, if the rule uses them."""
 
     constant_types: ClassVar[tuple[type, ...]] = (Rule,)
 
@@ -60,7 +61,7 @@ class Declared(Function):
         constant = [y for y in output if not may_differ(y)]
         if constant:
             ctx.mark_non_differentiable(*constant)
-        kept = inputs[2 + ctx.count :]
+        kept = inputs[2 + ctx.count :] if ctx.rule.saves else [None] * (len(inputs) - 2 - ctx.count)
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
@@ -81,7 +82,7 @@ class Declared(Function):
             y.expand(n, *y.shape) if d is None else y.movedim(d, 0) for y, d in zip(tensors[:count], dims[:count], strict=True)
         ]
         batched = _Batched(rule, dims[count:], n, info.randomness)
-        return Declared.apply(Rule(batched.pull, batched.push, rule.method), count, *values, *tensors[count:]), 0
+        return Declared.apply(Rule(batched.pull, batched.push, rule.saves), count, *values, *tensors[count:]), 0
 
 
 class _Batched:
@@ -105,36 +106,18 @@ class _Batched:
         return pushed
 
     def _over(self, function: Callable[..., Maybe], tensors: Maybe, dims: Sequence[int | None]) -> list[Tensor | None]:
-        return batched_by(self.inner.method, function, tensors, dims, self.size, self.randomness)
+        where: list[bool] = []
 
+        def without_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+            results = function(*args)
+            where[:] = [r is not None for r in results]
+            return tuple([r for r in results if r is not None])
 
-def batched_by(
-    method: str, function: Callable[..., Maybe], tensors: Maybe, dims: Sequence[int | None], size: int, randomness: str
-) -> list[Tensor | None]:
-    """``function`` for each sample of a batch, or for all of them at once, the batch of the results in front."""
-    if method == "broadcast":
-        front = [
-            t if t is None else t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, dims, strict=True)
-        ]
-        return list(function(*front))
-    if method == "sequential":
-        samples = [
-            function(*[t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)])
-            for i in range(size)
-        ]
-        return [None if of_one[0] is None else torch.stack(of_one) for of_one in zip(*samples, strict=True)]  # pyright: ignore
-    where: list[bool] = []
-
-    def without_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
-        results = function(*args)
-        where[:] = [r is not None for r in results]
-        return tuple([r for r in results if r is not None])
-
-    # torch.vmap wants a batched argument, which a function that draws need not have.
-    in_dims = (0, *[None if t is None else d for t, d in zip(tensors, dims, strict=True)])
-    results = iter(torch.func.vmap(without_nones, in_dims, randomness=randomness)(torch.empty(size), *tensors))
-    return [next(results) if there else None for there in where]
+        # torch.vmap wants a batched argument, which a function that draws need not have.
+        in_dims = (0, *[None if t is None else d for t, d in zip(tensors, dims, strict=True)])
+        mapped = torch.func.vmap(without_nones, in_dims, randomness=self.randomness)
+        results = iter(mapped(torch.empty(self.size), *tensors))
+        return [next(results) if there else None for there in where]
 
 
 def by_reference(reference: Callable[..., Sequence[Tensor]]) -> Rule:
@@ -205,17 +188,17 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
     by another tensor, which would be lost, is refused.
     """
-    versions = _versions(tensors)
+    versions = versions_of(tensors)
     result = function(*[t.detach() for t in tensors])
-    if _versions(tensors) != versions:
-        raise RuntimeError(f"{name} changes an argument in place, which would be lost or wrong; return a new tensor instead.")
+    if versions_of(tensors) != versions:
+        raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
     if is_differentiated([t for t in leaves if isinstance(t, Tensor)]):
         raise RuntimeError(message)
     return result
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """How often each tensor was changed in place. Inference mode does not count changes."""
     if transforms_active():
         tensors = [innermost(t) for t in tensors]

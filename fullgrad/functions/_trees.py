@@ -50,11 +50,7 @@ class Call:
         """``function(*arguments, *more)`` with other tensors in the arguments, those of modules among them."""
         states: list[tuple[nn.Module, dict[str, Tensor]]] = []
         args = [part.filled(own, states) for part, own in zip(self.parts, self.split(tensors), strict=True)]
-        if not states:
-            return function(*args, *more)
-        holder = _Holder([module for module, _ in states])
-        state = {f"held.{i}.{name}": t for i, (_, named) in enumerate(states) for name, t in named.items()}
-        return torch.func.functional_call(holder, state, (lambda: function(*args, *more),))
+        return run_with_states(states, lambda: function(*args, *more))
 
     def beside(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments with values in the places of the tensors: a module is a dict by name, a number 0, all else None."""
@@ -136,6 +132,15 @@ class _Holder(nn.Module):
 
     def forward(self, run: Callable[[], Any]) -> Any:
         return run()
+
+
+def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: Callable[[], Any]) -> Any:
+    """``run()`` while modules have other tensors, by name."""
+    if not states:
+        return run()
+    holder = _Holder([module for module, _ in states])
+    state = {f"held.{i}.{name}": t for i, (_, named) in enumerate(states) for name, t in named.items()}
+    return torch.func.functional_call(holder, state, (run,))
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

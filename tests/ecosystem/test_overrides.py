@@ -27,6 +27,7 @@ WITHOUT_TENSORS = {
     "custom_jvp",
     "custom_vjp",
     "grad_replace",
+    "linear_map",
     "st",
     "straight_through",
     "track_scales",

@@ -65,6 +65,10 @@ def _by_pullback(x):
     return _step(x), lambda g: (g * _slope(x),)
 
 
+def _cumulated(x):
+    return x.cumsum(-1)
+
+
 CASES = [
     Case(
         name="replace_grad",
@@ -139,5 +143,14 @@ CASES = [
         surrogate=lambda x: straight_through(_step(x), _soft_step(x)),
         value=_step,
         max_saved_bytes=None,
+    ),
+    Case(
+        name="linear_map",
+        elementwise=False,
+        covers=("linear_map",),
+        operator=fullgrad.linear_map(_cumulated, lambda g: _cumulated(g.flip(-1)).flip(-1)),
+        inputs=(X,),
+        surrogate=_cumulated,
+        value=_cumulated,
     ),
 ]

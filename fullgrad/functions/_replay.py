@@ -1,4 +1,4 @@
-"""Functions that draw random numbers, called again with the same draw."""
+"""Functions called again in a derivative: with the same random numbers, under the same autocast."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,16 +10,17 @@ from fullgrad._core.generators import random_states, restore_random_states, same
 from fullgrad._dispatch import TorchDispatchMode, is_tracing
 
 
-class Draw:
-    """The random numbers that a function draws when it is first called: `first` notes the generators' states, `again` restores
-    them for another call of the function.
+class Replay:
+    """What a function that is first called finds: `first` notes the states of the random generators, if it draws, and autocast;
+    `again` restores them for another call of the function.
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.states = name, None
+        self.name, self.states, self.autocast = name, None, {}
 
     def first(self, function: Callable[[], Any]) -> Any:
         """The result of a function."""
+        self.autocast = _autocast()
         if is_tracing():
             return function()
         before = random_states()
@@ -30,10 +31,21 @@ class Draw:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """A context in which the function draws what it drew."""
+        """A context in which the function draws what it drew, and computes in the same precision."""
         if torch.compiler.is_dynamo_compiling():  # which traces no modes
             yield
-        elif is_tracing():
+            return
+        now = _autocast()
+        with contextlib.ExitStack() as stack:
+            for device, state in self.autocast.items():
+                if now.get(device) != state:
+                    stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
+            with self._same_draws():
+                yield
+
+    @contextlib.contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        if is_tracing():
             with _NoDraw(self.name):
                 yield
         elif self.states is None:
@@ -42,6 +54,13 @@ class Draw:
             with same_draws():
                 restore_random_states(self.states)
                 yield
+
+
+def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
+    """Whether autocast is enabled, and its dtype, by device."""
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices if torch.amp.is_autocast_available(d)}
 
 
 class _NoDraw(TorchDispatchMode):

@@ -1,0 +1,86 @@
+"""`checkpoint`: a function whose derivative computes it again from its inputs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from fullgrad._dispatch import is_differentiating
+from fullgrad.functions._closures import Closure, made
+from fullgrad.functions._declared import by_reference, declared, is_differentiated, values_of
+from fullgrad.functions._replay import Replay
+from fullgrad.functions._trees import Call, Result
+
+
+def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    r"""A function that saves its inputs alone, and is computed again where its derivative is.
+
+    .. math::
+        y = f(x), \qquad D(x) = f'(x)
+
+    of every order and under every transform, `torch.utils.checkpoint.checkpoint` being for ``backward`` alone: in a stack of blocks
+    under ``vmap(grad(…))`` the inputs of the blocks are kept and nothing between them. Saved: the tensors among the arguments, and
+    those that ``f`` uses besides and that need a derivative, such as the parameters of its module, which get their gradients.
+
+    ``f`` draws the same random numbers again, and computes under the same autocast. Arguments and results are any structure. In
+    compiled code it is `torch.utils.checkpoint.checkpoint`.
+
+    Args:
+        f: A function or module, made of torch's operators. Its derivative calls it again, so it must not have other effects.
+        args: Its arguments.
+        kwargs: Its arguments by keyword.
+
+    Returns:
+        The result of ``f``.
+
+    Raises:
+        TypeError: ``f`` is not callable.
+        RuntimeError: ``f`` changes an argument or a buffer in place, as a `torch.nn.BatchNorm1d` in training does; or it uses a
+            tensor that needs a derivative in code that cannot be seen, such as another package's Function.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+        >>> def loss(x):
+        ...     return fullgrad.checkpoint(layer, x).sum()
+        >>> x = torch.ones(2, 3)
+        >>> bool((torch.func.vmap(torch.func.grad(loss))(x) == torch.func.vmap(torch.func.grad(lambda x: layer(x).sum()))(x)).all())
+        True
+
+    Source: Chen, Xu, Zhang, Guestrin, https://arxiv.org/abs/1604.06174; ``torch.utils.checkpoint``, ``jax.checkpoint``.
+    """
+    if not callable(f):
+        raise TypeError(f"checkpoint: `f` must be callable, got a value of type {type(f).__name__}.")
+    if is_dynamo_compiling():
+        return torch_checkpoint(f, *args, use_reentrant=False, **kwargs)
+    if not is_differentiating():
+        return f(*args, **kwargs)
+    name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
+    call, closure, replay = Call([args, kwargs]), Closure(name, f), Replay(name)
+
+    def function(tensors: Sequence[Tensor]) -> Result:
+        return Result(call.run(lambda args, kwargs: f(*args, **kwargs), tensors))
+
+    found: list[Result] = []
+
+    def value(*given: Tensor) -> list[Tensor]:
+        with closure.noted(given):
+            found[:] = [replay.first(lambda: function(given))]
+        return found[0].tensors
+
+    with closure.unchanged():
+        values_of(name, value, call.tensors, closure.message)
+    result = found.pop()
+    n = len(call.tensors)
+    inputs = [*call.release(), *closure.release()]
+    if not is_differentiated(inputs):
+        return result.tree(made(result.release()))
+
+    def again(*all: Tensor) -> list[Tensor]:
+        with replay.again():
+            return closure.again(lambda *given: function(given), all[:n], all[n:]).tensors
+
+    return result.tree(made(declared(by_reference(again), result.release(), inputs)))

@@ -1,0 +1,145 @@
+"""`linear_map`: an operator from a linear function and its transpose."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from fullgrad._core import checks
+from fullgrad._dispatch import has_shape, pytree, traced_below
+from fullgrad.functions._closures import Refusing
+from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
+from fullgrad.functions._opaque import METHODS, opaque_values
+
+
+def linear_map(
+    apply: Callable[[Tensor], Tensor],
+    transpose: Callable[[Tensor], Tensor],
+    *,
+    vmap_method: str = "map",
+    like: Callable[[Tensor], Tensor] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    r"""An operator from a linear function and its transpose, which need not be torch code.
+
+    .. math::
+        y = A x, \qquad \mathrm{jvp}(t) = A t, \qquad \mathrm{vjp}(g) = A^H g
+
+    so that derivatives of every order call the two functions alone: a Fourier or Radon transform, a sparse or matrix-free matrix,
+    an operator of scipy. For complex tensors ``transpose`` is the conjugate transpose. The functions use no tensor that needs a
+    derivative. Nothing is saved.
+
+    Args:
+        apply: A function of one tensor, floating or complex, which returns a tensor.
+        transpose: A function of a tensor like the result of ``apply``, which returns one like its argument.
+        vmap_method: ``"map"``: the functions are torch code, which `torch.func.vmap` batches and compiled code traces. Else they
+            may be any code, which gets plain tensors and is one node of a graph: ``"sequential"``, called sample by sample;
+            ``"broadcast"``, called once for a batch, with a dimension more in front.
+        like: Where compiled code calls other code and the result has not the shape and dtype of the argument: a function of the
+            argument that returns an empty tensor like the result of ``apply``.
+
+    Returns:
+        The operator, a function of one tensor. It pickles if ``apply`` and ``transpose`` do.
+
+    Raises:
+        TypeError: A function is not callable. When called: the argument is not a floating or complex tensor, or a function
+            returns no tensor, or ``transpose`` one of another dtype than the argument.
+        ValueError: ``vmap_method`` is another string. When a derivative is taken: ``transpose`` returns another shape than that
+            of the argument.
+        RuntimeError: When called: a function changes its argument, or uses another tensor that needs a derivative.
+
+    Example:
+        >>> import numpy, torch, fullgrad
+        >>> total = fullgrad.linear_map(
+        ...     lambda x: torch.from_numpy(numpy.cumsum(x.numpy())),
+        ...     lambda g: torch.from_numpy(numpy.cumsum(g.numpy()[::-1])[::-1].copy()),
+        ...     vmap_method="sequential",
+        ... )
+        >>> x = torch.tensor([1.0, 2.0, 3.0])
+        >>> total(x)
+        tensor([1., 3., 6.])
+        >>> torch.func.hessian(lambda x: (total(x) ** 2).sum() / 2)(x)
+        tensor([[3., 2., 1.],
+                [2., 2., 1.],
+                [1., 1., 1.]])
+
+    Source: ``jax.custom_derivatives.linear_call``.
+    """
+    for name, f in (("apply", apply), ("transpose", transpose)):
+        if not callable(f):
+            raise TypeError(f"linear_map: `{name}` must be callable, got a value of type {type(f).__name__}.")
+    checks.choice("linear_map", "vmap_method", vmap_method, METHODS)
+    if like is not None and not callable(like):
+        raise TypeError(f"linear_map: `like` must be callable or None, got a value of type {type(like).__name__}.")
+    return LinearMap(apply, transpose, vmap_method, like)
+
+
+class LinearMap:
+    """The operator that `linear_map` returns."""
+
+    def __init__(self, apply: Callable[..., Tensor], transpose: Callable[..., Tensor], method: str, like: Any) -> None:
+        self.functions, self.method, self.like = (apply, transpose), method, like
+        functools.update_wrapper(self, apply)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _node[0](self, x) if is_dynamo_compiling() else self.run(x)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> Any:
+        return LinearMap, (*self.functions, self.method, self.like)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The call in eager code, or while a tracer records it."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"linear_map: the argument must be a tensor, got a value of type {type(x).__name__}.")
+        if not may_differ(x):
+            raise TypeError(f"linear_map: the argument must be a floating or complex tensor, got dtype {x.dtype}.")
+        return self._along(0, x, self.like or (lambda x: x))
+
+    def _along(self, direction: int, x: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
+        """One of the two functions, whose result is like another tensor, with the other one as the derivative."""
+        y = self._value(direction, x.detach(), like)
+        if not is_differentiated([x]):
+            return y
+        shape, dtype, device = x.shape, x.dtype, x.device
+
+        def pull(_: Any, cotangents: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
+            return [self._along(1 - direction, cotangents[0], lambda g: g.new_empty(shape, dtype=dtype, device=device))]
+
+        def push(_: Any, tangents: Sequence[Any], __: Any) -> list[Tensor]:
+            return [self._along(direction, tangents[0], like)]
+
+        return declared(Rule(pull, push, saves=False), [y], [x])[0]
+
+    def _value(self, direction: int, x: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
+        name = f"linear_map: `{('apply', 'transpose')[direction]}`"
+
+        def value(x: Tensor) -> list[Tensor]:
+            y = self.functions[direction](x)
+            if not isinstance(y, Tensor):
+                raise TypeError(f"{name} must return a tensor, got a value of type {type(y).__name__}.")
+            return [y]
+
+        if self.method == "map":
+            y = values_of(name, value, [x], Refusing(name).message)[0]
+        else:
+            y = opaque_values(Refusing(name), self.method, value, lambda x: [like(x)], [x])[0]
+        if direction:
+            wanted = like(x)
+            if not has_shape(y.shape, wanted.shape):
+                raise ValueError(
+                    f"{name} must return the shape of the argument of `apply`, {tuple(wanted.shape)}, got {tuple(y.shape)}."
+                )
+            if y.dtype != wanted.dtype:
+                raise TypeError(f"{name} must return the dtype of the argument of `apply`, {wanted.dtype}, got {y.dtype}.")
+        return y
+
+
+pytree.register_constant(LinearMap)
+_node = traced_below(lambda linear, x: linear.run(x))

@@ -1,0 +1,159 @@
+"""`opaque_values`: the values of code that torch can neither batch nor trace: numpy, a kernel, a solver."""
+
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fullgrad._core.function import Function
+from fullgrad._core.generators import random_states, restore_random_states
+from fullgrad._dispatch import clone_if_view, is_alias_of, is_traced, opaque
+from fullgrad.functions._closures import Closure
+from fullgrad.functions._declared import CHANGED, versions_of
+
+METHODS = ("map", "sequential", "broadcast")
+Tensors = Sequence[Tensor]
+Function_ = Callable[..., Sequence[Tensor]]
+
+
+class _Runs(Protocol):
+    """Code, or a batch of it."""
+
+    method: str
+
+    def run(self, tensors: Tensors) -> list[Tensor]:
+        """The results."""
+        ...
+
+    def like(self, tensors: Tensors) -> list[Tensor]:
+        """Empty tensors of the shapes, dtypes and devices of the results."""
+        ...
+
+
+def opaque_values(closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors) -> list[Tensor]:
+    """``function(*tensors)``, a list of tensors without a derivative. It is called on plain tensors, below all transforms: a
+    batch sample by sample (``"sequential"``), or once with a dimension more in front of each tensor (``"broadcast"``).
+
+    Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result.
+    """
+    return list(Opaque.apply(_Code(closure, method, function, like), *[t.detach() for t in tensors]))
+
+
+class _Code:
+    """Code that is called on plain tensors."""
+
+    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_) -> None:
+        self.closure, self.method, self.function, self.shapes = closure, method, function, like
+
+    def run(self, tensors: Tensors) -> list[Tensor]:
+        given = [t.detach() for t in tensors]
+        versions = versions_of(given)
+        with torch.enable_grad(), self.closure.noted(given):
+            results = self.function(*given)
+        if versions_of(given) != versions:
+            raise RuntimeError(CHANGED.format(self.closure.name))
+        self.closure.check(results)
+        # Results do not share memory with arguments, as is true for any operator.
+        return [clone_if_view(y.clone() if any(is_alias_of(y, t) for t in given) else y) for y in results]
+
+    def like(self, tensors: Tensors) -> list[Tensor]:
+        return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors)]
+
+
+class _Batch:
+    """Code for each sample of a batch, or for all of them at once, the batch of the results in front."""
+
+    def __init__(self, inner: _Runs, dims: Sequence[int | None], size: int, randomness: str) -> None:
+        self.inner, self.method, self.dims, self.size, self.randomness = inner, inner.method, dims, size, randomness
+
+    def run(self, tensors: Tensors) -> list[Tensor]:
+        if self.method == "broadcast":
+            pairs = zip(tensors, self.dims, strict=True)
+            return self.inner.run([t.expand(self.size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs])
+        if not self.size:
+            return self.like(tensors)
+        before, samples = random_states(), []
+        for i in range(self.size):
+            if self.randomness == "same":
+                restore_random_states(before)
+            samples.append(self.inner.run(self._sample(tensors, i)))
+            if self.randomness == "error" and not all(map(torch.equal, before, random_states())):
+                raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
+        return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
+
+    def like(self, tensors: Tensors) -> list[Tensor]:
+        dims = [None if d is None else d % t.ndim for t, d in zip(tensors, self.dims, strict=True)]
+        sample = [t if d is None else t.new_empty([*t.shape[:d], *t.shape[d + 1 :]]) for t, d in zip(tensors, dims, strict=True)]
+        return [y.new_empty([self.size, *y.shape]) for y in self.inner.like(sample)]
+
+    def _sample(self, tensors: Tensors, i: int) -> list[Tensor]:
+        return [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
+
+
+class Opaque(Function):
+    """The operator of `opaque_values`. It has no derivative: its inputs are detached."""
+
+    constant_types: ClassVar[tuple[type, ...]] = (_Code, _Batch)
+
+    @staticmethod
+    def forward(code: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_as_node(code, tensors) if is_traced(*tensors) else code.run(tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[None, ...]:
+        return (None,) * len(tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], code: Any, *tensors: Tensor) -> tuple[tuple[Tensor, ...], int]:
+        return Opaque.apply(_Batch(code, in_dims[1:], info.batch_size, info.randomness), *tensors), 0
+
+
+# --- One node of a graph --------------------------------------------------------------------------------------------------
+
+# Code that graphs call. Its key is no other's, in any process, so that no graph in torch's cache on disk has it.
+_codes: dict[str, tuple[Any, list[Any]]] = {}
+_process, _count = uuid.uuid4().hex, itertools.count()
+
+
+def _as_node(code: _Runs, tensors: Tensors) -> list[Tensor]:
+    key = f"{_process}-{next(_count)}"
+    _codes[key] = code, []
+    return _of_key(key, list(tensors))
+
+
+def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
+    code, kinds = _codes[key]
+    results = code.like(tensors)
+    kinds[:] = [(y.ndim, y.dtype) for y in results]
+    return results
+
+
+@opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
+def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
+    code, kinds = _codes[key]
+    results = code.run(tensors)
+    found = [(y.ndim, y.dtype) for y in results]
+    if kinds and found != kinds:
+        raise RuntimeError(
+            f"{code_name(code)} was compiled for results of (dimensions, dtype) {kinds}, and returns {found}. "
+            "State them by `like`, a function of the same arguments that returns empty tensors like the result."
+        )
+    return results
+
+
+def code_name(code: Any) -> str:
+    """The name of what a node calls."""
+    while isinstance(code, _Batch):
+        code = code.inner
+    return code.closure.name

@@ -1,0 +1,243 @@
+"""A function computed again in its derivative: its own numbers at every order, with its inputs alone kept."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing import assert_close
+
+import fullgrad
+from fullgrad._dispatch import innermost
+
+X = torch.tensor([[0.3, -1.2, 2.0], [1.0, 0.5, -0.7]], dtype=torch.float64)
+
+
+class Block(nn.Module):
+    """A layer that is checkpointed where it is asked to be."""
+
+    def __init__(self, how=None):
+        super().__init__()
+        self.linear, self.scale, self.how = nn.Linear(3, 3), nn.Parameter(torch.tensor(0.7)), how
+
+    def compute(self, x):
+        return torch.tanh(self.linear(x)) * fullgrad.quantizers.lsq(x, self.scale, -8, 7) + x
+
+    def forward(self, x):
+        ways = {
+            None: self.compute,
+            "method": lambda x: fullgrad.checkpoint(self.compute, x),
+            "closure": lambda x: fullgrad.checkpoint(lambda x: self.compute(x), x),
+            "partial": lambda x: fullgrad.checkpoint(functools.partial(Block.compute, self), x=x),
+            "hidden": lambda x: fullgrad.checkpoint(lambda x: HIDDEN[0].compute(x), x),
+        }
+        HIDDEN[:] = [self]
+        return ways[self.how](x)
+
+
+HIDDEN = []
+WAYS = ["method", "closure", "partial", "hidden"]
+
+
+def model(how):
+    torch.manual_seed(0)
+    return nn.Sequential(Block(how), nn.Linear(3, 3), nn.Tanh()).double()
+
+
+def transforms(f):
+    """The derivatives of a function of a vector, by name."""
+
+    def loss(x):
+        return (f(x) ** 3).sum()
+
+    return {
+        "value": lambda: f(X[0]),
+        "grad": lambda: grad(loss)(X[0]),
+        "jvp": lambda: jvp(f, (X[0],), (X[1],))[1],
+        "vmap": lambda: vmap(f)(X),
+        "jacfwd": lambda: jacfwd(f)(X[0]),
+        "jacrev": lambda: jacrev(f)(X[0]),
+        "hessian": lambda: hessian(loss)(X[0]),
+        "jacrev(jacrev)": lambda: jacrev(jacrev(loss))(X[0]),
+        "jacfwd(jacfwd)": lambda: jacfwd(jacfwd(loss))(X[0]),
+        "vmap(grad)": lambda: vmap(grad(loss))(X),
+        "vmap(hessian)": lambda: vmap(hessian(loss))(X),
+        "grad(vmap)": lambda: grad(lambda x: vmap(loss)(x).sum())(X),
+        "vmap(vmap(grad))": lambda: vmap(vmap(grad(loss)))(torch.stack([X, 2 * X])),
+        "grad(grad)": lambda: grad(lambda x: grad(loss)(x).square().sum())(X[0]),
+    }
+
+
+@pytest.mark.parametrize("name", transforms(None))
+@pytest.mark.parametrize("how", WAYS)
+def test_its_own_numbers(how, name):
+    """A checkpoint changes no number, wherever the function finds its parameters."""
+    assert_close(transforms(model(how))[name](), transforms(model(None))[name]())
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_parameters_get_their_gradients(how):
+    """Of first and second order in eager autograd."""
+    found = []
+    for net in (model(how), model(None)):
+        parameters = list(net.parameters())
+        grads = torch.autograd.grad((net(X) ** 3).sum(), parameters, create_graph=True)
+        found.append([*grads, *torch.autograd.grad(sum([(g**2).sum() for g in grads]), parameters)])
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("how", WAYS[:-1])
+def test_per_sample_gradients_of_parameters(how):
+    """`functional_call` has ended when the backward runs; the function gets the parameters that it had."""
+    found = []
+    for net in (model(how), model(None)):
+        own = {k: 2 * v.detach() for k, v in net.named_parameters()}
+        found.append(vmap(grad(lambda p, x, net=net: (functional_call(net, p, (x,)) ** 2).sum()), (None, 0))(own, X))
+    assert_close(*found)
+
+
+def test_parameters_that_are_not_found_again_are_an_error():
+    """Where the function hides its module, and `functional_call` has ended."""
+    net = model("hidden")
+    own = {k: 2 * v.detach() for k, v in net.named_parameters()}
+    with pytest.raises(RuntimeError, match="checkpoint: <lambda> uses a tensor .*Pass the tensor"):
+        grad(lambda p: functional_call(net, p, (X,)).sum())(own)
+
+
+def test_tensors_that_it_closes_over():
+    """Each is an input: of autograd, of a transform, with a tangent or a batch."""
+
+    def f(x, w, check=fullgrad.checkpoint):
+        return check(lambda x: torch.sin(w * x) * w.sum(), x)
+
+    def plain(x, w):
+        return f(x, w, lambda f, x: f(x))
+
+    for run in (
+        lambda f: grad(lambda w: f(X[0], w).sum())(X[1]),
+        lambda f: hessian(lambda w: f(X[0], w).sum())(X[1]),
+        lambda f: jvp(lambda w: f(X[0], w), (X[1],), (X[0],))[1],
+        lambda f: vmap(lambda w: grad(lambda x: f(x, w).sum())(X[0]))(X),
+        lambda f: grad(lambda x: vmap(lambda w: f(x, w))(X).sum())(X[0]),
+        lambda f: grad(lambda x: vmap(f)(x, X).sum())(X.flip(0)),
+        lambda f: vmap(grad(lambda w: vmap(lambda x: f(x, w))(X).sum()))(X),
+    ):
+        assert_close(run(f), run(plain))
+    w = X[1].clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda w: f(X[0], w), w)
+
+
+def test_nested():
+    """A checkpoint in a checkpoint, and in torch's."""
+
+    def f(x):
+        return fullgrad.checkpoint(lambda x: fullgrad.checkpoint(torch.sin, x) * x, x)
+
+    assert_close(vmap(hessian(lambda x: f(x).sum()))(X), vmap(hessian(lambda x: (x.sin() * x).sum()))(X))
+    x = X.clone().requires_grad_()
+    torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False).sum().backward()
+    assert_close(x.grad, X.cos() * X + X.sin())
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_it_draws_the_same_again(randomness):
+    """Dropout in the derivative is that of the value; the generator goes on as without a checkpoint."""
+
+    def run(check):
+        torch.manual_seed(1)
+        found = [vmap(grad(lambda x: check(lambda x: nn.functional.dropout(x * x), x).sum()), randomness=randomness)(X)]
+        x = X.clone().requires_grad_()
+        (g,) = torch.autograd.grad(check(lambda x: torch.rand(3) * x**2, x).sum(), x, create_graph=True)
+        return [*found, g, torch.autograd.grad(g.sum(), x)[0], torch.rand(2)]
+
+    assert_close(run(fullgrad.checkpoint), run(lambda f, x: f(x)))
+
+
+def test_autocast():
+    """The second computation is in the precision of the first."""
+    linear, dtypes = nn.Linear(3, 3), []
+
+    def f(x):
+        dtypes.append(linear(x).dtype)
+        return linear(x)
+
+    x = X.float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = fullgrad.checkpoint(f, x)
+    (g,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
+    assert dtypes == [torch.bfloat16] * 2 and g.dtype == torch.float32
+
+
+def test_structures():
+    """Arguments and results are any structure; a number is what it was."""
+    x = X.clone().requires_grad_()
+    out = fullgrad.checkpoint(lambda tree, n, scale=1: {"a": tree["x"][0] * n, "b": (tree["x"][1].long(), scale)}, {"x": x}, 3, scale=2)
+    assert out["b"][1] == 2 and out["b"][0].dtype == torch.int64 and not out["b"][0].requires_grad
+    out["a"].sum().backward()
+    assert_close(x.grad, torch.tensor([[3.0], [0.0]], dtype=torch.float64).expand(2, 3))
+
+
+def test_memory():
+    """Of 8 blocks under vmap(grad) the inputs are kept, and nothing between them."""
+    inside, ends = [], []
+
+    def note(where, t):
+        with torch._C.DisableTorchFunction():
+            where.append(StorageWeakRef(innermost(t).untyped_storage()))
+        return t
+
+    def block(x):
+        return note(ends, note(inside, torch.tanh(note(inside, x * 1.5))) + x)
+
+    def loss(x, check=fullgrad.checkpoint):
+        inside.clear()
+        for _ in range(8):
+            x = check(block, x)
+        alive.append(sum([not r.expired() for r in inside]))
+        return x.sum()
+
+    for f in (lambda x: vmap(grad(loss))(x), lambda x: torch.autograd.grad(loss(x), x)):
+        alive = []
+        f(X.clone().requires_grad_())
+        assert alive == [0]
+        vmap(grad(lambda x: loss(x, lambda f, x: f(x))))(X)
+        assert alive[-1] >= 8
+
+
+def test_compiled():
+    """It is torch's own there."""
+    f = model("method")
+    x = X.clone().requires_grad_()
+    found = torch.autograd.grad(torch.compile(f, backend="aot_eager", fullgraph=True)(x).sum(), x)
+    assert_close(found, torch.autograd.grad(model(None)(x).sum(), x))
+
+
+class Own(torch.autograd.Function):
+    """Another package's Function."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+def test_errors():
+    """What would be lost or done twice is refused."""
+    with pytest.raises(TypeError, match="`f` must be callable, got a value of type int"):
+        fullgrad.checkpoint(3, X)
+    norm = nn.BatchNorm1d(3).double()
+    before = norm.running_mean.clone()
+    with pytest.raises(RuntimeError, match=r"checkpoint: <lambda> changes BatchNorm1d.* in place"):
+        fullgrad.checkpoint(lambda x: norm(x), X.clone().requires_grad_())
+    norm.eval(), norm.running_mean.copy_(before)
+    fullgrad.checkpoint(norm, X.clone().requires_grad_()).sum().backward()
+    with pytest.raises(RuntimeError, match="changes an argument in place"):
+        fullgrad.checkpoint(lambda x: x.detach().mul_(2), X.clone().requires_grad_())
+    w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="checkpoint: <lambda> uses a tensor that needs a derivative"):
+        fullgrad.checkpoint(lambda x: Own.apply(x, w), X)

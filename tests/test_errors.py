@@ -51,6 +51,7 @@ OF_FUNCTION = {
 # Their first argument is another operator, a function or a gradient.
 OTHERS = {
     "clamp_backward",
+    "checkpoint",
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",
@@ -59,6 +60,7 @@ OTHERS = {
     "st",
     "straight_through",
     "track_scales",
+    "with_reference",
 }
 
 

@@ -7,6 +7,7 @@ from fullgrad._core.public import make_public
 from fullgrad.functions._checkpoint import checkpoint
 from fullgrad.functions._custom import custom_gradient, custom_jvp, custom_vjp
 from fullgrad.functions._linear_map import linear_map
+from fullgrad.functions._reference import with_reference
 from fullgrad.functions._replace_grad import ReplaceGrad, replace_grad
 from fullgrad.functions._st import grad_replace, st
 from fullgrad.functions._straight_through import straight_through
@@ -75,6 +76,7 @@ __all__ = [
     "straight_through",
     "topk_mask_st",
     "topk_st",
+    "with_reference",
 ]
 
 make_public(__name__, "fullgrad")

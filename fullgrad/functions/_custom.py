@@ -2,15 +2,11 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.linearity import is_linear
 from fullgrad._dispatch import (
@@ -21,7 +17,6 @@ from fullgrad._dispatch import (
     innermost,
     is_tracing,
     pytree,
-    traced_below,
     without_modes,
 )
 from fullgrad.functions._declared import (
@@ -36,6 +31,7 @@ from fullgrad.functions._declared import (
     transposed,
     values_of,
 )
+from fullgrad.functions._made import Made
 from fullgrad.functions._replay import Replay
 from fullgrad.functions._trees import Call, Result
 
@@ -45,52 +41,16 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 _MOST = 16  # verdicts by the values of constants; for one that changes at each call, its type tells after that
 
 
-class Custom:
-    """A function with rules. It pickles by its name, as a function does."""
+class Custom(Made):
+    """A function with rules."""
 
-    kind: str
     rules: str
 
-    def __init_subclass__(cls) -> None:
-        pytree.register_constant(cls)  # for compiled code, which takes the function as it is
-
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names) -> None:
-        if not callable(f):
-            raise TypeError(f"{self.kind}: `f` must be callable, got a value of type {type(f).__name__}.")
-        self.function, self.name = f, getattr(f, "__name__", type(f).__name__)
-        self.label = f"{self.kind}: {self.name}"
+        super().__init__(self.kind, f)
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
         self.verdicts: dict[Any, bool] = {}
-        functools.update_wrapper(self, f)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling():
-            return self.run(args, kwargs)
-        # An exported graph holds the value alone.
-        return self.function(*args, **kwargs) if torch.compiler.is_exporting() else _node[0](self, args, kwargs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __reduce__(self) -> Any:
-        name = getattr(self, "__qualname__", "")
-        try:
-            found = attrgetter(name)(sys.modules[self.__module__])
-        except (AttributeError, KeyError):
-            found = None
-        if found is not self:
-            raise TypeError(f"{self.label} cannot be pickled, as it is not found as {self.__module__}.{name}.")
-        return name
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} of {self.name}>"
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in eager code, or while a tracer records it."""
@@ -154,9 +114,6 @@ class Custom:
     def not_linear(self) -> str:
         """The message for a rule that is not linear."""
         raise NotImplementedError
-
-
-_node = traced_below(lambda custom, args, kwargs: custom.run(args, kwargs))
 
 
 class CustomCall(Call):
@@ -284,7 +241,7 @@ class _JVPRule:
                 continue
             if t is None or isinstance(t, (int, float)):
                 t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
-            _check_like(label, "result", t, shape, dtype)
+            check_like(label, "result", t, shape, dtype)
             found.append(t)
         return found
 
@@ -413,29 +370,21 @@ class _VJPRule:
         bwd: Any = self.owner.bwd
         g, constant = self.result.tree(cotangents, None), self.call.constant
         if not constant:
-            return self._checked(residuals.run(bwd, tensors, g))
-        return self._checked(
+            return self._gradients(residuals.run(bwd, tensors, g))
+        return self._gradients(
             self.call.run(lambda *args: residuals.run(lambda r: bwd(*[args[i] for i in constant], r, g), tensors), x)
         )
 
-    def _checked(self, grads: Any) -> list[Tensor | None]:
+    def _gradients(self, grads: Any) -> list[Tensor | None]:
         """A gradient or None for each tensor of the arguments."""
         label, call = self.owner.label, self.call
         wanted = [i for i in range(len(call.parts)) if i not in call.constant]
-        if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
-            raise TypeError(
-                f"{label}: `bwd` must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a "
-                f"value of type {type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
-            )
-        given = dict(zip(wanted, grads, strict=True))
-        found: list[Tensor | None] = []
-        for i, part in enumerate(call.parts):
-            found += part.flattened(given.get(i), f"{label}: the gradient of argument {i}")
+        found = gradients_of(f"{label}: `bwd`", label, call, wanted, grads)
         for i, (g, (floating, shape, dtype)) in enumerate(zip(found, self.kinds, strict=True)):
             if g is not None and not floating:
                 found[i] = None
             elif g is not None:
-                _check_like(f"{label}: a gradient", "argument", g, shape, dtype)
+                check_like(f"{label}: a gradient", "argument", g, shape, dtype)
         return found
 
 
@@ -454,7 +403,7 @@ class _PullRule(_VJPRule):
             found = pull(g)
             return found if len(args) != 1 or isinstance(found, (tuple, list)) else (found,)
 
-        return self._checked(self.call.run(gradients, x))
+        return self._gradients(self.call.run(gradients, x))
 
     def _pair(self, args: Sequence[Any]) -> tuple[Any, Callable[[Any], Any]]:
         pair = self.owner.bwd(*args)  # pyright: ignore[reportOptionalCall]
@@ -475,7 +424,19 @@ class CustomGradient(CustomVJP):
 # --- Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def _check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> None:
+def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads: Any) -> list[Any]:
+    """What a rule returned for each tensor of a call, from a tuple for the wanted arguments."""
+    if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
+        raise TypeError(
+            f"{rule} must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value of type "
+            f"{type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
+        )
+    given = dict(zip(wanted, grads, strict=True))
+    parts = [part.flattened(given.get(i), f"{label}: the gradient of argument {i}") for i, part in enumerate(call.parts)]
+    return [g for part in parts for g in part]
+
+
+def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
     if not has_shape(t.shape, shape):

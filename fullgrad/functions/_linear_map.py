@@ -1,16 +1,15 @@
 """`linear_map`: an operator from a linear function and its transpose."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import has_shape, pytree, traced_below
+from fullgrad._dispatch import has_shape
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
+from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
 
 
@@ -75,27 +74,19 @@ def linear_map(
     return LinearMap(apply, transpose, vmap_method, like)
 
 
-class LinearMap:
+class LinearMap(Made):
     """The operator that `linear_map` returns."""
 
+    kind = "linear_map"
+
     def __init__(self, apply: Callable[..., Tensor], transpose: Callable[..., Tensor], method: str, like: Any) -> None:
-        self.functions, self.method, self.like = (apply, transpose), method, like
-        functools.update_wrapper(self, apply)
+        super().__init__(self.kind, apply)
+        self.functions, self.method, self.like, self.made_of = (apply, transpose), method, like, (apply, transpose, method, like)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return _node[0](self, x) if is_dynamo_compiling() else self.run(x)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __reduce__(self) -> Any:
-        return LinearMap, (*self.functions, self.method, self.like)
-
-    def run(self, x: Tensor) -> Tensor:
-        """The call in eager code, or while a tracer records it."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if len(args) != 1 or kwargs:
+            raise TypeError(f"linear_map: one argument is taken, by position, got {len(args)} and {sorted(kwargs)}.")
+        (x,) = args
         if not isinstance(x, Tensor):
             raise TypeError(f"linear_map: the argument must be a tensor, got a value of type {type(x).__name__}.")
         if not may_differ(x):
@@ -139,7 +130,3 @@ class LinearMap:
             if y.dtype != wanted.dtype:
                 raise TypeError(f"{name} must return the dtype of the argument of `apply`, {wanted.dtype}, got {y.dtype}.")
         return y
-
-
-pytree.register_constant(LinearMap)
-_node = traced_below(lambda linear, x: linear.run(x))

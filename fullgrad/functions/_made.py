@@ -1,4 +1,4 @@
-"""`PicklablePartial`: the result of a decorator, which can be pickled and copied."""
+"""`Made` and `PicklablePartial`: results of decorators, which can be pickled and copied."""
 
 import functools
 import operator
@@ -6,6 +6,76 @@ import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from fullgrad._dispatch import pytree, traced_below
+
+
+class Made:
+    """A function that a decorator made of others, as an object: it has its name and is a method where a class has it.
+
+    It pickles by its name, or else by what it was made of. Compiled code takes it as it is, and what it does in `run` is one
+    node, in and out of which any structure may go.
+    """
+
+    kind: str
+    made_of: tuple[Any, ...] | None = None
+
+    def __init_subclass__(cls) -> None:
+        pytree.register_constant(cls)
+
+    def __init__(self, kind: str, f: Callable[..., Any]) -> None:
+        if not callable(f):
+            raise TypeError(f"{kind}: `f` must be callable, got a value of type {type(f).__name__}.")
+        self.function, self.name = f, getattr(f, "__name__", type(f).__name__)
+        self.label = f"{kind}: {self.name}"
+        functools.update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            return self.run(args, kwargs)
+        # An exported graph holds the value alone.
+        return self.function(*args, **kwargs) if torch.compiler.is_exporting() else _node[0](self, args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in eager code, or while a tracer records it."""
+        raise NotImplementedError
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> Any:
+        name = _own_name(self)
+        if name is not None:
+            return name
+        if self.made_of is None:
+            own = f"{self.__module__}.{getattr(self, '__qualname__', '')}"
+            raise TypeError(f"{self.label} cannot be pickled, as it is not found as {own}.")
+        return type(self), self.made_of
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.name}>"
+
+
+_node = traced_below(lambda function, args, kwargs: function.run(args, kwargs))
+
+
+def _own_name(function: Any) -> str | None:
+    """The name by which a function's module has it."""
+    name = getattr(function, "__qualname__", "")
+    try:
+        found = operator.attrgetter(name)(sys.modules[function.__module__])
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return name if found is function else None
 
 
 class PicklablePartial(functools.partial[Any]):
@@ -21,12 +91,7 @@ class PicklablePartial(functools.partial[Any]):
     made_of: tuple[Any, ...]
 
     def __reduce__(self) -> Any:
-        name = getattr(self, "__qualname__", "")
-        try:
-            found = operator.attrgetter(name)(sys.modules[self.__module__])
-        except (AttributeError, KeyError, TypeError):
-            found = None
-        return name if found is self else (self.maker, self.made_of)
+        return _own_name(self) or (self.maker, self.made_of)
 
     def __set_name__(self, owner: type, name: str) -> None:
         # A method has a name already, and Dynamo compiles methods that are functions alone.

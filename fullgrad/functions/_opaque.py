@@ -11,8 +11,8 @@ from torch import Tensor
 from fullgrad._core.function import Function
 from fullgrad._core.generators import random_states, restore_random_states
 from fullgrad._dispatch import clone_if_view, is_alias_of, is_traced, opaque
-from fullgrad.functions._closures import Closure
-from fullgrad.functions._declared import CHANGED, versions_of
+from fullgrad.functions._closures import Closure, Refusing
+from fullgrad.functions._declared import CHANGED, made, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]
@@ -33,26 +33,30 @@ class _Runs(Protocol):
         ...
 
 
-def opaque_values(closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors) -> list[Tensor]:
+def opaque_values(
+    closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors, held: Tensors = ()
+) -> list[Tensor]:
     """``function(*tensors)``, a list of tensors without a derivative. It is called on plain tensors, below all transforms: a
     batch sample by sample (``"sequential"``), or once with a dimension more in front of each tensor (``"broadcast"``).
 
-    Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result.
+    Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result. ``held`` are tensors
+    that the closure holds.
     """
-    return list(Opaque.apply(_Code(closure, method, function, like), *[t.detach() for t in tensors]))
+    code = _Code(closure, method, function, like, len(tensors))
+    return made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
 
 
 class _Code:
     """Code that is called on plain tensors."""
 
-    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_) -> None:
-        self.closure, self.method, self.function, self.shapes = closure, method, function, like
+    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int) -> None:
+        self.closure, self.method, self.function, self.shapes, self.count = closure, method, function, like, count
 
     def run(self, tensors: Tensors) -> list[Tensor]:
         given = [t.detach() for t in tensors]
         versions = versions_of(given)
-        with torch.enable_grad(), self.closure.noted(given):
-            results = self.function(*given)
+        with torch.enable_grad():
+            results = self.closure.first(self.function, given[: self.count], given[self.count :])
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         self.closure.check(results)
@@ -60,7 +64,7 @@ class _Code:
         return [clone_if_view(y.clone() if any(is_alias_of(y, t) for t in given) else y) for y in results]
 
     def like(self, tensors: Tensors) -> list[Tensor]:
-        return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors)]
+        return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors[: self.count])]
 
 
 class _Batch:
@@ -129,6 +133,8 @@ _process, _count = uuid.uuid4().hex, itertools.count()
 def _as_node(code: _Runs, tensors: Tensors) -> list[Tensor]:
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
+    inner = innermost_code(code)
+    inner.closure = Refusing(inner.closure.name)  # when a graph runs, a tensor cannot become an input
     return _of_key(key, list(tensors))
 
 
@@ -146,14 +152,14 @@ def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     found = [(y.ndim, y.dtype) for y in results]
     if kinds and found != kinds:
         raise RuntimeError(
-            f"{code_name(code)} was compiled for results of (dimensions, dtype) {kinds}, and returns {found}. "
+            f"{innermost_code(code).closure.name} was compiled for results of (dimensions, dtype) {kinds}, and returns {found}. "
             "State them by `like`, a function of the same arguments that returns empty tensors like the result."
         )
     return results
 
 
-def code_name(code: Any) -> str:
-    """The name of what a node calls."""
+def innermost_code(code: Any) -> _Code:
+    """The code of a sample."""
     while isinstance(code, _Batch):
         code = code.inner
-    return code.closure.name
+    return code

@@ -44,6 +44,20 @@ class Replay:
                 yield
 
     @contextlib.contextmanager
+    def none(self) -> Iterator[None]:
+        """A context in which a function must not draw, for one that cannot draw what another function drew."""
+        traced = is_tracing()
+        before = [] if traced else random_states()
+        with _NoDraw(self.name) if traced else contextlib.nullcontext():
+            yield
+        if not traced and not all(map(torch.equal, before, random_states())):
+            restore_random_states(before)
+            raise NotImplementedError(
+                f"{self.name} draws random numbers, which cannot be those of other code. Draw them outside, and pass them as an "
+                "argument."
+            )
+
+    @contextlib.contextmanager
     def _same_draws(self) -> Iterator[None]:
         if is_tracing():
             with _NoDraw(self.name):

@@ -5,14 +5,13 @@ import functools
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jvp, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
 import fullgrad
 from fullgrad._dispatch import innermost
-
-X = torch.tensor([[0.3, -1.2, 2.0], [1.0, 0.5, -0.7]], dtype=torch.float64)
+from tests.functions.transforms import NAMES, X, derivative
 
 
 class Block(nn.Module):
@@ -46,35 +45,11 @@ def model(how):
     return nn.Sequential(Block(how), nn.Linear(3, 3), nn.Tanh()).double()
 
 
-def transforms(f):
-    """The derivatives of a function of a vector, by name."""
-
-    def loss(x):
-        return (f(x) ** 3).sum()
-
-    return {
-        "value": lambda: f(X[0]),
-        "grad": lambda: grad(loss)(X[0]),
-        "jvp": lambda: jvp(f, (X[0],), (X[1],))[1],
-        "vmap": lambda: vmap(f)(X),
-        "jacfwd": lambda: jacfwd(f)(X[0]),
-        "jacrev": lambda: jacrev(f)(X[0]),
-        "hessian": lambda: hessian(loss)(X[0]),
-        "jacrev(jacrev)": lambda: jacrev(jacrev(loss))(X[0]),
-        "jacfwd(jacfwd)": lambda: jacfwd(jacfwd(loss))(X[0]),
-        "vmap(grad)": lambda: vmap(grad(loss))(X),
-        "vmap(hessian)": lambda: vmap(hessian(loss))(X),
-        "grad(vmap)": lambda: grad(lambda x: vmap(loss)(x).sum())(X),
-        "vmap(vmap(grad))": lambda: vmap(vmap(grad(loss)))(torch.stack([X, 2 * X])),
-        "grad(grad)": lambda: grad(lambda x: grad(loss)(x).square().sum())(X[0]),
-    }
-
-
-@pytest.mark.parametrize("name", transforms(None))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", WAYS)
 def test_its_own_numbers(how, name):
     """A checkpoint changes no number, wherever the function finds its parameters."""
-    assert_close(transforms(model(how))[name](), transforms(model(None))[name]())
+    assert_close(derivative(name, model(how)), derivative(name, model(None)))
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -102,7 +77,7 @@ def test_parameters_that_are_not_found_again_are_an_error():
     """Where the function hides its module, and `functional_call` has ended."""
     net = model("hidden")
     own = {k: 2 * v.detach() for k, v in net.named_parameters()}
-    with pytest.raises(RuntimeError, match="checkpoint: <lambda> uses a tensor .*Pass the tensor"):
+    with pytest.raises(RuntimeError, match=r"checkpoint: <lambda> uses a tensor .*Pass the tensor"):
         grad(lambda p: functional_call(net, p, (X,)).sum())(own)
 
 
@@ -167,14 +142,20 @@ def test_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = fullgrad.checkpoint(f, x)
     (g,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
-    assert dtypes == [torch.bfloat16] * 2 and g.dtype == torch.float32
+    assert dtypes == [torch.bfloat16] * 2
+    assert g.dtype == torch.float32
 
 
 def test_structures():
     """Arguments and results are any structure; a number is what it was."""
     x = X.clone().requires_grad_()
-    out = fullgrad.checkpoint(lambda tree, n, scale=1: {"a": tree["x"][0] * n, "b": (tree["x"][1].long(), scale)}, {"x": x}, 3, scale=2)
-    assert out["b"][1] == 2 and out["b"][0].dtype == torch.int64 and not out["b"][0].requires_grad
+
+    def f(tree, n, scale=1):
+        return {"a": tree["x"][0] * n, "b": (tree["x"][1].long(), scale)}
+
+    out = fullgrad.checkpoint(f, {"x": x}, 3, scale=2)
+    integers, scale = out["b"]
+    assert (integers.dtype, integers.requires_grad, scale) == (torch.int64, False, 2)
     out["a"].sum().backward()
     assert_close(x.grad, torch.tensor([[3.0], [0.0]], dtype=torch.float64).expand(2, 3))
 
@@ -198,12 +179,12 @@ def test_memory():
         alive.append(sum([not r.expired() for r in inside]))
         return x.sum()
 
-    for f in (lambda x: vmap(grad(loss))(x), lambda x: torch.autograd.grad(loss(x), x)):
+    for run in (lambda f, x: vmap(grad(f))(x), lambda f, x: torch.autograd.grad(f(x), x)):
         alive = []
-        f(X.clone().requires_grad_())
-        assert alive == [0]
-        vmap(grad(lambda x: loss(x, lambda f, x: f(x))))(X)
-        assert alive[-1] >= 8
+        run(loss, X.clone().requires_grad_())
+        run(lambda x: loss(x, lambda f, x: f(x)), X.clone().requires_grad_())
+        assert alive[0] == 0
+        assert alive[1] >= 8
 
 
 def test_compiled():

@@ -1,0 +1,212 @@
+"""`with_reference`: a kernel with the derivative of its mathematics."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core import checks
+from fullgrad._dispatch import is_differentiating
+from fullgrad.functions._closures import Closure, Refusing
+from fullgrad.functions._custom import check_like, gradients_of
+from fullgrad.functions._declared import (
+    Maybe,
+    Rule,
+    by_reference,
+    declared,
+    is_differentiated,
+    may_differ,
+    scattered,
+    transpose,
+    values_of,
+)
+from fullgrad.functions._made import Made
+from fullgrad.functions._opaque import METHODS, opaque_values
+from fullgrad.functions._replay import Replay
+from fullgrad.functions._trees import Call, Result
+
+
+def with_reference(
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    nondiff_outnums: int | Sequence[int] = (),
+    vmap_method: str = "sequential",
+    like: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    r"""A kernel with the derivative of its mathematics.
+
+    .. math::
+        y = k(x), \qquad D(x) = r'(x)
+
+    at every order and under every transform: the value is the kernel's, which may be any code (a call into CUDA, C++ or numpy),
+    and the derivative that of ``reference``, plain torch code for the same function. ``backward``, if there is one, is the
+    kernel of the first derivative in reverse mode; its own derivative is again that of the reference. So training calls kernels
+    alone, and tangents and Hessians call the reference. Saved: the tensors among the arguments, and the results for ``backward``.
+
+    A tensor that both functions use besides their arguments, such as a parameter of a module, gets its derivative from the
+    reference; ``backward`` is then left out.
+
+    Args:
+        kernel: A function of any structure of tensors and constants, which returns one.
+        reference: A function of the same arguments with the same result, up to rounding.
+        backward: ``backward(inputs, outputs, grads)`` gets the positional arguments as a tuple, the result, and a structure like
+            it of gradients. It returns a tuple with the gradient of each positional argument, or None for 0.
+        nondiff_outnums: Positions, among the tensors of the result, of those that have no derivative; ``reference`` may return
+            None there.
+        vmap_method: How ``vmap`` calls kernels. ``"sequential"``: sample by sample; ``"broadcast"``: once, with a dimension more
+            in front of each tensor. In both they get plain tensors, and are one node of compiled code. ``"map"``: inside
+            `torch.func.vmap`, for kernels made of torch's operators, which compiled code traces.
+        like: A function of the same arguments, which returns empty tensors like the result, for compiled code, instead of
+            ``reference``.
+
+    Returns:
+        The operator, a function of the same arguments. It has ``kernel``'s name, and pickles by it or if its parts do.
+
+    Raises:
+        TypeError: A function is not callable. When a derivative is taken: a result of ``reference`` or ``backward`` differs in
+            structure or dtype.
+        ValueError: ``vmap_method`` is another string. When a derivative is taken: a result differs in shape.
+        RuntimeError: When called: a kernel changes an argument in place. When a derivative is taken: ``reference`` uses a tensor
+            that needs a derivative, and that could not be known in the forward; or it draws random numbers and the kernel is
+            called on plain tensors.
+
+    Example:
+        >>> import numpy, torch, fullgrad
+        >>> def kernel(x):
+        ...     return torch.from_numpy(numpy.logaddexp(x.numpy(), 0))
+        >>> softplus = fullgrad.with_reference(kernel, torch.nn.functional.softplus)
+        >>> x = torch.tensor([0.0, 1.0])
+        >>> softplus(x)
+        tensor([0.6931, 1.3133])
+        >>> torch.func.vmap(torch.func.grad(torch.func.grad(softplus)))(x)
+        tensor([0.2500, 0.1966])
+
+    Source: the design is fullgrad's own; ``jax.pure_callback`` has the same ways to batch.
+    """
+    for name, f in (("kernel", kernel), ("reference", reference), ("backward", backward), ("like", like)):
+        if not callable(f) and not (f is None and name in ("backward", "like")):
+            raise TypeError(f"with_reference: `{name}` must be callable, got a value of type {type(f).__name__}.")
+    checks.choice("with_reference", "vmap_method", vmap_method, METHODS)
+    constant = (nondiff_outnums,) if isinstance(nondiff_outnums, int) else tuple(nondiff_outnums)
+    if not all(isinstance(i, int) and i >= 0 for i in constant):
+        raise TypeError(f"with_reference: `nondiff_outnums` must be integers of at least 0, got {nondiff_outnums!r}.")
+    return WithReference(kernel, reference, backward, constant, vmap_method, like)
+
+
+class WithReference(Made):
+    """The operator that `with_reference` returns."""
+
+    kind = "with_reference"
+
+    def __init__(self, kernel: Any, reference: Any, backward: Any, constant: tuple[int, ...], method: str, like: Any) -> None:
+        super().__init__(self.kind, kernel)
+        self.made_of = kernel, reference, backward, constant, method, like
+        self.reference, self.backward, self.constant, self.method, self.like = self.made_of[1:]
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_differentiating():
+            return self.function(*args, **kwargs)
+        own = _Reference(self, Call([*args, kwargs]))
+        return own.result()
+
+
+class _Reference:
+    """One call, and its derivative."""
+
+    def __init__(self, owner: WithReference, call: Call) -> None:
+        self.owner, self.call, self.count = owner, call, len(call.tensors)
+        self.closure = Closure(owner.label, owner.function, owner.reference)
+        self.replay, self.rule = Replay(owner.label), by_reference(self.again)
+        self.structure = Result(None)
+        self.kinds = [(may_differ(t), t.shape, t.dtype) for t in call.tensors]
+
+    def result(self) -> Any:
+        """The result of the call."""
+        owner = self.owner
+        values = self._forward(self.call.tensors)
+        of_keywords = self.call.split(self.call.tensors)[-1]
+        inputs = [*self.call.release(), *self.closure.release()]
+        if not is_differentiated(inputs):
+            return self.structure.tree(values)
+        self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
+        self.like, self.inputs = [(values[i].shape, values[i].dtype) for i in self.where], len(inputs)
+        rule, kept = Rule(self.rule.pull, self.rule.push), []
+        if owner.backward is not None and self.inputs == self.count:
+            if is_differentiated(of_keywords):
+                raise TypeError(f"{owner.label} has a `backward`, which gives gradients of positional arguments only.")
+            rule, kept = Rule(self.pull, self.push), list(values)
+        for i, y in zip(self.where, declared(rule, [values[i] for i in self.where], [*inputs, *kept]), strict=True):
+            values[i] = y
+        return self.structure.tree(values)
+
+    def again(self, *all: Tensor) -> list[Tensor]:
+        """The differentiable results of the reference, by the tensors of the call and those that were noted."""
+        owner, label = self.owner, f"{self.owner.label}: the result of `reference`"
+        with self.replay.again() if owner.method == "map" else self.replay.none():
+            tree = self.closure.again(functools.partial(self._of, owner.reference), all[: self.count], all[self.count :])
+        leaves = self.structure.flattened(tree, label)
+        for i, (shape, dtype) in zip(self.where, self.like, strict=True):
+            if not isinstance(leaves[i], Tensor):
+                raise TypeError(
+                    f"{label} must have the structure of the kernel's, got a value of type {type(leaves[i]).__name__}."
+                )
+            check_like(label, "kernel's", leaves[i], shape, dtype)
+        return [leaves[i] for i in self.where]
+
+    def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        """The gradients by `backward`, whose derivative is that of the reference's gradients."""
+        m = self.inputs
+        x, y = inputs[:m], inputs[m:]
+        where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
+
+        def value(*given: Tensor) -> list[Tensor]:
+            grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
+            return [torch.zeros_like(given[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
+
+        label = f"{self.owner.label}: `backward`"
+        values = self._values(Refusing(label), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents])
+        for i, g in zip(where, values, strict=True):
+            check_like(f"{label}: a gradient", "argument", g, *self.kinds[i][1:])
+        of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
+        if is_differentiated([*x, *cotangents]):
+            values = declared(of_gradient, values, [*x, *cotangents])
+        return scattered(m + len(y), where, values)
+
+    def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        """The tangents of the reference, for inputs that the results follow."""
+        return self.rule.push(inputs[: self.inputs], tangents[: self.inputs], like)
+
+    def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.again(*all))
+
+    def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        def value(*given: Tensor) -> list[Tensor]:
+            self.structure = self.replay.first(lambda: Result(self._of(self.owner.function, *given)))
+            return self.structure.release()
+
+        def like(*given: Tensor) -> list[Tensor]:
+            self.structure = Result(self._of(self.owner.like or self.owner.reference, *given))
+            return self.structure.release()
+
+        return self._values(self.closure, value, like, tensors)
+
+    def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What a kernel returns, called as `vmap_method` says."""
+        with closure.unchanged():
+            if self.owner.method != "map":
+                return opaque_values(closure, self.owner.method, value, like, tensors, closure.hold())
+            return values_of(closure.name, lambda *given: closure.first(value, given), tensors, closure.message)
+
+    def _of(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
+        return self.call.run(lambda *args: function(*args[:-1], **args[-1]), tensors)
+
+    def _backward(self, x: Sequence[Tensor], y: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Maybe:
+        backward: Any = self.owner.backward
+        outputs, label = self.structure.tree(y), self.owner.label
+        grads = self.structure.tree(scattered(len(y), tuple(self.where), cotangents), None)
+        found = self.call.run(lambda *args: backward(args[:-1], outputs, grads), x)
+        return gradients_of(f"{label}: `backward`", label, self.call, range(len(self.call.parts) - 1), found)

@@ -1,0 +1,236 @@
+"""A kernel with its mathematics: the value of the one, the derivatives of the other."""
+
+import gc
+import pickle
+import weakref
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.testing import assert_close
+
+import fullgrad
+from tests.functions.transforms import NAMES, X, derivative
+
+CALLS = []
+
+
+def reference(x):
+    """x softplus(x)."""
+    return x * nn.functional.softplus(x)
+
+
+def kernel(x):
+    """The same by numpy."""
+    CALLS.append("kernel")
+    return torch.from_numpy(numpy.asarray(x.numpy() * numpy.logaddexp(x.numpy(), 0)))
+
+
+def backward(inputs, outputs, grads):
+    """Its gradient by numpy."""
+    CALLS.append("backward")
+    x, y, g = inputs[0].numpy(), outputs.numpy(), grads.numpy()
+    return (torch.from_numpy(numpy.asarray(g * (numpy.logaddexp(x, 0) + x / (1 + numpy.exp(-x))) + 0 * y)),)
+
+
+def counted(x):
+    """The reference, counted."""
+    CALLS.append("reference")
+    return reference(x)
+
+
+OPERATORS = {
+    "sequential": fullgrad.with_reference(kernel, counted),
+    "broadcast": fullgrad.with_reference(kernel, counted, vmap_method="broadcast"),
+    "map": fullgrad.with_reference(lambda x: reference(x.clone()), counted, vmap_method="map"),
+    "backward": fullgrad.with_reference(kernel, counted, backward=backward),
+    "backward, broadcast": fullgrad.with_reference(kernel, counted, backward=backward, vmap_method="broadcast"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_order(operator, name):
+    """All derivatives are those of the reference."""
+    assert_close(derivative(name, OPERATORS[operator]), derivative(name, reference))
+
+
+def test_training_calls_the_kernels_alone():
+    """A first derivative in reverse mode calls no reference, a tangent and a second one do."""
+    f = OPERATORS["backward, broadcast"]
+    for run, expected in {
+        lambda: f(X): {"kernel"},
+        lambda: f(X.clone().requires_grad_()).sum().backward(): {"kernel", "backward"},
+        lambda: grad(lambda x: f(x).sum())(X): {"kernel", "backward"},
+        lambda: vmap(grad(lambda x: f(x).sum()))(X): {"kernel", "backward"},
+        lambda: jvp(f, (X,), (X,)): {"kernel", "reference"},
+        lambda: jacrev(f)(X[0]): {"kernel", "backward"},
+        lambda: hessian(lambda x: f(x).sum())(X[0]): {"kernel", "backward", "reference"},
+    }.items():
+        CALLS.clear()
+        run()
+        assert {*CALLS} == expected
+    assert len([c for c in CALLS if c == "kernel"]) == 1
+
+
+def two_results(x, y):
+    """A result with a derivative, one without, and an integer."""
+    return {"out": x * y, "lse": torch.logsumexp(x, -1), "argmax": x.argmax(-1)}
+
+
+def test_results_without_a_derivative():
+    """They are constants; the reference may leave them out, and `backward` gets None for them."""
+    seen = []
+
+    def back(inputs, outputs, grads):
+        seen.append((outputs["lse"].shape, grads["lse"], grads["argmax"]))
+        return grads["out"] * inputs[1], grads["out"] * inputs[0]
+
+    f = fullgrad.with_reference(
+        two_results, lambda x, y: {"out": x * y, "lse": None, "argmax": None}, backward=back, nondiff_outnums=1
+    )
+    x, y = X.clone().requires_grad_(), X.flip(0).requires_grad_()
+    out = f(x, y)
+    assert [out[k].requires_grad for k in ("out", "lse", "argmax")] == [True, False, False]
+    assert_close(torch.autograd.grad(out["out"].sum(), (x, y)), (y.detach(), x.detach()))
+    assert seen == [((2,), None, None)]
+    assert_close(vmap(hessian(lambda x: (f(x, x)["out"] ** 2).sum()))(X), vmap(hessian(lambda x: (x**4).sum()))(X))
+
+
+def test_structures_and_keywords():
+    """Arguments are any structure, by position or keyword, and constants are given as they are."""
+    f = fullgrad.with_reference(
+        lambda t, n, *, w: (t["a"] * n + w[0]).clone(), lambda t, n, *, w: t["a"] * n + w[0], vmap_method="sequential"
+    )
+    found = grad(lambda a, w: f({"a": a, "s": "text"}, 3, w=[w]).sum(), (0, 1))(X, X)
+    assert_close(found, (torch.full_like(X, 3), torch.ones_like(X)))
+
+
+class Layer(nn.Module):
+    """A layer whose kernel is called with its weight."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64))
+        self.operator = fullgrad.with_reference(self.by_kernel, self.plain, vmap_method=method)
+
+    def by_kernel(self, x):
+        with torch.no_grad():
+            return x.clone() * self.weight
+
+    def plain(self, x):
+        return x * self.weight
+
+    def forward(self, x, plain=False):
+        return (self.plain(x) if plain else self.operator(x)) ** 2
+
+
+@pytest.mark.parametrize("method", ["map", "sequential", "broadcast"])
+def test_a_parameter_that_kernel_and_reference_use(method):
+    """It is an input: gradients of first and second order, and per-sample ones by functional_call."""
+    layer = Layer(method)
+    for plain in (False, True):
+        w = layer.weight
+        (g,) = torch.autograd.grad(layer(X, plain).sum(), w, create_graph=True)
+        assert_close(g, (2 * X**2 * w).sum(0))
+        assert_close(torch.autograd.grad(g.sum(), w)[0], (2 * X**2).sum(0))
+    own = {"weight": 3 * layer.weight.detach()}
+
+    def loss(p, x, plain):
+        return functional_call(layer, p, (x, plain)).sum()
+
+    for run in (vmap(grad(loss), (None, 0, None)), vmap(hessian(loss), (None, 0, None))):
+        assert_close(run(own, X, False), run(own, X, True))
+
+
+def test_closed_over_tensors_of_a_transform():
+    """An operator made inside a transform is differentiated by what it closes over."""
+
+    def f(w, how="sequential"):
+        return fullgrad.with_reference(lambda x: (x * w).clone(), lambda x: x * w, vmap_method=how)(X[0])
+
+    for how in ("map", "sequential", "broadcast"):
+        assert_close(jacrev(lambda w: f(w, how) ** 2)(X[1]), jacrev(lambda w: (X[0] * w) ** 2)(X[1]))  # noqa: B023
+        assert_close(vmap(grad(lambda w: f(w, how).sum()))(X), X[0].expand(2, 3))  # noqa: B023
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend):
+    """A kernel is one node of the graph, with its gradient and the reference's."""
+    for name in ("backward, broadcast", "sequential", "map"):
+        f = OPERATORS[name]
+
+        def run(x, f=f):
+            return vmap(grad(lambda x: f(x).sum()))(x), f(x)
+
+        CALLS.clear()
+        compiled = torch.compile(run, backend=backend, fullgraph=True)
+        assert_close(compiled(X), run(X))
+        assert_close(compiled(2 * X), run(2 * X))
+        leaf = X.clone().requires_grad_()
+        g = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(leaf).sum(), leaf)
+        assert_close(g, torch.autograd.grad(reference(leaf).sum(), leaf))
+
+
+def test_nothing_is_kept_alive():
+    """The operator and the tensors of its calls are freed with the graph."""
+    f = fullgrad.with_reference(kernel, reference, backward=backward)
+    x = X.clone().requires_grad_()
+    y = f(x)
+    y.sum().backward()
+    refs = [weakref.ref(f), weakref.ref(x)]
+    del f, x, y
+    gc.collect()
+    assert [r() for r in refs] == [None, None]
+
+
+def test_it_pickles():
+    """By its parts, or by its name."""
+    f = pickle.loads(pickle.dumps(fullgrad.with_reference(kernel, reference, backward=backward)))
+    assert_close(grad(lambda x: f(x).sum())(X), grad(lambda x: reference(x).sum())(X))
+
+
+def test_draws():
+    """A kernel of torch's operators draws the same in the reference; other code cannot."""
+    f = fullgrad.with_reference(lambda x: x * torch.rand(3).double(), lambda x: x * torch.rand(3).double(), vmap_method="map")
+    x = X[0].clone().requires_grad_()
+    y = f(x)
+    assert_close(torch.autograd.grad(y.sum(), x)[0], (y / x).detach())
+    f = fullgrad.with_reference(lambda x: x * torch.rand(3).double(), lambda x: x * torch.rand(3).double())
+    with pytest.raises(NotImplementedError, match="with_reference: <lambda> draws random numbers"):
+        f(x).sum().backward()
+
+
+def test_errors():
+    """What cannot work is an error by name."""
+    with pytest.raises(TypeError, match="`reference` must be callable, got a value of type NoneType"):
+        fullgrad.with_reference(kernel, None)
+    with pytest.raises(ValueError, match="`vmap_method`"):
+        fullgrad.with_reference(kernel, reference, vmap_method="loop")
+    with pytest.raises(TypeError, match="`nondiff_outnums` must be integers"):
+        fullgrad.with_reference(kernel, reference, nondiff_outnums=("lse",))
+    x = X.clone().requires_grad_()
+    for other, error, message in (
+        (lambda x: reference(x).sum(), ValueError, r"the result of `reference` must have the shape of its kernel's"),
+        (lambda x: reference(x).float(), TypeError, "must have the dtype"),
+        (lambda x: (reference(x), x), TypeError, "`reference` must have the structure of the kernel's"),
+        (lambda x: reference(x) * WEIGHT, RuntimeError, "needs one itself, is none of its arguments"),
+    ):
+        with pytest.raises(error, match=message):
+            fullgrad.with_reference(kernel, other)(x).sum().backward()
+    for back, error, message in (
+        (lambda *_: None, TypeError, "kernel: `backward` must return a tuple with a gradient"),
+        (lambda i, o, g: (g.sum(),), ValueError, "a gradient must have the shape of its argument"),
+    ):
+        with pytest.raises(error, match=message):
+            fullgrad.with_reference(kernel, reference, backward=back)(x).sum().backward()
+    with pytest.raises(RuntimeError, match="with_reference: <lambda> changes an argument in place"):
+        fullgrad.with_reference(lambda x: x.mul_(2), reference)(x)
+    f = fullgrad.with_reference(lambda x, w: x * w, lambda x, w: x * w, backward=lambda i, o, g: (g * i[1],))
+    with pytest.raises(TypeError, match="`backward`, which gives gradients of positional arguments only"):
+        f(X, w=x)
+
+
+WEIGHT = torch.ones(3, dtype=torch.float64, requires_grad=True)

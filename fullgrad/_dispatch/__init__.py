@@ -61,6 +61,7 @@ from fullgrad._dispatch.torch_private import (
     level_of,
     mark_for_dynamo,
     outside_dynamo,
+    outside_dynamo_later,
     preserved_keys,
     pytree,
     records_in_place,

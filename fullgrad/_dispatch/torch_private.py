@@ -358,6 +358,17 @@ def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return _disabled(function) if _DYNAMO in sys.modules else function
 
 
+def outside_dynamo_later(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """A list of the function as compiled code calls it, with a graph break, once Dynamo is imported."""
+    found = [function]
+
+    def mark(function: Any) -> None:
+        found[0] = _disabled(function)
+
+    mark_for_dynamo(mark, function)
+    return found
+
+
 class _DynamoFinder(importlib.abc.MetaPathFinder):
     """Finds Dynamo through the other finders, and makes the waiting marks at the end of its import."""
 

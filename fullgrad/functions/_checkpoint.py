@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from fullgrad._dispatch import is_differentiating
+from fullgrad._dispatch import is_differentiating, transforms_active
 from fullgrad.functions._closures import Closure
 from fullgrad.functions._declared import by_reference, declared, is_differentiated, made, values_of
 from fullgrad.functions._replay import Replay
@@ -25,7 +26,8 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     arguments, and those that ``f`` uses besides and that need a derivative, such as the parameters of its module.
 
     ``f`` draws the same random numbers again, and computes under the same autocast. Arguments and results are any structure. In
-    compiled code it is `torch.utils.checkpoint.checkpoint`.
+    compiled code it is `torch.utils.checkpoint.checkpoint`, and under a transform there ``f`` itself: the compiler decides what
+    is kept.
 
     Args:
         f: A function or module, made of torch's operators. Its derivative calls it again, so it must not have other effects.
@@ -54,7 +56,9 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if not callable(f):
         raise TypeError(f"checkpoint: `f` must be callable, got a value of type {type(f).__name__}.")
-    if is_dynamo_compiling():
+    if is_dynamo_compiling():  # torch's own knows no transforms, under which a compiler decides what is kept
+        if transforms_active() or torch.compiler.is_exporting():
+            return f(*args, **kwargs)
         return torch_checkpoint(f, *args, use_reentrant=False, **kwargs)
     if not is_differentiating():
         return f(*args, **kwargs)

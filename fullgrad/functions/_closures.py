@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from fullgrad._dispatch import are_differentiated, current_level, level_of, transforms_active
+from fullgrad._dispatch import are_differentiated, current_level, level_of, outside_dynamo_later, transforms_active
 from fullgrad.functions._declared import is_differentiated, versions_of, watching
 from fullgrad.functions._trees import run_with_states, state_of
 
@@ -55,6 +56,8 @@ class Closure:
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` with values in the places of the tensors that were noted."""
+        if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
+            return _again_outside[0](self, function, given, values) if values else function(*given)
         mode = _Mode(self, [*given, *values], self._others(values), noting=False)
         result = self._run(mode, function, given, values)
         in_modules = {t for _, state in self.states for t in state.values() if isinstance(t, int)}
@@ -91,6 +94,11 @@ class Closure:
         if any(level_of(y) > current_level() for y in results) or is_differentiated(results):
             raise RuntimeError(self.message)
 
+    def refuse(self) -> None:
+        """Refuse what the functions hold, in code that a tracer records."""
+        if is_differentiated([*self.held, *[t for _, s in self.states for t in s.values() if isinstance(t, Tensor)]]):
+            raise NotImplementedError(self.message)
+
     def _settle(self) -> None:
         positions = {id(t): i for i, t in enumerate(self.tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
@@ -113,14 +121,22 @@ class Closure:
         return run_with_states([(m, state) for m, state in changed if state], under)
 
 
+_again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args))
+
+
 class Refusing(Closure):
     """A closure whose functions may use no other tensors that need a derivative: rules of one's own cannot know of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, checks: bool = True) -> None:
         super().__init__(name)
+        self.checks = checks
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         return function(*given)
+
+    def check(self, results: Sequence[Tensor]) -> None:
+        if self.checks:
+            super().check(results)
 
 
 class _Mode(TorchFunctionMode):
@@ -130,7 +146,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.closure, self.level, self.noting = closure, current_level(), noting
         self.others = {id(t): (t, value) for t, value in others}
-        self.used: set[int] = set()
+        self.used = {id(value) for t, value in others if t is value}
         self.own: dict[int, Any] = {}
         self.add(given)
 

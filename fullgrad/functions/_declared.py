@@ -18,6 +18,7 @@ from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import (
     are_differentiated,
     forward_mode_is_on,
+    in_legacy_vmap,
     innermost,
     is_tracing,
     pytree,
@@ -219,7 +220,8 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     by another tensor, which would be lost, is refused.
     """
     versions = versions_of(tensors)
-    result = function(*[t.detach() for t in tensors])
+    # torch's legacy vmap batches a backward, and cannot detach.
+    result = function(*(tensors if in_legacy_vmap() else [t.detach() for t in tensors]))
     if versions_of(tensors) != versions:
         raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)

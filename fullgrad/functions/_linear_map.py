@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullgrad._core import checks
@@ -91,24 +92,24 @@ class LinearMap(Made):
             raise TypeError(f"linear_map: the argument must be a tensor, got a value of type {type(x).__name__}.")
         if not may_differ(x):
             raise TypeError(f"linear_map: the argument must be a floating or complex tensor, got dtype {x.dtype}.")
-        return self._along(0, x, self.like or (lambda x: x))
+        return self._along(0, x, lambda x: _kind(self.like(x) if self.like else x))
 
-    def _along(self, direction: int, x: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
-        """One of the two functions, whose result is like another tensor, with the other one as the derivative."""
-        y = self._value(direction, x.detach(), like)
+    def _along(self, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
+        """One of the two functions, with the other one as the derivative; ``like`` tells what its result is like."""
+        y = self._value(direction, x, like)
         if not is_differentiated([x]):
             return y
-        shape, dtype, device = x.shape, x.dtype, x.device
+        kind = _kind(x)
 
         def pull(_: Any, cotangents: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-            return [self._along(1 - direction, cotangents[0], lambda g: g.new_empty(shape, dtype=dtype, device=device))]
+            return [self._along(1 - direction, cotangents[0], lambda _: kind)]
 
         def push(_: Any, tangents: Sequence[Any], __: Any) -> list[Tensor]:
             return [self._along(direction, tangents[0], like)]
 
         return declared(Rule(pull, push, saves=False), [y], [x])[0]
 
-    def _value(self, direction: int, x: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
+    def _value(self, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         name = f"linear_map: `{('apply', 'transpose')[direction]}`"
 
         def value(x: Tensor) -> list[Tensor]:
@@ -120,13 +121,17 @@ class LinearMap(Made):
         if self.method == "map":
             y = values_of(name, value, [x], Refusing(name).message)[0]
         else:
-            y = opaque_values(Refusing(name), self.method, value, lambda x: [like(x)], [x])[0]
+            empty = lambda x: [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in [like(x)]]  # noqa: E731
+            y = opaque_values(Refusing(name), self.method, value, empty, [x])[0]
         if direction:
-            wanted = like(x)
-            if not has_shape(y.shape, wanted.shape):
-                raise ValueError(
-                    f"{name} must return the shape of the argument of `apply`, {tuple(wanted.shape)}, got {tuple(y.shape)}."
-                )
-            if y.dtype != wanted.dtype:
-                raise TypeError(f"{name} must return the dtype of the argument of `apply`, {wanted.dtype}, got {y.dtype}.")
+            shape, dtype, _ = like(x)
+            if not has_shape(y.shape, shape):
+                found = tuple(y.shape)
+                raise ValueError(f"{name} must return the shape of the argument of `apply`, {tuple(shape)}, got {found}.")
+            if y.dtype != dtype:
+                raise TypeError(f"{name} must return the dtype of the argument of `apply`, {dtype}, got {y.dtype}.")
         return y
+
+
+def _kind(tensor: Tensor) -> tuple[Any, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device

@@ -3,34 +3,21 @@
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function
 from fullgrad._core.generators import random_states, restore_random_states
-from fullgrad._dispatch import clone_if_view, is_alias_of, is_traced, opaque
+from fullgrad._dispatch import clone_if_view, in_legacy_vmap, is_alias_of, is_traced, opaque, outside_dynamo_later
 from fullgrad.functions._closures import Closure, Refusing
 from fullgrad.functions._declared import CHANGED, made, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]
 Function_ = Callable[..., Sequence[Tensor]]
-
-
-class _Runs(Protocol):
-    """Code, or a batch of it."""
-
-    method: str
-
-    def run(self, tensors: Tensors) -> list[Tensor]:
-        """The results."""
-        ...
-
-    def like(self, tensors: Tensors) -> list[Tensor]:
-        """Empty tensors of the shapes, dtypes and devices of the results."""
-        ...
 
 
 def opaque_values(
@@ -42,8 +29,18 @@ def opaque_values(
     Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result. ``held`` are tensors
     that the closure holds.
     """
+    if is_dynamo_compiling():  # compiled autograd, which traces a backward
+        return _outside[0](closure, method, function, like, tensors, held)
+    if in_legacy_vmap():
+        raise NotImplementedError(
+            f"{closure.name} cannot be called on a batch of gradients of torch's legacy vmap, as by `is_grads_batched`. Use "
+            "torch.func.vmap of torch.func.vjp."
+        )
     code = _Code(closure, method, function, like, len(tensors))
     return made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
+
+
+_outside = outside_dynamo_later(opaque_values)
 
 
 class _Code:
@@ -52,7 +49,8 @@ class _Code:
     def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int) -> None:
         self.closure, self.method, self.function, self.shapes, self.count = closure, method, function, like, count
 
-    def run(self, tensors: Tensors) -> list[Tensor]:
+    def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
+        """The results, for tensors that have some leading dimensions more."""
         given = [t.detach() for t in tensors]
         versions = versions_of(given)
         with torch.enable_grad():
@@ -64,26 +62,28 @@ class _Code:
         return [clone_if_view(y.clone() if any(is_alias_of(y, t) for t in given) else y) for y in results]
 
     def like(self, tensors: Tensors) -> list[Tensor]:
+        """Empty tensors of the shapes, dtypes and devices of the results."""
         return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors[: self.count])]
 
 
 class _Batch:
     """Code for each sample of a batch, or for all of them at once, the batch of the results in front."""
 
-    def __init__(self, inner: _Runs, dims: Sequence[int | None], size: int, randomness: str) -> None:
+    def __init__(self, inner: "_Code | _Batch", dims: Sequence[int | None], size: int, randomness: str) -> None:
         self.inner, self.method, self.dims, self.size, self.randomness = inner, inner.method, dims, size, randomness
 
-    def run(self, tensors: Tensors) -> list[Tensor]:
+    def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
         if self.method == "broadcast":
             pairs = zip(tensors, self.dims, strict=True)
-            return self.inner.run([t.expand(self.size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs])
+            # The batch comes behind those of outer batches.
+            return self.inner.run([in_front(t, d, self.size, leading) for t, d in pairs], leading + 1)
         if not self.size:
             return self.like(tensors)
         before, samples = random_states(), []
         for i in range(self.size):
             if self.randomness == "same":
                 restore_random_states(before)
-            samples.append(self.inner.run(self._sample(tensors, i)))
+            samples.append(self.inner.run([t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]))
             if self.randomness == "error" and not all(map(torch.equal, before, random_states())):
                 raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
         return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
@@ -93,8 +93,12 @@ class _Batch:
         sample = [t if d is None else t.new_empty([*t.shape[:d], *t.shape[d + 1 :]]) for t, d in zip(tensors, dims, strict=True)]
         return [y.new_empty([self.size, *y.shape]) for y in self.inner.like(sample)]
 
-    def _sample(self, tensors: Tensors, i: int) -> list[Tensor]:
-        return [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
+
+def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor:
+    """A tensor with its batch behind some leading dimensions, which ``dim`` does not count."""
+    if dim is None:
+        return tensor.unsqueeze(leading).expand(*tensor.shape[:leading], size, *tensor.shape[leading:])
+    return tensor.movedim(dim % (tensor.ndim - leading) + leading, leading)
 
 
 class Opaque(Function):
@@ -130,11 +134,12 @@ _codes: dict[str, tuple[Any, list[Any]]] = {}
 _process, _count = uuid.uuid4().hex, itertools.count()
 
 
-def _as_node(code: _Runs, tensors: Tensors) -> list[Tensor]:
+def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
     inner = innermost_code(code)
-    inner.closure = Refusing(inner.closure.name)  # when a graph runs, a tensor cannot become an input
+    inner.closure.refuse()
+    inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
     return _of_key(key, list(tensors))
 
 
@@ -158,7 +163,7 @@ def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     return results
 
 
-def innermost_code(code: Any) -> _Code:
+def innermost_code(code: _Code | _Batch) -> _Code:
     """The code of a sample."""
     while isinstance(code, _Batch):
         code = code.inner

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import is_differentiating
+from fullgrad._dispatch import in_legacy_vmap, is_differentiating
 from fullgrad.functions._closures import Closure, Refusing
 from fullgrad.functions._custom import check_like, gradients_of
 from fullgrad.functions._declared import (
@@ -161,6 +162,9 @@ class _Reference:
         """The gradients by `backward`, whose derivative is that of the reference's gradients."""
         m = self.inputs
         x, y = inputs[:m], inputs[m:]
+        # A batch of cotangents, which no kernel can take, or compiled autograd, which traces what a backward does.
+        if is_dynamo_compiling() or in_legacy_vmap():
+            return [*self.rule.pull(x, cotangents, needs[:m]), *[None] * len(y)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
         def value(*given: Tensor) -> list[Tensor]:

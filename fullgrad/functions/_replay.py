@@ -46,6 +46,9 @@ class Replay:
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:
         """A context in which a function must not draw, for one that cannot draw what another function drew."""
+        if torch.compiler.is_dynamo_compiling():
+            yield
+            return
         traced = is_tracing()
         before = [] if traced else random_states()
         with _NoDraw(self.name) if traced else contextlib.nullcontext():

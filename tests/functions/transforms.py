@@ -28,7 +28,7 @@ def _transforms(f):
         "vmap(grad)": lambda: vmap(grad(loss))(X),
         "vmap(hessian)": lambda: vmap(hessian(loss))(X),
         "grad(vmap)": lambda: grad(lambda x: vmap(loss)(x).sum())(X),
-        "vmap(vmap(grad))": lambda: vmap(vmap(grad(loss)))(torch.stack([X, 2 * X])),
+        "vmap(vmap(grad))": lambda: vmap(vmap(grad(loss), 1), 1)(torch.stack([X, 2 * X, X + 1, X - 1]).movedim(-1, 0)),
         "grad(grad)": lambda: grad(lambda x: grad(loss)(x).square().sum())(X[0]),
         "double backward": double_backward,
     }

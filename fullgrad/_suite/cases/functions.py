@@ -65,8 +65,13 @@ def _by_pullback(x):
     return _step(x), lambda g: (g * _slope(x),)
 
 
-def _cumulated(x):
-    return x.cumsum(-1)
+def _centered(x):
+    return x - x.mean(-1, keepdim=True)
+
+
+def _gradients(inputs, outputs, g):
+    x, y = inputs
+    return g * y * _slope(x), g * torch.sigmoid(x * x)
 
 
 CASES = [
@@ -148,9 +153,38 @@ CASES = [
         name="linear_map",
         elementwise=False,
         covers=("linear_map",),
-        operator=fullgrad.linear_map(_cumulated, lambda g: _cumulated(g.flip(-1)).flip(-1)),
+        operator=fullgrad.linear_map(_centered, _centered),
         inputs=(X,),
-        surrogate=_cumulated,
-        value=_cumulated,
+        surrogate=_centered,
+        value=_centered,
+    ),
+    Case(
+        name="with_reference",
+        elementwise=False,
+        covers=("with_reference",),
+        operator=fullgrad.with_reference(_hard, _soft),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+    ),
+    Case(
+        name="with_reference and a backward",
+        long=True,
+        elementwise=False,
+        covers=("with_reference",),
+        operator=fullgrad.with_reference(_hard, _soft, backward=_gradients, vmap_method="broadcast"),
+        inputs=(X, Y),
+        surrogate=_surrogate,
+        value=_hard,
+        max_saved_bytes=None,
+    ),
+    Case(
+        name="checkpoint",
+        elementwise=False,
+        covers=("checkpoint",),
+        operator=lambda x, y: fullgrad.checkpoint(_soft, x, y),
+        inputs=(X, Y),
+        surrogate=_soft,
+        value=_soft,
     ),
 ]

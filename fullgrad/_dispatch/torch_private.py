@@ -496,9 +496,13 @@ def level_of(tensor: Tensor) -> int:
 
 def first_sample(tensor: Tensor) -> Tensor:
     """The tensor below all transforms, of the first sample of each batch."""
+    dims: list[int] = []
     while is_wrapped(tensor):
-        inner = get_unwrapped(tensor)
-        tensor = inner.select(_batch_dim(tensor), 0) if is_batched(tensor) else inner
+        if is_batched(tensor):
+            dims.append(_batch_dim(tensor))
+        tensor = get_unwrapped(tensor)
+    for dim in reversed(dims):  # a dimension of a batch does not count those of outer transforms
+        tensor = tensor.select(dim, 0)
     return tensor.detach()
 
 

@@ -75,7 +75,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return found[0].tensors
 
     with closure.unchanged():
-        values_of(name, value, call.tensors, closure.message)
+        values_of(name, value, call.tensors, closure.message, has_methods=False)
     result, n = found.pop(), len(call.tensors)
     inputs = [*call.release(), *closure.release()]
     if not is_differentiated(inputs):

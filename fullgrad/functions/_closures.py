@@ -40,7 +40,7 @@ class Closure:
         """Note the tensors of transforms that the functions hold, before a call below all transforms, which gets their values."""
         for t in [*self.held, *[t for _, state in self.states for t in state.values()]]:
             if level_of(t):
-                self.note(t)
+                self.noted(t)
         self._settle()
         return list(self.tensors)
 
@@ -84,14 +84,15 @@ class Closure:
                 "the module that does it out."
             )
 
-    def note(self, tensor: Tensor) -> None:
-        """Add a tensor that a function uses."""
+    def noted(self, tensor: Tensor) -> Tensor:
+        """Add a tensor that a function uses, and return its value."""
         if not any(tensor is t for t in self.tensors):
             self.tensors.append(tensor)
+        return tensor.detach()
 
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse results of a call in which torch's Python functions did not see all tensors."""
-        if any(level_of(y) > current_level() for y in results) or is_differentiated(results):
+        if any(level_of(y) > current_level() for y in results) or any(are_differentiated(results)):
             raise RuntimeError(self.message)
 
     def refuse(self) -> None:
@@ -131,8 +132,8 @@ class Refusing(Closure):
         super().__init__(name)
         self.checks = checks
 
-    def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
-        return function(*given)
+    def noted(self, tensor: Tensor) -> Tensor:
+        return tensor  # whose derivative the result shows; below transforms, which it would not show, the mode refuses it
 
     def check(self, results: Sequence[Tensor]) -> None:
         if self.checks:
@@ -181,8 +182,7 @@ class _Mode(TorchFunctionMode):
         if self.noting:
             if not self._matters(tensor):
                 return tensor
-            self.closure.note(tensor)
-            return tensor.detach()
+            return self.closure.noted(tensor)
         # Code that is no function of torch, such as a Function, makes tensors too, but no leaves that require a gradient.
         if tensor.requires_grad and tensor.is_leaf and not level_of(tensor):
             raise RuntimeError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.linearity import is_linear
 from fullgrad._dispatch import (
     below_transforms,
@@ -19,6 +20,7 @@ from fullgrad._dispatch import (
     pytree,
     without_modes,
 )
+from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import (
     Maybe,
     Rule,
@@ -32,6 +34,7 @@ from fullgrad.functions._declared import (
     values_of,
 )
 from fullgrad.functions._made import Made
+from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.functions._trees import Call, Result
 
@@ -46,23 +49,32 @@ class Custom(Made):
 
     rules: str
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names) -> None:
+    def __init__(
+        self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names, method: str = "map", like: Any = None
+    ) -> None:
         super().__init__(self.kind, f)
+        checks.choice(self.kind, "vmap_method", method, METHODS)
+        if like is not None and not callable(like):
+            raise TypeError(f"{self.kind}: `like` must be callable or None, got a value of type {type(like).__name__}.")
+        self.method, self.like = method, like
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
         self.verdicts: dict[Any, bool] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call in eager code, or while a tracer records it."""
-        if not self.has_rules():
-            raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
+        if self.method == "map":
+            self.check_rules()
         if self.signature is not None and (kwargs or len(args) != len(self.signature.parameters)):
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args = bound.args
         call = CustomCall(self, args)
         if not is_differentiated(call.tensors):
-            return self.values(lambda *tensors: call.run(self.function, tensors), call.tensors)
+            if self.method == "map":
+                return self.values(lambda *tensors: call.run(self.function, tensors), call.tensors)
+            result, values = self.value(call, lambda function: function())
+            return result.tree(values)
+        self.check_rules()
         for i in call.constant:
             if is_differentiated(call.split(call.tensors)[i]):
                 raise TypeError(
@@ -71,15 +83,38 @@ class Custom(Made):
                 )
         return self.differentiated(call)
 
+    def check_rules(self) -> None:
+        """Refuse a function without rules."""
+        if not self.has_rules():
+            raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
+
     def values(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """``function(*tensors)`` without a derivative."""
         return values_of(
             self.label,
             function,
             tensors,
-            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. Pass "
-            "the tensor, or the module that has it, as an argument.",
+            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. "
+            "Pass the tensor, or the module that has it, as an argument.",
         )
+
+    def value(self, call: "CustomCall", run: Callable[[Callable[[], Result]], Result]) -> tuple[Result, list[Tensor]]:
+        """The structure of the function's result, and the tensors in it, without a derivative."""
+        found: list[Result] = []
+
+        def value(*tensors: Tensor) -> list[Tensor]:
+            found[:] = [run(lambda: Result(call.run(self.function, tensors)))]
+            return found[0].release()
+
+        def like(*tensors: Tensor) -> list[Tensor]:
+            found[:] = [Result(call.run(self.like, tensors) if self.like else tensors[0])]
+            return found[0].release()
+
+        if self.method == "map":
+            values = self.values(value, call.tensors)
+        else:
+            values = opaque_values(Refusing(self.label), self.method, value, like, call.tensors)
+        return found[0], values
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
         """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
@@ -186,8 +221,8 @@ class CustomJVP(Custom):
 
     def differentiated(self, call: CustomCall) -> Any:
         own = _JVPRule(self, call)
-        result = own.forward()
-        return result.tree(declared(Rule(own.pull, own.push), result.release(), call.release()))
+        own.result, values = self.value(call, own.replay.first)
+        return own.result.tree(declared(Rule(own.pull, own.push), values, call.release()))
 
     def not_linear(self) -> str:
         return (
@@ -202,16 +237,6 @@ class _JVPRule:
     def __init__(self, owner: CustomJVP, call: CustomCall) -> None:
         self.owner, self.call, self.replay = owner, call, Replay(owner.label)
         self.result: Any = None
-
-    def forward(self) -> Result:
-        """The result, without a derivative."""
-
-        def value(*tensors: Tensor) -> list[Tensor]:
-            self.result = self.replay.first(lambda: Result(self.call.run(self.owner.function, tensors)))
-            return self.result.tensors
-
-        self.owner.values(value, self.call.tensors)
-        return self.result
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
         given = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)]
@@ -503,7 +528,14 @@ def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> T
 # --- The decorators -------------------------------------------------------------------------------------------------------
 
 
-def custom_jvp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = ()) -> Any:
+def custom_jvp(
+    f: Any = None,
+    nondiff_argnums: Numbers = (),
+    nondiff_argnames: Names = (),
+    *,
+    vmap_method: str = "map",
+    like: Callable[..., Any] | None = None,
+) -> Any:
     r"""A function with a rule of one's own for tangents, as ``jax.custom_jvp``.
 
     .. math::
@@ -522,6 +554,11 @@ def custom_jvp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: N
         f: A function of positional parameters, which may have defaults and be named in a call. It leaves its arguments unchanged.
         nondiff_argnums: The positions of arguments without a derivative, of any type. They come first in a rule.
         nondiff_argnames: The same by name.
+        vmap_method: ``"map"``: ``f`` is torch code, which `torch.func.vmap` batches and compiled code traces. Else it may be any
+            code, which gets plain tensors, is one node of compiled code, and may lack a rule where nothing differentiates it:
+            ``"sequential"``, called sample by sample; ``"broadcast"``, once, with a dimension more in front of each tensor.
+        like: Where compiled code calls other code and the result is not one tensor like the first one: a function of the same
+            arguments that returns empty tensors like the result.
 
     Returns:
         The function. It can be a method, and pickles by its name.
@@ -530,7 +567,8 @@ def custom_jvp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: N
         TypeError: ``f`` is not callable or takes keyword-only parameters, or ``nondiff_argnums`` are not integers. When called:
             the rule returns something else than a pair or a tangent of another structure or dtype, or an argument of
             ``nondiff_argnums`` needs a derivative.
-        ValueError: ``nondiff_argnums`` or ``nondiff_argnames`` name no parameter. When called: a tangent has a wrong shape.
+        ValueError: ``nondiff_argnums`` or ``nondiff_argnames`` name no parameter, or ``vmap_method`` is another string. When
+            called: a tangent has a wrong shape.
         AttributeError: When called: there is no rule.
         RuntimeError: When called: ``f`` changes an argument in place, or uses a tensor that needs a derivative and is none of its
             arguments.
@@ -553,11 +591,20 @@ def custom_jvp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: N
     Source: ``jax.custom_jvp``.
     """
     if f is None:
-        return functools.partial(custom_jvp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
-    return CustomJVP(f, nondiff_argnums, nondiff_argnames)
+        options = {"nondiff_argnums": nondiff_argnums, "nondiff_argnames": nondiff_argnames}
+        return functools.partial(custom_jvp, **options, vmap_method=vmap_method, like=like)
+    return CustomJVP(f, nondiff_argnums, nondiff_argnames, vmap_method, like)
 
 
-def custom_vjp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: Names = (), jvp: str | None = None) -> Any:
+def custom_vjp(
+    f: Any = None,
+    nondiff_argnums: Numbers = (),
+    nondiff_argnames: Names = (),
+    jvp: str | None = None,
+    *,
+    vmap_method: str = "map",
+    like: Callable[..., Any] | None = None,
+) -> Any:
     r"""A function with a rule of one's own for gradients, as ``jax.custom_vjp``.
 
     .. math::
@@ -579,6 +626,9 @@ def custom_vjp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: N
         nondiff_argnames: The same by name.
         jvp: ``"identity"`` where the tangent of the result is that of the one argument that has a tangent; by default the
             transpose of ``bwd``.
+        vmap_method: As in :func:`custom_jvp`, for ``f``. ``fwd`` and ``bwd`` are torch code; what they need of other code is a
+            function with a ``vmap_method`` of its own.
+        like: As in :func:`custom_jvp`.
 
     Returns:
         The function. It can be a method, and pickles by its name.
@@ -607,10 +657,11 @@ def custom_vjp(f: Any = None, nondiff_argnums: Numbers = (), nondiff_argnames: N
     Source: ``jax.custom_vjp``.
     """
     if f is None:
-        return functools.partial(custom_vjp, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames, jvp=jvp)
+        options = {"nondiff_argnums": nondiff_argnums, "nondiff_argnames": nondiff_argnames, "jvp": jvp}
+        return functools.partial(custom_vjp, **options, vmap_method=vmap_method, like=like)
     if jvp not in (None, "identity"):
         raise ValueError(f'custom_vjp: `jvp` must be "identity" or None, got {jvp!r}.')
-    made = CustomVJP(f, nondiff_argnums, nondiff_argnames)
+    made = CustomVJP(f, nondiff_argnums, nondiff_argnames, vmap_method, like)
     made.jvp = jvp
     return made
 

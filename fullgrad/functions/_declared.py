@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import (
+    active_transforms,
     are_differentiated,
     forward_mode_is_on,
     in_legacy_vmap,
@@ -215,13 +216,22 @@ def is_differentiated(tensors: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
 
 
-def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str) -> Any:
+def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str, has_methods: bool = True) -> Any:
     """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
-    by another tensor, which would be lost, is refused.
+    by another tensor, which would be lost, is refused. ``has_methods`` says whether there are other ways to batch than vmap.
     """
     versions = versions_of(tensors)
     # torch's legacy vmap batches a backward, and cannot detach.
-    result = function(*(tensors if in_legacy_vmap() else [t.detach() for t in tensors]))
+    given = tensors if in_legacy_vmap() else [t.detach() for t in tensors]
+    try:
+        result = function(*given)
+    except RuntimeError as error:
+        if not has_methods or "Vmap" not in active_transforms() or str(error).startswith(name):
+            raise
+        raise RuntimeError(
+            f"{name} cannot be batched by torch.func.vmap: {str(error).partition('. ')[0]}. Code that is not torch's is called "
+            'sample by sample with vmap_method="sequential", or for the whole batch with "broadcast".'
+        ) from error
     if versions_of(tensors) != versions:
         raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)

@@ -8,12 +8,14 @@ class with a ``setup_context``, and inside transforms one that dispatches the ca
 a ``setup_context``, and a call that is caught outside of transforms enters a level between the two.
 """
 
+import inspect
 import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.state import forward_mode_is_on
@@ -27,6 +29,9 @@ class Catcher:
     how: Callable[[type, bool], Any]
     call: Callable[[type, tuple[Any, ...], dict[str, Any], Any], Any]
     as_function: Callable[[type, Any], Any]  # for graphs
+    # Whether the current thread or task adopts checkpoints, and a checkpoint.
+    adopts_checkpoints: Callable[[], bool]
+    checkpoint: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 catcher = Catcher()
@@ -126,3 +131,28 @@ def intercept(on: bool, in_plain_code: bool) -> None:
             function.__code__ = other if on else original
             if not _IS_PYTHON:
                 _base.setup_context = _SetupContext() if on else _setup_context
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------------------------------
+
+_checkpoint: Any = inspect.unwrap(torch.utils.checkpoint.checkpoint)
+_torch_checkpoint = _copy(_checkpoint)
+_torch_checkpoint.__kwdefaults__ = _checkpoint.__kwdefaults__
+
+
+def _checkpoint_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (transforms_active() or forward_mode_is_on()) and catcher.adopts_checkpoints():
+        return catcher.checkpoint(function, args, kwargs)
+    return _torch_checkpoint(function, *args, **kwargs)
+
+
+torch.utils.checkpoint._fullgrad = _checkpoint_call  # pyright: ignore[reportAttributeAccessIssue]
+_checkpoint_codes: Any = (
+    _checkpoint.__code__,
+    (lambda function, *args, **kwargs: _fullgrad(function, args, kwargs)).__code__,  # pyright: ignore # noqa: F821
+)
+
+
+def intercept_checkpoints(on: bool) -> None:
+    """Start or stop catching calls of torch.utils.checkpoint."""
+    _checkpoint.__code__ = _checkpoint_codes[on]

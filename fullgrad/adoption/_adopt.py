@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullgrad._dispatch import (
     catch_in_graphs,
@@ -16,19 +17,25 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     mark_for_dynamo,
     outside_dynamo,
+    pytree,
     traced_class,
     transforms_active,
 )
 from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
 from fullgrad.adoption._operator import Adopted
-from fullgrad.adoption._scope import Options, options_for, scope
+from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
+from fullgrad.adoption._tensors import may_differ
+from fullgrad.functions._checkpoint import checkpoint
+from fullgrad.functions._reference import with_reference
 
 Package = str | ModuleType | type
 _operators: Any = weakref.WeakKeyDictionary()
 
 
-def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: bool = True) -> Callable[..., Any]:
+def adopt(
+    cls: Any, strict: bool = False, allow_loop: bool = True, *, reference: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     r"""Make anyone's ``torch.autograd.Function`` right under every transform, unchanged.
 
     The class stays as it is: its forward is the value, its ``backward`` the declared derivative,
@@ -46,16 +53,22 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
     Cases that cannot be right raise: inputs changed in place, tensors hidden in objects, a second derivative of a
     ``once_differentiable`` backward. The page "Adopt" of the documentation has the whole list.
 
+    With a ``reference``, plain torch code for the same function, the class or library operator is a kernel as in
+    :func:`with_reference`: a class's own backward is the first derivative in reverse mode, for which its forward runs again, and
+    all else is that of the reference; ``vmap`` calls it sample by sample.
+
     Args:
-        cls: A subclass of ``torch.autograd.Function``, old style or new style.
+        cls: A subclass of ``torch.autograd.Function``, old style or new style; with a ``reference`` also an operator of
+            ``torch.ops``.
         strict: Raise where a second derivative would treat a saved intermediate that depends on an input as a constant.
         allow_loop: Whether code that cannot be batched may run sample by sample; otherwise it raises.
+        reference: A function of the same arguments in torch code.
 
     Returns:
         A function with the signature of ``cls.apply``.
 
     Raises:
-        TypeError: ``cls`` is not a subclass of ``torch.autograd.Function``.
+        TypeError: ``cls`` is not a subclass of ``torch.autograd.Function``, or ``reference`` is not callable.
 
     Example:
         >>> import torch, fullgrad
@@ -74,13 +87,39 @@ def adopt(cls: type[torch.autograd.Function], strict: bool = False, allow_loop: 
 
     Source: the design is fullgrad's own.
     """
+    if reference is not None and not isinstance(cls, type):
+        return with_reference(cls, reference)
     if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
         raise TypeError(f"adopt: `cls` must be a subclass of torch.autograd.Function, got {cls!r}.")
+    if reference is not None:
+        return with_reference(functools.partial(_value, cls), reference, backward=functools.partial(_gradients, cls))
     return operator_of(cls, Options(strict, allow_loop))
 
 
+def _value(cls: Any, *args: Any) -> Any:
+    return cls.apply(*args)
+
+
+def _gradients(cls: Any, inputs: tuple[Any, ...], outputs: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of a class's arguments by its own backward."""
+    leaves = [x.detach().requires_grad_() if isinstance(x, Tensor) and may_differ(x) else x for x in inputs]
+    with torch.enable_grad():
+        results = pytree.tree_leaves(cls.apply(*leaves))
+    given = zip(results, pytree.tree_leaves(grads), strict=True)
+    pairs = [(y, g) for y, g in given if isinstance(y, Tensor) and y.requires_grad and g is not None]
+    where = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
+    found: list[Any] = [None] * len(inputs)
+    if pairs:
+        ys, gs = zip(*pairs, strict=True)
+        for i, g in zip(where, torch.autograd.grad(ys, [leaves[i] for i in where], gs, allow_unused=True), strict=True):
+            found[i] = g
+    return tuple(found)
+
+
 @contextmanager
-def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True) -> Iterator[None]:
+def adopting(
+    *packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True, checkpoint: bool = False
+) -> Iterator[None]:
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
     A class is adopted, as by `adopt`, when it is called while a transform or forward mode is active; plain eager code is not
@@ -92,6 +131,8 @@ def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_
         exclude: A module, a name, or a tuple of them, whose classes are left alone.
         strict: As in `adopt`; plain eager calls are then adopted, too.
         allow_loop: As in `adopt`.
+        checkpoint: Whether `torch.utils.checkpoint.checkpoint`, which works with ``backward`` alone, is :func:`checkpoint` where
+            a transform or forward mode is active. It reaches models that keep the function under another name.
 
     Example:
         >>> import torch, fullgrad
@@ -112,7 +153,7 @@ def adopting(*packages: Package, exclude: Any = (), strict: bool = False, allow_
         torch._dynamo.graph_break(msg="fullgrad.adopting in compiled code: open it around the call of what is compiled.")
     catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
-    with scope(Options(strict, allow_loop), tuple(map(_name, packages)), tuple(map(_name, exclude))):
+    with scope(Options(strict, allow_loop, checkpoint), tuple(map(_name, packages)), tuple(map(_name, exclude))):
         yield
 
 
@@ -156,8 +197,15 @@ def _call(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Opti
     return call.output(tensors, Adopted.apply(call, *tensors))
 
 
+def checkpoint_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A checkpoint of torch's as one of ours, without the options that only the former has."""
+    options = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+    return checkpoint(function, *args, **{name: value for name, value in kwargs.items() if name not in options})
+
+
 def _name(p: Package) -> str:
     return p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
 
 
 catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, operator_of
+catcher.adopts_checkpoints, catcher.checkpoint = adopts_checkpoints, checkpoint_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from fullgrad._dispatch import intercept
+from fullgrad._dispatch import intercept, intercept_checkpoints
 
 
 class Options(NamedTuple):
@@ -14,6 +14,7 @@ class Options(NamedTuple):
 
     strict: bool = False
     allow_loop: bool = True
+    checkpoint: bool = False
 
 
 # The open scopes: names to adopt (all classes if empty), names to leave alone, and the options.
@@ -48,6 +49,17 @@ def options_for(cls: type, in_transform: bool) -> Options | None:
     return None
 
 
+def adopts_checkpoints() -> bool:
+    """Whether a scope of the current thread or task adopts checkpoints."""
+    return any(_open[s][2].checkpoint for s in _entered.get() if s in _open)
+
+
+def _intercept() -> None:
+    options = [options for *_, options in _open.values()]
+    intercept(bool(_open), any(o.strict for o in options))
+    intercept_checkpoints(any(o.checkpoint for o in options))
+
+
 @contextmanager
 def scope(options: Options, packages: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Iterator[None]:
     """A context in which classes are adopted; rules of adopted classes run in one too, for the Functions that they call."""
@@ -55,10 +67,10 @@ def scope(options: Options, packages: tuple[str, ...] = (), exclude: tuple[str, 
     _entered.set((*[s for s in _entered.get() if s in _open], entered))
     with _lock:
         _open[entered] = packages, exclude, options
-        intercept(True, any(options.strict for *_, options in _open.values()))
+        _intercept()
     try:
         yield
     finally:
         with _lock:
             del _open[entered]
-            intercept(bool(_open), any(options.strict for *_, options in _open.values()))
+            _intercept()

@@ -168,7 +168,8 @@ class _Reference:
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
         def value(*given: Tensor) -> list[Tensor]:
-            grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
+            with self.replay.again():
+                grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
             return [torch.zeros_like(given[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
 
         label = f"{self.owner.label}: `backward`"

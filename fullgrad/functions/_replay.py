@@ -16,7 +16,7 @@ class Replay:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.states, self.autocast = name, None, {}
+        self.name, self.states, self.autocast, self.often = name, None, {}, False
 
     def first(self, function: Callable[[], Any]) -> Any:
         """The result of a function."""
@@ -26,6 +26,7 @@ class Replay:
         before = random_states()
         result = function()
         if not all(map(torch.equal, before, random_states())):
+            self.often = self.states is not None
             self.states = before
         return result
 
@@ -62,6 +63,11 @@ class Replay:
 
     @contextlib.contextmanager
     def _same_draws(self) -> Iterator[None]:
+        if self.often:
+            raise NotImplementedError(
+                f"{self.name} draws random numbers sample by sample, which cannot be drawn again for a batch. Draw them "
+                "outside, and pass them as an argument."
+            )
         if is_tracing():
             with _NoDraw(self.name):
                 yield

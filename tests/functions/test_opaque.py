@@ -103,9 +103,7 @@ def test_compiled(backend):
 
 def test_errors():
     """Code that `vmap` cannot batch says what to do; a closed-over tensor would lose its derivative."""
-    with pytest.raises(
-        RuntimeError, match=r'`apply` cannot be batched by torch.func.vmap.*vmap_method="sequential"'
-    ):
+    with pytest.raises(RuntimeError, match=r'`apply` cannot be batched by torch.func.vmap.*vmap_method="sequential"'):
         vmap(fullgrad.linear_map(by_numpy, by_numpy))(X)
     w = X.clone().requires_grad_()
     for f in (lambda x: x * w, lambda x: torch.from_numpy(w.detach().numpy()) * x * w):

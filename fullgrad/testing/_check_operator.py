@@ -2,15 +2,17 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import pytree
+from fullgrad.functions._trees import Call
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
-from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map
+from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
 
 _RANDOM = ("randomness",)
 
@@ -26,6 +28,7 @@ def check_operator(
     draws: Callable[..., Tensor] | bool = False,
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
+    tolerances: tuple[float, float] | None = None,
     raise_exception: bool = True,
 ) -> Report:
     """Check that the derivative of an operator is right, and the same, under every transform of torch.
@@ -33,12 +36,14 @@ def check_operator(
     The operator may be any callable: a function, ``MyFunction.apply`` of torch's base class or ours, a module. Its derivative is
     compared with that of an oracle, plain torch code, under the same transform. Without an oracle, the transforms are compared
     with each other, and eager reverse mode is the reference; an error common to all of them is then not found, and the report
-    says ``not checked``. For ``fullgrad.adopt(SomeFunction)`` the reference and the value are those of the class itself.
+    says ``not checked``. For ``fullgrad.adopt(SomeFunction)`` the reference and the value are those of the class itself, and for
+    ``fullgrad.with_reference`` the surrogate is its reference, which checks kernel and backward.
 
     Args:
-        operator: Called with ``inputs``; returns a tensor, or a tuple of tensors.
+        operator: Called with ``inputs``; returns a tensor, or a tuple or other structure of tensors.
         inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
-            is differentiable, and tensors of at least one dimension.
+            is differentiable, and tensors of at least one dimension. Structures of tensors count as their tensors, and modules,
+            which become float64, as their parameters and buffers.
         surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
             ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's
             up to rounding.
@@ -53,6 +58,7 @@ def check_operator(
             randomness; for all others pass an operator to which noise is given.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
+        tolerances: ``(rtol, atol)`` of comparisons, for kernels that are less exact than float64 is.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.
 
     Returns:
@@ -88,6 +94,7 @@ def check_operator(
         max_saved_bytes=max_saved_bytes,
         draws=draws,
         backend=backend,
+        tolerances=tolerances,
     )
     chosen = choose(_RANDOM if draws and checks is None else checks)
     report = Report(name, {check: run_check(check, subject) for check in chosen}, not_checked(subject, chosen))
@@ -112,11 +119,14 @@ def make_subject(
     adopted = getattr(operator, "adopted_class", None)
     if adopted is not None and value is None:
         value = adopted.apply
+    if surrogate is None and cotangent_map is None:
+        surrogate = getattr(operator, "reference", None)
+    inputs, functions = _without_structures(tuple(inputs), [operator, surrogate, value])
     subject = Subject(
-        operator=operator,
+        operator=functions[0],
         inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
-        surrogate=surrogate if cotangent_map is None else by_cotangent_map(cotangent_map, value),
-        value=value,
+        surrogate=functions[1] if cotangent_map is None else by_cotangent_map(cotangent_map, value),
+        value=functions[2],
         linear=cotangent_map is None,
         options={"backend": backend},
         **others,
@@ -126,6 +136,26 @@ def make_subject(
     if isinstance(operator, torch.nn.Module):
         operator.double()
     return subject
+
+
+def _without_structures(inputs: tuple[Any, ...], functions: list[Any]) -> tuple[Sequence[Any], list[Any]]:
+    """Inputs and functions as they are, or, where a structure or module has tensors, tensors and functions of them alone."""
+    parts = [v for v in inputs if not isinstance(v, Tensor)]
+    leaves = [leaf for part in parts for leaf in pytree.tree_leaves(part)]
+    for module in [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]:
+        module.double()
+    if not any(isinstance(leaf, (Tensor, torch.nn.Module)) for leaf in leaves):
+        return inputs, functions
+    call = Call(inputs)
+
+    def flat(function: Any) -> Any:
+        def of_tensors(*tensors: Tensor) -> Any:
+            result = call.run(function, tensors)
+            return result if isinstance(result, Tensor) else tuple(pytree.tree_leaves(result))
+
+        return function and of_tensors
+
+    return call.release(), [flat(function) for function in functions]
 
 
 # The groups whose checks compare derivatives.
@@ -162,6 +192,7 @@ def run_check(name: str, subject: Subject) -> Result:
     start = time.perf_counter()
     if name in WITH_TANGENTS and not subject.has_tangent:
         return Result(NOT_APPLICABLE, "there is no forward-mode derivative")
+    token = tolerances.set(subject.tolerances)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,6 +202,8 @@ def run_check(name: str, subject: Subject) -> Result:
     except Exception as error:
         message = str(error) if type(error) is AssertionError else f"{type(error).__name__}: {error}"
         return Result(FAILED, " ".join(message.split())[:600] or type(error).__name__, time.perf_counter() - start)
+    finally:
+        tolerances.reset(token)
     return Result(PASSED, seconds=time.perf_counter() - start)
 
 

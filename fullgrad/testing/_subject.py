@@ -1,6 +1,7 @@
 """`Subject`: an operator under test, the plain torch code that it must agree with, and ways to compare the two."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,10 @@ from torch.func import vmap
 
 from fullgrad._dispatch import is_forward_mode, pytree, release_guards, set_forward_mode
 
+# Those of the subject that is checked.
+tolerances: contextvars.ContextVar[tuple[float, float] | None] = contextvars.ContextVar(
+    "fullgrad.testing.tolerances", default=None
+)
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -44,6 +49,7 @@ class Subject:
             call, which the operator takes as ``noise``. True for an operator that takes none.
         random_operator: The operator that draws; None where it is ``operator``.
         random_inputs: Its inputs; None where they are ``inputs``.
+        tolerances: ``rtol`` and ``atol`` of comparisons; None for those of rounding in float64.
     """
 
     operator: Callable[..., Any]
@@ -58,6 +64,7 @@ class Subject:
     draws: Callable[..., Tensor] | bool = False
     random_operator: Callable[..., Tensor] | None = None
     random_inputs: tuple[Any, ...] | None = None
+    tolerances: tuple[float, float] | None = None
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +119,8 @@ class Subject:
             y = function(*arguments)
             if isinstance(y, Tensor):
                 return y
-            floating = [v for v in y if isinstance(v, Tensor) and v.is_floating_point()]
+            leaves = y if isinstance(y, tuple) else pytree.tree_leaves(y)
+            floating = [v for v in leaves if isinstance(v, Tensor) and v.is_floating_point()]
             return floating[0] if len(floating) == 1 else torch.cat([v.flatten() for v in floating])
 
         return bound
@@ -217,7 +225,9 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
     """Check that values agree up to rounding, and in structure, shape and dtype; NaN equals NaN. The error shows both."""
-    if rtol is None and {t.dtype for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)} == {torch.float64}:
+    if rtol is None and tolerances.get() is not None:
+        rtol, atol = tolerances.get()  # pyright: ignore[reportGeneralTypeIssues]
+    elif rtol is None and {t.dtype for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)} == {torch.float64}:
         # With torch's tolerances, 1e-7, a constant that was rounded to float32 on the way goes unnoticed.
         rtol, atol = 1e-9, 1e-11
     try:

@@ -153,6 +153,43 @@ def test_modules_tuples_and_several_inputs():
     assert not check_operator(lambda x, k, y: (x * k, (x * y).sum(-1)), X, 2, X + 1, checks=["reverse", "forward"]).failures
 
 
+def of_structures(module, tree, factor):
+    """A function of a module, a structure and a number, which returns a structure."""
+    return {"y": torch.tanh(module(tree["x"])) * factor, "rest": [tree["x"].sum()]}
+
+
+def test_structures_and_modules_count_as_their_tensors():
+    """Of arguments and results; a wrong derivative by a parameter is seen."""
+    inputs = torch.nn.Linear(3, 2), {"x": torch.randn(4, 3)}, 2.0
+    derivatives = ["reverse", "forward", "second order", "batching"]
+    checkpointed = lambda *args: fullgrad.checkpoint(of_structures, *args)  # noqa: E731
+    report = check_operator(checkpointed, *inputs, surrogate=of_structures, checks=derivatives)
+    assert len(report) > 20
+    constant = lambda module, *args: of_structures(lambda x: module(x) - x @ module.weight.detach().T * 0.1, *args)  # noqa: E731
+    report = check_operator(constant, *inputs, surrogate=of_structures, checks=derivatives, raise_exception=False)
+    assert report.failures
+
+
+def test_a_kernel_is_compared_with_its_reference():
+    """Its value and backward, at the given tolerances."""
+    kernel = lambda x: torch.sin(x) * (1 + 1e-6)  # noqa: E731
+    for error, passes in ((1e-6, True), (1e-2, False)):
+        back = lambda inputs, _, g, error=error: (g * torch.cos(inputs[0]) * (1 + error),)  # noqa: E731
+        f = fullgrad.with_reference(kernel, torch.sin, backward=back, vmap_method="map")
+        report = check_operator(f, torch.randn(3), checks=["reverse"], tolerances=(1e-4, 1e-6), raise_exception=False)
+        assert bool(report.failures) is not passes
+    assert "value" in not_checked(make_subject(f, [torch.randn(3)], max_saved_bytes=None), ["value"])
+    assert "surrogate" not in not_checked(make_subject(f, [torch.randn(3)], max_saved_bytes=None), ["reverse"])
+
+
+def test_a_wrong_transpose_is_found():
+    """By the dot-product test."""
+    double = lambda x: 2 * x  # noqa: E731
+    check_operator(fullgrad.linear_map(double, double), torch.randn(3), checks=["adjoint"])
+    with pytest.raises(OperatorError, match="adjoint"):
+        check_operator(fullgrad.linear_map(double, torch.clone), torch.randn(3), checks=["adjoint"])
+
+
 def test_the_error_lists_each_failure_with_numbers():
     """The error lists the expected number, the result and the difference for each failed check, and holds the report."""
     with pytest.raises(OperatorError, match=r"1 of 2 checks failed") as caught:

@@ -131,10 +131,7 @@ class Custom(Made):
         if found is None:
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            try:
-                found = self.verdicts[key] = _try_linear(function, inputs, like)
-            except Exception as error:
-                raise NotImplementedError(self.not_linear()) from error
+            found = self.verdicts[key] = _try_linear(function, inputs, like)
         if not found:
             raise NotImplementedError(self.not_linear())
 

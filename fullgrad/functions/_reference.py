@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import in_legacy_vmap, is_differentiating
+from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
 from fullgrad.functions._closures import Closure, Refusing
 from fullgrad.functions._custom import check_like, gradients_of
 from fullgrad.functions._declared import (
@@ -113,6 +113,20 @@ class WithReference(Made):
             return self.function(*args, **kwargs)
         own = _Reference(self, Call([*args, kwargs]))
         return own.result()
+
+    def compared(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The operator and the reference, without results that have no derivative, which the reference may leave out."""
+        if not self.constant:
+            return self, self.reference
+
+        def of(function: Callable[..., Any]) -> Callable[..., Any]:
+            def without_constant(*args: Any, **kwargs: Any) -> Any:
+                leaves = [v for v in pytree.tree_leaves(function(*args, **kwargs)) if v is None or isinstance(v, Tensor)]
+                return tuple([v for i, v in enumerate(leaves) if i not in self.constant])
+
+            return without_constant
+
+        return of(self), of(self.reference)
 
 
 class _Reference:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import pytree
+from fullgrad.functions._reference import WithReference
 from fullgrad.functions._trees import Call
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
@@ -119,8 +120,8 @@ def make_subject(
     adopted = getattr(operator, "adopted_class", None)
     if adopted is not None and value is None:
         value = adopted.apply
-    if surrogate is None and cotangent_map is None:
-        surrogate = getattr(operator, "reference", None)
+    if isinstance(operator, WithReference) and surrogate is None and cotangent_map is None:
+        operator, surrogate = operator.compared()
     inputs, functions = _without_structures(tuple(inputs), [operator, surrogate, value])
     subject = Subject(
         operator=functions[0],

@@ -1,5 +1,6 @@
 """`checkpoint`: a function whose derivative computes it again from its inputs."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fullgrad._dispatch import is_differentiating, transforms_active
-from fullgrad.functions._closures import Closure
+from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import by_reference, declared, is_differentiated, made, values_of
 from fullgrad.functions._replay import Replay
 from fullgrad.functions._trees import Call, Result
@@ -65,13 +66,14 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
     call, closure, replay = Call([args, kwargs]), Closure(name, f), Replay(name)
 
-    def function(*tensors: Tensor) -> Result:
-        return Result(call.run(lambda args, kwargs: f(*args, **kwargs), tensors))
+    def run(function: Any, *tensors: Tensor) -> Result:
+        return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors))
 
+    of_now = frozen(f)
     found: list[Result] = []
 
     def value(*given: Tensor) -> list[Tensor]:
-        found[:] = [replay.first(lambda: closure.first(function, given))]
+        found[:] = [replay.first(lambda: closure.first(functools.partial(run, f), given))]
         return found[0].tensors
 
     with closure.unchanged():
@@ -83,6 +85,6 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     def again(*all: Tensor) -> list[Tensor]:
         with replay.again():
-            return closure.again(function, all[:n], all[n:]).tensors
+            return closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
 
     return result.tree(declared(by_reference(again), result.release(), inputs))

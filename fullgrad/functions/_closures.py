@@ -201,6 +201,23 @@ class _Mode(TorchFunctionMode):
         return level > 0 or any(are_differentiated([tensor]))  # also under no_grad, as kernels are called
 
 
+def frozen(function: Any) -> Any:
+    """A function with the variables that it closes over as they are now: a lambda in a loop sees the loop's last one later."""
+    if isinstance(function, types.MethodType):
+        return types.MethodType(frozen(function.__func__), function.__self__)
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            cells.append(types.CellType(cell.cell_contents))
+        except ValueError:  # a name that has no value yet
+            cells.append(cell)
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
 # --- What functions hold --------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
-from fullgrad.functions._closures import Closure, Refusing
+from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._custom import check_like, gradients_of
 from fullgrad.functions._declared import (
     Maybe,
@@ -133,7 +133,7 @@ class _Reference:
     """One call, and its derivative."""
 
     def __init__(self, owner: WithReference, call: Call) -> None:
-        self.owner, self.call, self.count = owner, call, len(call.tensors)
+        self.owner, self.call, self.count, self.reference = owner, call, len(call.tensors), frozen(owner.reference)
         self.closure = Closure(owner.label, owner.function, owner.reference)
         self.replay, self.rule = Replay(owner.label), by_reference(self.again)
         self.structure = Result(None)
@@ -162,7 +162,7 @@ class _Reference:
         """The differentiable results of the reference, by the tensors of the call and those that were noted."""
         owner, label = self.owner, f"{self.owner.label}: the result of `reference`"
         with self.replay.again() if owner.method == "map" else self.replay.none():
-            tree = self.closure.again(functools.partial(self._of, owner.reference), all[: self.count], all[self.count :])
+            tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
         leaves = self.structure.flattened(tree, label)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
             if not isinstance(leaves[i], Tensor):

@@ -104,6 +104,21 @@ def test_tensors_that_it_closes_over():
     assert torch.autograd.gradgradcheck(lambda w: f(X[0], w), w)
 
 
+def test_a_variable_of_a_loop():
+    """A lambda that names it computes with the one of its own round in the derivative, too."""
+    layers, factors = [nn.Linear(3, 3).double() for _ in range(3)], [2.0, 3.0, 4.0]
+
+    def run(check):
+        def f(x):
+            for layer, factor in zip(layers, factors, strict=True):
+                x = check(lambda x: torch.tanh(layer(x)) * factor, x)  # noqa: B023
+            return x.sum()
+
+        return torch.autograd.grad(f(X), layers[0].weight), vmap(grad(f))(X)
+
+    assert_close(run(fullgrad.checkpoint), run(lambda f, x: f(x)))
+
+
 def test_nested():
     """A checkpoint in a checkpoint, and in torch's."""
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from fullgrad._core.calls import Call, Result
 from fullgrad._dispatch import is_differentiating, transforms_active
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import by_reference, declared, is_differentiated, made, values_of
 from fullgrad.functions._replay import Replay
-from fullgrad.functions._trees import Call, Result
 
 
 def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from fullgrad._core.calls import run_with_states, state_of
 from fullgrad._dispatch import are_differentiated, current_level, level_of, outside_dynamo_later, transforms_active
 from fullgrad.functions._declared import is_differentiated, versions_of, watching
-from fullgrad.functions._trees import run_with_states, state_of
 
 
 class Closure:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.calls import Call, Result
 from fullgrad._core.linearity import is_linear
 from fullgrad._dispatch import (
     below_transforms,
@@ -36,7 +37,6 @@ from fullgrad.functions._declared import (
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
-from fullgrad.functions._trees import Call, Result
 
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
@@ -447,7 +447,7 @@ class CustomGradient(CustomVJP):
 
 
 def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads: Any) -> list[Any]:
-    """What a rule returned for each tensor of a call, from a tuple for the wanted arguments."""
+    """The gradients that a rule returned, one or None for each tensor of a call; the tuple has the wanted arguments."""
     if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
         raise TypeError(
             f"{rule} must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value of type "

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
+from fullgrad._core.calls import Call, Result
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._custom import check_like, gradients_of
@@ -26,7 +27,6 @@ from fullgrad.functions._declared import (
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
-from fullgrad.functions._trees import Call, Result
 
 
 def with_reference(
@@ -78,7 +78,7 @@ def with_reference(
     Example:
         >>> import numpy, torch, fullgrad
         >>> def kernel(x):
-        ...     return torch.from_numpy(numpy.logaddexp(x.numpy(), 0))
+        ...     return torch.as_tensor(numpy.logaddexp(x.numpy(), 0))
         >>> softplus = fullgrad.with_reference(kernel, torch.nn.functional.softplus)
         >>> x = torch.tensor([0.0, 1.0])
         >>> softplus(x)
@@ -214,7 +214,7 @@ class _Reference:
         return self._values(self.closure, value, like, tensors)
 
     def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a kernel returns, called as `vmap_method` says."""
+        """The results of a kernel, called as `vmap_method` says."""
         with closure.unchanged():
             if self.owner.method != "map":
                 return opaque_values(closure, self.owner.method, value, like, tensors, closure.hold())

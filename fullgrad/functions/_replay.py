@@ -11,7 +11,7 @@ from fullgrad._dispatch import TorchDispatchMode, is_tracing
 
 
 class Replay:
-    """What a function that is first called finds: `first` notes the states of the random generators, if it draws, and autocast;
+    """The state in which a function is called: `first` notes the states of the random generators, if it draws, and autocast;
     `again` restores them for another call of the function.
     """
 

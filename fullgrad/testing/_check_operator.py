@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.calls import Call
 from fullgrad._dispatch import pytree
-from fullgrad.functions._reference import WithReference
-from fullgrad.functions._trees import Call
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
@@ -120,8 +119,9 @@ def make_subject(
     adopted = getattr(operator, "adopted_class", None)
     if adopted is not None and value is None:
         value = adopted.apply
-    if isinstance(operator, WithReference) and surrogate is None and cotangent_map is None:
-        operator, surrogate = operator.compared()
+    compared = getattr(operator, "compared", None)
+    if compared is not None and surrogate is None and cotangent_map is None:
+        operator, surrogate = compared()
     inputs, functions = _without_structures(tuple(inputs), [operator, surrogate, value])
     subject = Subject(
         operator=functions[0],

@@ -29,6 +29,7 @@ OF_BASES = (
     "soft.greater smooth",
     "spikes.leaky_k_relu",
     "spikes.sigmoid learned",
+    "with_reference",
 )
 # The short suite makes none of the largest graphs of these.
 OF_ALGORITHMS = (

@@ -1,0 +1,11 @@
+"""Solutions of equations: solvers of any kind, with the derivative of the implicit function theorem at every order."""
+
+from fullgrad._core.public import make_public
+from fullgrad.implicit._linear import cg, gmres
+from fullgrad.implicit._root import argmin, fixed_point, root
+from fullgrad.implicit._solve import solve
+from fullgrad.implicit._solvers import anderson, bisection, newton
+
+__all__ = ["anderson", "argmin", "bisection", "cg", "fixed_point", "gmres", "newton", "root", "solve"]
+
+make_public(__name__)

@@ -1,0 +1,476 @@
+"""`root`, `fixed_point` and `argmin`: solvers whose results have the derivative of the equation that they solve."""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core import checks
+from fullgrad._core.calls import Call, Result
+from fullgrad._dispatch import has_shape, is_differentiating, is_tracing, pytree
+from fullgrad.functions._closures import Closure, Refusing, frozen
+from fullgrad.functions._declared import (
+    Maybe,
+    Rule,
+    declared,
+    is_differentiated,
+    is_floating,
+    may_differ,
+    scattered,
+    transpose,
+    transposed,
+    values_of,
+)
+from fullgrad.functions._made import Made
+from fullgrad.functions._opaque import METHODS, opaque_values
+from fullgrad.functions._replay import Replay
+from fullgrad.implicit import _system
+from fullgrad.implicit._linear import norm
+from fullgrad.implicit._system import System, sample_of
+
+Solver = Callable[..., Any]
+_STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
+
+
+def root(
+    f: Callable[..., Any],
+    *,
+    linear_solve: str | Callable[..., Tensor] | None = None,
+    vmap_method: str = "sequential",
+    has_aux: bool = False,
+    tol: float | None = 1e-3,
+    like: Callable[..., Any] | None = None,
+) -> Callable[[Solver], Any]:
+    r"""A decorator for solvers of :math:`f(z, x) = 0`, by which their results are differentiable.
+
+    .. math::
+        f(z(x), x) = 0, \qquad D(x) = -\left(\frac{\partial f}{\partial z}\right)^{-1} \frac{\partial f}{\partial x}
+
+    at every order and under every transform: the linear equations of a derivative are solved by an operator, whose derivatives
+    are solutions of such equations again. The solver is any code; nothing that it does is recorded, so memory does not grow with
+    its iterations. It is called as ``solver(init, *args)`` and the equation as ``f(solution, *args)``, with the same keywords.
+    There is no derivative by ``init``, which may be None.
+
+    The solution is a tensor or any structure of tensors of one dtype; ``f`` returns the same structure. Arguments are any
+    structure of tensors, modules and constants. Parameters of modules and other tensors that ``f`` closes over get derivatives,
+    too. ``f`` is torch code, draws no random numbers, and is batched by `torch.func.vmap` for a batch of solutions.
+
+    Float32 solutions have derivatives with an error of about ``1e-6`` times the condition of the Jacobian by a dense solver, and
+    ``1e-5`` times it by an iterative one. Saved: the tensors among the arguments, and the solution.
+
+    Args:
+        f: The equation: its left-hand side, as a function of the solution and the arguments of the solver.
+        linear_solve: How the linear equations of the derivative are solved. ``"dense"``: by the Jacobian and its LU factors, made
+            once for all derivatives of a call. ``"cg"``, for symmetric positive definite Jacobians, ``"normal_cg"`` and
+            ``"gmres"`` use products with the Jacobian alone, each sample of a batch until its own residual is small. A function
+            ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the others, as `fullgrad.implicit.cg`
+            does. By default it is dense for up to 512 unknowns, and above by GMRES.
+        vmap_method: How ``vmap`` calls the solver. ``"sequential"``: sample by sample, on plain tensors; ``"broadcast"``: once, on
+            plain tensors with a dimension more in front; ``"map"``: inside `torch.func.vmap`, for torch code, such as
+            `fullgrad.implicit.newton`.
+        has_aux: Whether the solver returns a pair of the solution and something else, which has no derivative.
+        tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
+            this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. None
+            leaves both out. Compiled code leaves out the first.
+        like: For compiled code where the result of the solver is not like ``init``: a function of the same arguments that returns
+            empty tensors like the result.
+
+    Returns:
+        The decorator. The solver that it returns pickles by its name, or if its parts do.
+
+    Raises:
+        TypeError: An argument is not callable. When called: the solution has tensors of several dtypes or of integers, or is not
+            like ``init``, or ``f`` returns another structure.
+        ValueError: A name is not one of the choices. When called: ``f`` returns another shape.
+        RuntimeError: When called: the solver changes an argument in place. When a derivative is taken: the Jacobian is singular,
+            or an iterative solver fails.
+        NotImplementedError: When called: ``f`` draws random numbers.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> @fullgrad.implicit.root(lambda z, x: z**3 + z - x)
+        ... def solve(init, x):
+        ...     z = init
+        ...     for _ in range(30):
+        ...         z = z - (z**3 + z - x) / (3 * z**2 + 1)
+        ...     return z
+        >>> x, init = torch.tensor(10.0), torch.tensor(1.0)
+        >>> solve(init, x)
+        tensor(2.)
+        >>> torch.func.grad(solve, 1)(init, x)  # 1 / 13
+        tensor(0.0769)
+        >>> torch.func.hessian(solve, 1)(init, x)  # -12 / 13**3
+        tensor(-0.0055)
+
+    Source: the implicit function theorem; Blondel et al., Efficient and modular implicit differentiation,
+    https://arxiv.org/abs/2105.15183; ``jaxopt.implicit_diff.custom_root``, ``jax.lax.custom_root``.
+    """
+    return _decorator("root", f, linear_solve, "gmres", "implicit", vmap_method, has_aux, tol, like)
+
+
+def fixed_point(
+    f: Callable[..., Any],
+    *,
+    linear_solve: str | Callable[..., Tensor] | None = None,
+    derivative: str | tuple[str, int] = "implicit",
+    vmap_method: str = "sequential",
+    has_aux: bool = False,
+    tol: float | None = 1e-3,
+    like: Callable[..., Any] | None = None,
+) -> Callable[[Solver], Any]:
+    r"""A decorator for solvers of :math:`z = f(z, x)`, such as the equilibrium of a network or of an iteration.
+
+    .. math::
+        z(x) = f(z(x), x), \qquad D(x) = \left(I - \frac{\partial f}{\partial z}\right)^{-1} \frac{\partial f}{\partial x}
+
+    All else is as in :func:`fullgrad.implicit.root`, with :math:`z - f(z, x)` as the equation.
+
+    Args:
+        f: The function whose fixed point is found, of the solution and the arguments of the solver.
+        linear_solve: As in :func:`root`.
+        derivative: ``"implicit"`` declares the derivative above. ``"one_step"`` leaves the inverse out, which is the derivative of
+            one iteration from the fixed point; ``("neumann", k)`` takes the first terms :math:`\sum_{i=0}^{k} (\partial f/\partial
+            z)^i` of its series. Both are cheaper and not exact; their derivatives are those of what they declare.
+        vmap_method: As in :func:`root`.
+        has_aux: As in :func:`root`.
+        tol: As in :func:`root`.
+        like: As in :func:`root`.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        TypeError: As in :func:`root`.
+        ValueError: As in :func:`root`.
+        RuntimeError: As in :func:`root`.
+        NotImplementedError: As in :func:`root`.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> @fullgrad.implicit.fixed_point(lambda z, x: torch.cos(x * z))
+        ... def solve(init, x):
+        ...     z = init
+        ...     for _ in range(100):
+        ...         z = torch.cos(x * z)
+        ...     return z
+        >>> torch.func.grad(solve, 1)(torch.tensor(0.5), torch.tensor(1.0))
+        tensor(-0.2978)
+
+    Source: Bai, Kolter, Koltun, Deep equilibrium models, https://arxiv.org/abs/1909.01377; Bolte, Pauwels, Vaiter, One-step
+    differentiation of iterative algorithms, https://arxiv.org/abs/2305.13768; ``jaxopt.implicit_diff.custom_fixed_point``.
+    """
+    return _decorator("fixed_point", f, linear_solve, "gmres", derivative, vmap_method, has_aux, tol, like)
+
+
+def argmin(
+    objective: Callable[..., Tensor],
+    *,
+    linear_solve: str | Callable[..., Tensor] | None = None,
+    vmap_method: str = "sequential",
+    has_aux: bool = False,
+    tol: float | None = 1e-3,
+    like: Callable[..., Any] | None = None,
+) -> Callable[[Solver], Any]:
+    r"""A decorator for minimizers of :math:`h(z, x)` in z, such as a fit whose hyperparameters are learned.
+
+    .. math::
+        z(x) = \operatorname{argmin}_z h(z, x), \qquad
+        D(x) = -\left(\frac{\partial^2 h}{\partial z^2}\right)^{-1} \frac{\partial^2 h}{\partial z\,\partial x}
+
+    All else is as in :func:`fullgrad.implicit.root`, with the gradient of the objective as the equation. Above 512 unknowns the
+    linear equations are solved by conjugate gradients, with Hessian-vector products.
+
+    Args:
+        objective: A function of the solution and the arguments of the solver, which returns a scalar.
+        linear_solve: As in :func:`root`.
+        vmap_method: As in :func:`root`.
+        has_aux: As in :func:`root`.
+        tol: As in :func:`root`.
+        like: As in :func:`root`.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        TypeError: As in :func:`root`.
+        ValueError: As in :func:`root`.
+        RuntimeError: As in :func:`root`.
+        NotImplementedError: As in :func:`root`.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> a, y = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), torch.tensor([1.0, 2.0, 4.0])
+        >>> @fullgrad.implicit.argmin(lambda w, ridge: (a @ w - y).square().sum() + ridge * w.square().sum())
+        ... def fit(init, ridge):
+        ...     return torch.linalg.solve(a.mT @ a + ridge * torch.eye(2), a.mT @ y)
+        >>> torch.func.jacrev(fit, 1)(None, torch.tensor(1.0))
+        tensor([-0.1200, -0.1733])
+
+    Source: ``jaxopt.implicit_diff.custom_root`` of an optimality condition.
+    """
+    return _decorator("argmin", objective, linear_solve, "cg", "implicit", vmap_method, has_aux, tol, like)
+
+
+def _decorator(kind: str, f: Any, linear_solve: Any, otherwise: str, derivative: Any, method: str, *rest: Any) -> Any:
+    name = f"implicit.{kind}"
+    if not callable(f):
+        raise TypeError(f"{name}: the function must be callable, got a value of type {type(f).__name__}.")
+    check_linear_solve(name, linear_solve)
+    checks.choice(name, "vmap_method", method, METHODS)
+    terms = {"implicit": None, "one_step": 0}.get(derivative, -1) if isinstance(derivative, str) else -1
+    if isinstance(derivative, tuple) and len(derivative) == 2 and derivative[0] == "neumann":
+        terms = derivative[1]
+    if terms is not None and (not isinstance(terms, int) or terms < 0):
+        raise ValueError(f'{name}: `derivative` must be "implicit", "one_step" or ("neumann", k), got {derivative!r}.')
+    return functools.partial(Root, kind, f, linear_solve, otherwise, terms, method, *rest)
+
+
+def check_linear_solve(name: str, value: Any) -> None:
+    """Refuse what is no way to solve linear equations."""
+    if value is not None and not callable(value):
+        checks.choice(name, "linear_solve", value, _system.METHODS)
+
+
+class Root(Made):
+    """A solver with the derivative of its equation."""
+
+    def __init__(self, *made_of: Any) -> None:
+        kind, f, self.linear_solve, self.otherwise, self.terms, self.method, self.has_aux, self.tol, self.like, solver = made_of
+        super().__init__(f"implicit.{kind}", solver)
+        self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
+        self.equation = _EQUATIONS[kind](f)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args:
+            raise TypeError(f"{self.label} is called with `init` first, by position.")
+        if self.tol is None and not is_differentiating():
+            return self.function(*args, **kwargs)
+        return Solution(self, args, kwargs).result()
+
+
+def _of_fixed_point(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda z, *args, **kwargs: pytree.tree_map(torch.sub, z, f(z, *args, **kwargs))
+
+
+def _of_argmin(objective: Callable[..., Tensor]) -> Callable[..., Any]:
+    return lambda z, *args, **kwargs: torch.func.grad(lambda z: objective(z, *args, **kwargs))(z)
+
+
+def _of_matvec(matvec: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, b, *args, **kwargs: pytree.tree_map(torch.sub, matvec(w, *args, **kwargs), b)
+
+
+# The left-hand side of an equation, from the function that is given.
+_EQUATIONS: dict[str, Callable[..., Any]] = {
+    "root": lambda f: f,
+    "fixed_point": _of_fixed_point,
+    "argmin": _of_argmin,
+    "solve": _of_matvec,
+}
+
+
+class Solution:
+    """One call, and its derivative."""
+
+    def __init__(self, owner: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.owner, self.label, self.rest = owner, owner.label, (*args[1:], kwargs)
+        self.call, self.init = Call([*args, kwargs]), args[0]
+        self.count = self.call.parts[0].count  # the tensors of `init`
+        self.closure, self.replay = Closure(owner.label, owner.given), Replay(owner.label)
+        self.aux: Any = None
+
+    def result(self) -> Any:
+        """The result of the call."""
+        owner, label = self.owner, self.label
+        z, aux = self._solve()
+        self.problem, self.vector = Call([self.solution.tree(z), *self.rest]), Vector(label, z)
+        rest = self.call.tensors[self.count :]
+        self.problem.release()
+        if not is_differentiating() and is_tracing():
+            return self._tree(z, aux)
+        self.replay.first(lambda: None)  # notes autocast
+        with self.replay.none(), self.closure.unchanged():
+            first = lambda *given: self.closure.first(functools.partial(self._residual, owner.equation), given)  # noqa: E731
+            r = values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
+        self.equation, self.n = _EQUATIONS[owner.kind.partition(".")[2]](frozen(owner.given)), len(rest)
+        v = [*rest, *self.closure.release()]
+        self.system = System(label, self._of_vector, owner.linear_solve, owner.otherwise, owner.tol)
+        z = self._found(z, r, v)
+        if is_differentiated(v):
+            z = declared(Rule(self._pull, self._push), z, [*v, *z])
+        return self._tree(z, aux)
+
+    def _tree(self, z: Sequence[Tensor], aux: Sequence[Tensor]) -> Any:
+        solution = self.solution.tree(z)
+        return (solution, self.aux.tree(aux)) if self.owner.has_aux else solution
+
+    # --- The solver -----------------------------------------------------------------------------------------------------
+
+    def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of the solution, and of what else the solver returned."""
+        owner, closure = self.owner, Closure(self.label, self.owner.function)
+
+        def run(function: Callable[..., Any], *given: Tensor) -> list[Tensor]:
+            found = self.call.run(lambda *args: function(*args[:-1], **args[-1]), given)
+            if owner.has_aux and (not isinstance(found, tuple) or len(found) != 2):
+                raise TypeError(f"{self.label}: `has_aux` says that the solver returns a pair, got {type(found).__name__}.")
+            solution, aux = found if owner.has_aux else (found, None)
+            self.solution, self.aux = Result(self._like_init(solution, given)), Result(aux)
+            z = self.solution.release()
+            self.length = len(z)
+            return [y.detach() for y in (*z, *self.aux.release())]
+
+        def like(*given: Tensor) -> list[Tensor]:
+            if owner.like is None and (owner.has_aux or not self.count):
+                raise NotImplementedError(
+                    f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
+                    "function of the same arguments that returns empty tensors like the result."
+                )
+            return run(owner.like or (lambda init, *_, **__: init), *given)
+
+        value, tensors = functools.partial(run, owner.function), self.call.tensors
+        if owner.method == "map":
+            first = lambda *given: closure.first(value, given)  # noqa: E731
+            values = values_of(self.label, first, tensors, closure.message)
+        else:
+            values = opaque_values(closure, owner.method, value, like, tensors, closure.hold())
+        return values[: self.length], values[self.length :]
+
+    def _like_init(self, solution: Any, given: Sequence[Tensor]) -> Any:
+        """The solution, where numbers are tensors, which are like `init`."""
+        if isinstance(solution, (int, float, complex)) and isinstance(self.init, Tensor):
+            solution = torch.as_tensor(solution, dtype=given[0].dtype, device=given[0].device)
+        if not self.count:
+            return solution
+        found, wanted = pytree.tree_structure(solution), pytree.tree_structure(self.init)
+        if found != wanted:
+            raise TypeError(f"{self.label}: the solution must have the structure of `init`, {wanted}, got {found}.")
+        for y, x in zip(Result(solution).tensors, given, strict=False):
+            if y.dtype != x.dtype:
+                raise TypeError(f"{self.label}: the solution must have the dtype of `init`, {x.dtype}, got {y.dtype}.")
+            if y.shape != x.shape:
+                raise ValueError(
+                    f"{self.label}: the solution must have the shape of `init`, {tuple(x.shape)}, got {tuple(y.shape)}."
+                )
+        return solution
+
+    # --- The equation ---------------------------------------------------------------------------------------------------
+
+    def _residual(self, equation: Callable[..., Any], *zv: Tensor) -> Tensor:
+        """The left-hand side of the equation as a vector, at tensors of the solution and the other ones."""
+        found = self.problem.run(lambda z, *args: equation(z, *args[:-1], **args[-1]), zv)
+        leaves = self.solution.flattened(found, f"{self.label}: the value of the function")
+        return self.vector.of_residual(leaves)
+
+    def _of_vector(self, z: Tensor, *v: Tensor) -> Tensor:
+        """The same, of the solution as a vector and all tensors by which it is differentiated."""
+        with self.replay.again():
+            given = [*self.vector.back(z), *v[: self.n]]
+            return self.closure.again(functools.partial(self._residual, self.equation), given, v[self.n :])
+
+    def _found(self, z: list[Tensor], r: Tensor, v: Sequence[Tensor]) -> list[Tensor]:
+        """The solution, which is looked at: a residual that is not small gets a warning."""
+        if self.owner.tol is None or is_tracing():
+            return z
+        init = self.call.tensors[: self.count]
+        start = self.vector.of(init) if [x.shape for x in init] == [x.shape for x in z] else self.vector.of(z)
+
+        def look(r: Tensor, start: Tensor, z: Tensor, *v: Tensor) -> list[Tensor]:
+            if z.numel():
+                with torch.no_grad():
+                    f = self.system.batched(z)
+                    self._warn(z, r, [(f(z * (1 + _STEP), *v) - r) / _STEP, f(start, *v)])
+            return [torch.empty_like(r)]
+
+        opaque_values(Refusing(self.label), "broadcast", look, lambda r, *_: [r], [r, start, self.vector.of(z), *v])
+        return z
+
+    def _warn(self, z: Tensor, r: Tensor, scales: Sequence[Tensor]) -> None:
+        size, scale = norm(r).squeeze(-1), torch.stack([norm(s).squeeze(-1).nan_to_num(0) for s in scales]).amax(0)
+        tol = max(self.owner.tol, 16 * torch.finfo(z.dtype).eps)
+        bad = ~z.isfinite().all(-1) | ~(size <= tol * scale)
+        if bad.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            found = "is not finite" if not z[first].isfinite().all() else f"leaves a residual of {size[first]:.2g}"
+            what = {"implicit.argmin": "gradient"}.get(self.owner.kind, "equation")
+            warnings.warn(
+                f"{self.label}: the solution {found}{sample_of(bad)}, where the {what} has the scale {scale[first]:.2g}. Its "
+                "derivative is that of a solution. More iterations help, or another `init`; `tol` sets the limit, and None leaves "
+                "this out.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # --- The derivative -------------------------------------------------------------------------------------------------
+
+    def _parts(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """The solution as a vector with its derivative, in front of the tensors by which it has one; and the latter."""
+        v, z = inputs[: -self.length], inputs[-self.length :]
+        if is_differentiated(v):
+            z = declared(Rule(self._pull, self._push), z, inputs)
+        return [self.vector.of(z), *v], v
+
+    def _pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        zv, v = self._parts(inputs)
+        w = self._inverse(True, self.vector.of(cotangents), zv)
+        where = tuple([i for i, x in enumerate(v) if needs[i] and may_differ(x)])
+        grads = transpose(lambda *zv: [self._of_vector(*zv)], zv, tuple([i + 1 for i in where]))(-w)
+        return scattered(len(inputs), where, grads)
+
+    def _push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
+        zv, v = self._parts(inputs)
+        where = tuple([i for i in range(len(v)) if tangents[i] is not None])
+        back = lambda *all: transpose(lambda *zv: [self._of_vector(*zv)], all[:-1], tuple([i + 1 for i in where]))(all[-1])  # noqa: E731
+        r = transposed(back, zv, [(zv[0].shape, zv[0].dtype, zv[0].device)])(*[tangents[i] for i in where])[0]  # pyright: ignore
+        return self.vector.back(self._inverse(False, -r, zv))
+
+    def _inverse(self, is_transposed: bool, b: Tensor, zv: Sequence[Tensor]) -> Tensor:
+        """The inverse of the Jacobian by the solution, or the first terms of its series, times a vector."""
+        z, v = zv[0], zv[1:]
+        if self.owner.terms is None:
+            return self.system.solved(is_transposed, b, z, v)
+        total = term = b
+        for _ in range(self.owner.terms):
+            term = term - self.system.product(is_transposed, term, z, v)
+            total = total + term
+        return total
+
+
+class Vector:
+    """Tensors of one dtype as one real vector, and back."""
+
+    def __init__(self, label: str, tensors: Sequence[Tensor]) -> None:
+        self.label = label
+        if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
+            found = sorted({str(t.dtype) for t in tensors}) or "none"
+            raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
+        self.shapes, self.dtype = [t.shape for t in tensors], tensors[0].dtype
+        self.sizes = [s.numel() * (1 + self.dtype.is_complex) for s in self.shapes]
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The vector of some tensors."""
+        parts = [(torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t).reshape(-1) for t in tensors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def of_residual(self, leaves: Sequence[Any]) -> Tensor:
+        """The vector of values of an equation, which have the shapes of the solution. Autocast may change their dtype."""
+        for r, shape in zip(leaves, self.shapes, strict=True):
+            if not isinstance(r, Tensor):
+                raise TypeError(f"{self.label}: the function must return tensors like the solution, got {type(r).__name__}.")
+            if not has_shape(r.shape, shape):
+                raise ValueError(
+                    f"{self.label}: the function must return the shape of the solution, {tuple(shape)}, got {tuple(r.shape)}."
+                )
+            if r.dtype.is_complex and not self.dtype.is_complex:
+                raise TypeError(f"{self.label}: the function must return real tensors, as the solution is, got {r.dtype}.")
+        return self.of([r.to(self.dtype) for r in leaves])
+
+    def back(self, vector: Tensor) -> list[Tensor]:
+        """The tensors of a vector."""
+        parts = [vector] if len(self.sizes) == 1 else list(vector.split(self.sizes))
+        if self.dtype.is_complex:
+            return [torch.view_as_complex(p.reshape(*s, 2)) for p, s in zip(parts, self.shapes, strict=True)]
+        return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]

@@ -1,0 +1,73 @@
+"""`solve`: the solution of linear equations that a function gives, as an operator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core.calls import Result
+from fullgrad.implicit._root import Root, Solution, check_linear_solve
+
+
+def solve(
+    matvec: Callable[..., Any],
+    b: Any,
+    *args: Any,
+    linear_solve: str | Callable[..., Tensor] | None = None,
+    tol: float | None = 1e-3,
+) -> Any:
+    r"""The solution of linear equations whose matrix is a function.
+
+    .. math::
+        A(x)\,w = b, \qquad dw = A^{-1} (db - dA\,w)
+
+    at every order and under every transform. Derivatives solve equations with the same matrix or its transpose, which autograd
+    finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Saved: the arguments and the solution.
+
+    Args:
+        matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``, of torch code and linear in w, which is like ``b``.
+        b: The right-hand side, a tensor or a structure of tensors of one dtype.
+        args: Arguments of ``matvec``: any structure of tensors, modules and constants.
+        linear_solve: As in :func:`fullgrad.implicit.root`.
+        tol: As in :func:`fullgrad.implicit.root`, for an iterative ``linear_solve``.
+
+    Returns:
+        The solution, like ``b``.
+
+    Raises:
+        TypeError: ``matvec`` is not callable or returns another structure, or ``b`` has integers or several dtypes.
+        ValueError: ``linear_solve`` is not one of the choices, or ``matvec`` returns another shape.
+        RuntimeError: The matrix is singular, or an iterative solver fails.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> def f(scale):
+        ...     return fullgrad.implicit.solve(lambda w: scale * w + w.sum(), torch.tensor([1.0, 3.0]))
+        >>> f(torch.tensor(2.0))
+        tensor([0., 1.])
+        >>> torch.func.jacfwd(f)(torch.tensor(2.0))
+        tensor([ 0.1250, -0.3750])
+
+    Source: ``jax.lax.custom_linear_solve``.
+    """
+    if not callable(matvec):
+        raise TypeError(f"implicit.solve: `matvec` must be callable, got a value of type {type(matvec).__name__}.")
+    check_linear_solve("implicit.solve", linear_solve)
+    owner = Root("solve", matvec, linear_solve, "gmres", None, "map", False, tol, None, matvec)
+    return _LinearSolution(owner, (b, *args), {}).result()
+
+
+class _LinearSolution(Solution):
+    """One call, whose right-hand side is in the place of `init`, and has a derivative."""
+
+    def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
+        self.solution, self.rest = Result(self.init), (self.init, *self.rest)
+        z = [torch.zeros_like(t) for t in self.solution.release()]
+        self.length, self.count = len(z), 0
+        return z, []
+
+    def _found(self, z: list[Tensor], r: Tensor, v: Any) -> list[Tensor]:
+        z, right, *v = [t.detach() for t in (self.vector.of(z), -r, *v)]
+        return self.vector.back(self.system.solved(False, right, z, v))
+

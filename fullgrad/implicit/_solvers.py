@@ -1,0 +1,177 @@
+"""Small solvers, for those who have none: plain functions of torch code, batched by `torch.func.vmap`."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core.calls import Result
+from fullgrad._dispatch import innermost, is_tracing
+from fullgrad.implicit._linear import norm
+from fullgrad.implicit._root import Vector
+
+
+def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:
+    r"""Newton's method for :math:`f(z) = 0`, with a step that is halved until the residual falls.
+
+    For use in a solver of :func:`fullgrad.implicit.root`; it has no derivative of its own that is of use. In `torch.func.vmap`
+    each sample stops by itself, and all run until the last one has stopped. The Jacobian is made, so it is for some hundred
+    unknowns. Compiled code runs all ``maxiter`` iterations.
+
+    Args:
+        f: The function of a structure of tensors like ``init``, which returns one like it.
+        init: Where it begins.
+        tol: It stops where a step is smaller than ``tol`` times the norm of the solution; by default ``eps ** 0.75``. The step is
+            still taken.
+        maxiter: The most iterations.
+
+    Returns:
+        The solution, or what was reached.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.implicit.newton(lambda z: z**2 - 2, torch.tensor(1.0))
+        tensor(1.4142)
+
+    Source: Deuflhard, Newton methods for nonlinear problems, 2004.
+    """
+    g, z, back = _of_vectors("newton", f, init)
+    tol = _tolerance(z, tol)
+    r = g(z)
+    runs = torch.ones_like(norm(z), dtype=torch.bool)
+    for _ in range(maxiter):
+        if _none(runs):
+            break
+        step = torch.linalg.solve_ex(torch.func.jacrev(g)(z), r.unsqueeze(-1))[0].squeeze(-1)
+        step = torch.where(step.isfinite(), step, 0)
+        size, scale, best, found = norm(r), torch.ones_like(norm(r)), z - step, g(z - step)
+        for _ in range(10):
+            worse = runs & ~(norm(found) < size) & (size > 0)
+            if _none(worse):
+                break
+            scale = torch.where(worse, scale / 2, scale)
+            best = z - scale * step
+            found = g(best)
+        small = norm(scale * step) <= tol * norm(best)
+        z, r = torch.where(runs, best, z), torch.where(runs, found, r)
+        runs = runs & ~small
+    return back(z)
+
+
+def anderson(
+    f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 100, history: int = 5, damping: float = 1.0
+) -> Any:
+    r"""Anderson's acceleration of the iteration :math:`z \leftarrow f(z)`.
+
+    The next iterate is the combination of the last values of f whose combined residual is the least. All else is as in
+    :func:`newton`, without a Jacobian.
+
+    Args:
+        f: The function of a structure of tensors like ``init``, which returns one like it.
+        init: Where it begins.
+        tol: It stops where :math:`f(z) - z` is smaller than ``tol`` times the norm of f; by default ``eps ** 0.75``.
+        maxiter: The most calls of ``f``.
+        history: How many former iterates are combined.
+        damping: The part of the combined residual that is added.
+
+    Returns:
+        The fixed point, or what was reached.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.implicit.anderson(torch.cos, torch.tensor(1.0))
+        tensor(0.7391)
+
+    Source: Walker, Ni, Anderson acceleration for fixed-point iterations, 2011.
+    """
+    g, z, back = _of_vectors("anderson", f, init)
+    tol = _tolerance(z, tol)
+    value = g(z)
+    r, runs = value - z, torch.ones_like(norm(z), dtype=torch.bool)
+    of_values: list[Tensor] = []
+    of_residuals: list[Tensor] = []
+    for _ in range(maxiter - 1):
+        runs = runs & (norm(r) > tol * norm(value))
+        if _none(runs):
+            break
+        mixed = value - (1 - damping) * r
+        if of_residuals:
+            # Weights of the last differences by which the residual falls most. Their lengths are brought to 1 first.
+            changes, moves = torch.stack(of_residuals, -1), torch.stack(of_values, -1)
+            lengths = norm(changes.mT).mT
+            lengths = torch.where(lengths == 0, 1, lengths)
+            unit = changes / lengths
+            gram = unit.mT @ unit
+            ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(gram.shape[-1], dtype=z.dtype, device=z.device)
+            weights = torch.linalg.solve_ex(gram + ridge, unit.mT @ r.unsqueeze(-1))[0] / lengths.mT
+            mixed = mixed - ((moves - (1 - damping) * changes) @ weights).squeeze(-1)
+        z = torch.where(runs, mixed, z)
+        before, former = value, r
+        value = g(z)
+        r = value - z
+        of_values, of_residuals = [*of_values, value - before][-history:], [*of_residuals, r - former][-history:]
+    return back(value)
+
+
+def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: int | None = None) -> Tensor:
+    r"""The root of a function of each element, between two bounds where it has two signs.
+
+    All else is as in :func:`newton`. Elements whose bounds have the same sign are NaN.
+
+    Args:
+        f: A function of each element of a tensor.
+        low: The lower bounds, a tensor.
+        high: The upper bounds, a tensor of the same shape, or a number.
+        maxiter: The number of halvings; by default twice as many as the dtype has bits in its fraction.
+
+    Returns:
+        The root of each element.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> fullgrad.implicit.bisection(torch.cos, torch.tensor(0.0), torch.tensor(3.0))
+        tensor(1.5708)
+
+    Source: Burden, Faires, Numerical analysis, 1985.
+    """
+    low, high = torch.broadcast_tensors(*[torch.as_tensor(v) for v in (low, high)])
+    dtype = torch.promote_types(low.dtype, high.dtype)
+    low, high = low.to(dtype), high.to(dtype)
+    at_low, at_high = f(low), f(high)
+    # A root that is as small, next to the bounds, as 1 is to the next number, has all its bits.
+    for _ in range(round(-2 * math.log2(torch.finfo(dtype).eps)) if maxiter is None else maxiter):
+        middle = low + (high - low) / 2
+        value = f(middle)
+        is_left = value.sign() == at_low.sign()
+        low, high = torch.where(is_left, middle, low), torch.where(is_left, high, middle)
+    root = low + (high - low) / 2
+    root = torch.where(at_low == 0, low, root)
+    return torch.where(at_low.sign() * at_high.sign() > 0, torch.nan, root)
+
+
+def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Tensor, Callable[[Tensor], Any]]:
+    """A function of structures as one of vectors, the vector of its argument, and the way back."""
+    if not callable(f):
+        raise TypeError(f"implicit.{name}: `f` must be callable, got a value of type {type(f).__name__}.")
+    structure = Result(init)
+    tensors = structure.release()
+    vector = Vector(f"implicit.{name}", tensors)
+
+    def back(z: Tensor) -> Any:
+        return structure.tree(vector.back(z))
+
+    def of_vector(z: Tensor) -> Tensor:
+        return vector.of_residual(structure.flattened(f(back(z)), f"implicit.{name}: the value of `f`"))
+
+    return of_vector, vector.of(tensors), back
+
+
+def _tolerance(z: Tensor, tol: float | None) -> float:
+    return torch.finfo(z.dtype).eps ** 0.75 if tol is None else tol
+
+
+def _none(runs: Tensor) -> bool:
+    """Whether no sample runs. A tracer does not know."""
+    return not is_tracing() and not innermost(runs).any()

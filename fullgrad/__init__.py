@@ -9,7 +9,7 @@ from fullgrad._core.function import Function
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fullgrad import adoption, clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import adoption, clamping, functions, gradients, implicit, quantizers, rounding, sampling, soft, spikes, tracking
     from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         *gradients.__all__,
         *rounding.__all__,
         *tracking.__all__,
+        "implicit",
         "quantizers",
         "sampling",
         "soft",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `functions` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions")
-_MODULES = ("quantizers", "sampling", "soft", "spikes")
+_MODULES = ("implicit", "quantizers", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 

@@ -84,6 +84,12 @@ def short_ones(items) -> list:
     return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:PARAMETERS]
 
 
+def has_turn(item) -> bool:
+    """Whether a test runs with ``--long`` today: one that is marked `in_turn(days)` does on one day of so many."""
+    mark = item.get_closest_marker("in_turn")
+    return mark is None or (zlib.crc32(item.nodeid.encode()) - datetime.date.today().toordinal()) % mark.args[0] == 0
+
+
 def pytest_collection_modifyitems(config, items):
     part, functions = exhaustive_slice(config), collections.defaultdict(list)
     for item in items:
@@ -95,6 +101,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item in everyday:
             runs = config.getoption("--everyday") or config.getoption("--long") != (item in short)
+            if runs and config.getoption("--long") and not config.getoption("--everyday"):
+                runs = has_turn(item)
         else:
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         (kept if runs else dropped).append(item)

@@ -123,24 +123,29 @@ class _Argument:
         return unflattened(leaves, self.spec)
 
 
-class _Holder(nn.Module):
-    """Modules whose parameters `torch.func.functional_call` replaces while a function runs."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.held = nn.ModuleList(modules)
-
-    def forward(self, run: Callable[[], Any]) -> Any:
-        return run()
-
-
 def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: Callable[[], Any]) -> Any:
-    """``run()`` while modules have other tensors, by name."""
+    """``run()`` while modules have other tensors, by name, at every place where they have the ones that are replaced.
+
+    `torch.func.functional_call` would leave a module that is in two places with the other tensors.
+    """
     if not states:
         return run()
-    holder = _Holder([module for module, _ in states])
-    state = {f"held.{i}.{name}": t for i, (_, named) in enumerate(states) for name, t in named.items()}
-    return torch.func.functional_call(holder, state, (run,))
+    new = {id(old): named[name] for module, named in states for name, old in state_of(module).items() if name in named}
+    own = {id(part): part for module, _ in states for part in module.modules()}
+    places = [
+        (tensors, name, old, new[id(old)])
+        for part in own.values()
+        for tensors in (part._parameters, part._buffers)
+        for name, old in tensors.items()
+        if id(old) in new
+    ]
+    try:
+        for tensors, name, _, value in places:
+            tensors[name] = value  # pyright: ignore[reportArgumentType]
+        return run()
+    finally:
+        for tensors, name, old, _ in places:
+            tensors[name] = old  # pyright: ignore[reportArgumentType]
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

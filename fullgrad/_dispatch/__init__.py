@@ -40,6 +40,7 @@ from fullgrad._dispatch.state import (
     is_tracing,
     is_unrecorded,
     unwrap_legacy_batched,
+    without_tangent,
 )
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
@@ -47,6 +48,7 @@ from fullgrad._dispatch.torch_private import (
     MISSING,
     FakeTensorMode,
     TorchDispatchMode,
+    add_legacy_dim,
     below_transforms,
     current_level,
     first_sample,
@@ -62,6 +64,7 @@ from fullgrad._dispatch.torch_private import (
     mark_for_dynamo,
     outside_dynamo,
     outside_dynamo_later,
+    outside_legacy_vmap,
     preserved_keys,
     pytree,
     records_in_place,
@@ -73,6 +76,7 @@ from fullgrad._dispatch.torch_private import (
     transforms_active,
     transforms_are_hidden,
     unpack_dual,
+    usual_keys,
     without_modes,
     writable,
 )

@@ -105,7 +105,18 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    return torch_private.unpack_dual(tensor, level=0)[1] is not None
+    try:
+        return torch_private.unpack_dual(tensor, level=0)[1] is not None
+    except RuntimeError:
+        if torch_private.is_legacy_batched(tensor):  # torch's legacy vmap has no rule for a tensor without a tangent
+            return False
+        raise
+
+
+def without_tangent(tensor: Tensor) -> Tensor:
+    """The primal of a tensor in torch's legacy vmap, which cannot detach."""
+    is_dual = forward_mode_is_on() and _has_tangent(tensor)
+    return torch_private.unpack_dual(tensor, level=0)[0] if is_dual else tensor
 
 
 def only_vmap_active() -> bool:

@@ -182,6 +182,7 @@ _VMAP_MODE = _optional("_C._parse_dispatch_key", lambda name: None, _LEGACY_VMAP
 _enter_legacy_vmap = _optional("_C._vmapmode_increment_nesting", None, _LEGACY_VMAP)
 _leave_legacy_vmap = _optional("_C._vmapmode_decrement_nesting", None, _LEGACY_VMAP)
 _remove_legacy_dim = _optional("_remove_batch_dim", None, _LEGACY_VMAP)
+_add_legacy_dim = _optional("_add_batch_dim", None, _LEGACY_VMAP)
 
 
 # Whether torch's legacy vmap is active in this thread: on the hot path.
@@ -190,11 +191,35 @@ in_legacy_vmap: Callable[[], bool] = functools.partial(_key_is_included, _VMAP_M
 
 def remove_legacy_dim(tensor: Tensor) -> Tensor:
     """A tensor of the innermost legacy vmap with its batch as dim 0."""
+    return _remove_legacy_dim(tensor, _legacy_level() or 1, 1, 0)
+
+
+def add_legacy_dim(tensor: Tensor) -> Tensor:
+    """A tensor whose dim 0 is the batch of the innermost legacy vmap, as one of its samples."""
+    return _add_legacy_dim(tensor, 0, _legacy_level() or 1)
+
+
+@contextlib.contextmanager
+def outside_legacy_vmap() -> Iterator[None]:
+    """A context in which no legacy vmap is active."""
+    level = _legacy_level()
+    for _ in range(level):
+        _leave_legacy_vmap()
+    _include_key("VmapMode", False)
+    try:
+        yield
+    finally:
+        for _ in range(level):
+            _enter_legacy_vmap()
+        _include_key("VmapMode", True)
+
+
+def _legacy_level() -> int:
     level = _enter_legacy_vmap() - 1
     _leave_legacy_vmap()
     if level == 0:  # a device's thread, which has no level; leaving removed its key
         _include_key("VmapMode", True)
-    return _remove_legacy_dim(tensor, level or 1, 1, 0)
+    return level
 
 
 # `FunctionCtx.mark_dirty` leaves its tensors there; the fallback refuses them, as the functorch dispatch refuses the call.
@@ -268,6 +293,11 @@ def restored_keys() -> Any:
         if excluded.has(key):
             kept = kept.add(key)
     return _ForceKeys(included, kept)
+
+
+def usual_keys() -> Any:
+    """A context in which code of a custom operator may use autograd and transforms, whose keys torch hides from it."""
+    return restored_keys() if _COMPOSITE not in LOST.values() else contextlib.nullcontext()
 
 
 # --- Names with a safe default: distributed tensors -----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fullgrad._dispatch import (
     is_tracing,
     pytree,
     transforms_active,
+    without_tangent,
 )
 
 Maybe = Sequence[Tensor | None]
@@ -221,8 +222,8 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     by another tensor, which would be lost, is refused. ``has_methods`` says whether there are other ways to batch than vmap.
     """
     versions = versions_of(tensors)
-    # torch's legacy vmap batches a backward, and cannot detach.
-    given = tensors if in_legacy_vmap() else [t.detach() for t in tensors]
+    # torch's legacy vmap cannot detach. It batches a backward, or tangents.
+    given = [without_tangent(t) for t in tensors] if in_legacy_vmap() else [t.detach() for t in tensors]
     try:
         result = function(*given)
     except RuntimeError as error:

@@ -11,7 +11,19 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function
 from fullgrad._core.generators import random_states, restore_random_states
-from fullgrad._dispatch import clone_if_view, in_legacy_vmap, is_alias_of, is_traced, opaque, outside_dynamo_later
+from fullgrad._dispatch import (
+    add_legacy_dim,
+    clone_if_view,
+    in_legacy_vmap,
+    is_alias_of,
+    is_traced,
+    opaque,
+    outside_dynamo_later,
+    outside_legacy_vmap,
+    unwrap_legacy_batched,
+    usual_keys,
+    without_modes,
+)
 from fullgrad.functions._closures import Closure, Refusing
 from fullgrad.functions._declared import CHANGED, made, versions_of
 
@@ -31,12 +43,9 @@ def opaque_values(
     """
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
         return _outside[0](closure, method, function, like, tensors, held)
-    if in_legacy_vmap():
-        raise NotImplementedError(
-            f"{closure.name} cannot be called on a batch of gradients of torch's legacy vmap, as by `is_grads_batched`. Use "
-            "torch.func.vmap of torch.func.vjp."
-        )
     code = _Code(closure, method, function, like, len(tensors))
+    if in_legacy_vmap():
+        return made(_of_batched_gradients(code, (*tensors, *held)))
     return made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
 
 
@@ -101,6 +110,19 @@ def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor
     return tensor.movedim(dim % (tensor.ndim - leading) + leading, leading)
 
 
+def _of_batched_gradients(code: _Code, tensors: Tensors) -> list[Tensor]:
+    """The results for a backward that torch's legacy vmap batches, as by `is_grads_batched`."""
+    pairs = [unwrap_legacy_batched(t, 0) for t in tensors]
+    sizes = [t.shape[0] for t, count in pairs if count]
+    with outside_legacy_vmap():
+        plain = [t.detach() for t, _ in pairs]
+        if not sizes:
+            return list(Opaque.apply(code, *plain))
+        batch = _Batch(code, [0 if count else None for _, count in pairs], sizes[0], "different")
+        results = Opaque.apply(batch, *plain)
+    return [add_legacy_dim(y) for y in results]
+
+
 class Opaque(Function):
     """The operator of `opaque_values`. It has no derivative: its inputs are detached."""
 
@@ -153,7 +175,8 @@ def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
 @opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
 def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
-    results = code.run(tensors)
+    with without_modes(), usual_keys():  # the code may use autograd and transforms
+        results = code.run(tensors)
     found = [(y.ndim, y.dtype) for y in results]
     if kinds and found != kinds:
         raise RuntimeError(

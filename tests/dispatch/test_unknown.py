@@ -135,6 +135,7 @@ def check_compiled(functions, arguments, leaves, backend):
     close(*found)
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))

@@ -4,6 +4,7 @@ from fullgrad._suite.cases import (
     clamping,
     functions,
     gradients,
+    implicit,
     order,
     quantizers,
     rounding,
@@ -27,6 +28,7 @@ CASES: list[Case] = [
     *sampling.CASES,
     *simplex.CASES,
     *functions.CASES,
+    *implicit.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

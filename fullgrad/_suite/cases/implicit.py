@@ -1,0 +1,100 @@
+"""Cases of the family `implicit`, whose solutions have closed forms."""
+
+import torch
+
+from fullgrad import implicit
+from fullgrad._suite.cases._case import Case, numbers
+
+X, Y = numbers(4, 3, scale=0.7), numbers(4, 3, scale=0.7, seed=1)
+
+
+@implicit.root(lambda z, x, y: torch.exp(z) - x * x - y * y - 1)
+def _log(init, x, y):
+    return torch.log(x * x + y * y + 1)
+
+
+def _logarithm(x, y):
+    return torch.log(x * x + y * y + 1)
+
+
+@implicit.fixed_point(lambda z, x: z - (z * z - x * x - 1) / 4, linear_solve="gmres")
+def _babylonian(init, x):
+    return torch.sqrt(x * x + 1)
+
+
+def _hypotenuse(x):
+    return torch.sqrt(x * x + 1)
+
+
+@implicit.fixed_point(lambda z, x: z - (z * z - x * x - 1) / 4, vmap_method="map")
+def _by_newton(init, x):
+    return implicit.newton(lambda z: z * z - x * x - 1, init)
+
+
+@implicit.argmin(lambda z, x, y: ((z - x) * (z - x) + y * y * z * z).sum(), linear_solve="cg", vmap_method="broadcast")
+def _shrunk(init, x, y):
+    return x / (y * y + 1)
+
+
+def _quotient(x, y):
+    return x / (y * y + 1)
+
+
+def _solved(x, b):
+    return implicit.solve(lambda w, x: (x * x + 1) * w + w.sum(-1, keepdim=True), b, x)
+
+
+def _sherman_morrison(x, b):
+    d = x * x + 1
+    w = b / d
+    return w - w.sum(-1, keepdim=True) / ((1 / d).sum(-1, keepdim=True) + 1) / d
+
+
+CASES = [
+    Case(
+        name="implicit.root",
+        elementwise=False,
+        covers=("implicit.root",),
+        operator=lambda x, y: _log(torch.zeros_like(x), x, y),
+        inputs=(X, Y),
+        surrogate=_logarithm,
+        value=_logarithm,
+    ),
+    Case(
+        name="implicit.fixed_point",
+        elementwise=False,
+        covers=("implicit.fixed_point", "implicit.gmres"),
+        operator=lambda x: _babylonian(torch.ones_like(x), x),
+        inputs=(X,),
+        surrogate=_hypotenuse,
+        value=_hypotenuse,
+    ),
+    Case(
+        name="implicit.fixed_point by newton",
+        long=True,
+        elementwise=False,
+        covers=("implicit.newton",),
+        operator=lambda x: _by_newton(torch.ones_like(x), x),
+        inputs=(X,),
+        surrogate=_hypotenuse,
+        value=_hypotenuse,
+    ),
+    Case(
+        name="implicit.argmin",
+        elementwise=False,
+        covers=("implicit.argmin", "implicit.cg"),
+        operator=lambda x, y: _shrunk(torch.zeros_like(x), x, y),
+        inputs=(X, Y),
+        surrogate=_quotient,
+        value=_quotient,
+    ),
+    Case(
+        name="implicit.solve",
+        elementwise=False,
+        covers=("implicit.solve",),
+        operator=_solved,
+        inputs=(X, Y),
+        surrogate=_sherman_morrison,
+        value=_sherman_morrison,
+    ),
+]

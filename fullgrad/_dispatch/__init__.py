@@ -65,6 +65,7 @@ from fullgrad._dispatch.torch_private import (
     outside_dynamo,
     outside_dynamo_later,
     outside_legacy_vmap,
+    outside_saved_tensor_hooks,
     preserved_keys,
     pytree,
     records_in_place,

@@ -300,6 +300,26 @@ def usual_keys() -> Any:
     return restored_keys() if _COMPOSITE not in LOST.values() else contextlib.nullcontext()
 
 
+# --- Names with a safe default: hooks for saved tensors -------------------------------------------------------------------
+
+_set_hooks_are_skipped = _optional(
+    "_C._autograd._saved_tensors_hooks_set_tracing", None, "hooks for saved tensors see those of code inside an operator"
+)
+
+
+@contextlib.contextmanager
+def outside_saved_tensor_hooks() -> Iterator[None]:
+    """A context in which autograd saves without the hooks of the user."""
+    if _set_hooks_are_skipped is None:
+        yield
+        return
+    before = _set_hooks_are_skipped(True)
+    try:
+        yield
+    finally:
+        _set_hooks_are_skipped(before)
+
+
 # --- Names with a safe default: distributed tensors -----------------------------------------------------------------------
 
 

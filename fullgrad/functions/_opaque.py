@@ -20,6 +20,7 @@ from fullgrad._dispatch import (
     opaque,
     outside_dynamo_later,
     outside_legacy_vmap,
+    outside_saved_tensor_hooks,
     unwrap_legacy_batched,
     usual_keys,
     without_modes,
@@ -62,7 +63,7 @@ class _Code:
         """The results, for tensors that have some leading dimensions more."""
         given = [t.detach() for t in tensors]
         versions = versions_of(given)
-        with torch.enable_grad():
+        with torch.enable_grad(), outside_saved_tensor_hooks():
             results = self.closure.first(self.function, given[: self.count], given[self.count :])
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))

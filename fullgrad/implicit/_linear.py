@@ -9,7 +9,10 @@ Product = Callable[[Tensor], Tensor]
 
 
 def cg(matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | None = None) -> Tensor:
-    r"""Conjugate gradients: the solution of :math:`A w = b` for a symmetric positive definite A, without a derivative of its own.
+    r"""Conjugate gradients for a symmetric positive definite matrix, without a derivative of its own.
+
+    .. math::
+        A\,w = b
 
     For use as ``linear_solve`` with other limits, as in ``functools.partial(cg, maxiter=20)``. Each vector of a batch stops by
     itself. The host reads a number per iteration.
@@ -21,7 +24,10 @@ def cg(matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | N
         maxiter: The most iterations; by default ``2 n + 20``, at most 1000.
 
     Returns:
-        The solution, like ``b``.
+        The solution, like ``b``, or what was reached.
+
+    Raises:
+        Nothing.
 
     Example:
         >>> import torch, fullgrad
@@ -54,7 +60,10 @@ def normal_cg(matvec: Product, rmatvec: Product, b: Tensor) -> Tensor:
 def gmres(
     matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | None = None, restart: int | None = None
 ) -> Tensor:
-    r"""GMRES, the solution of :math:`A w = b` for any A by the least residual, without a derivative of its own.
+    r"""GMRES, the least residual for any matrix, without a derivative of its own.
+
+    .. math::
+        A\,w = b
 
     In the form in which each step knows the residual: a new direction is the residual where it fell, and else the last product;
     its product is orthogonal to the earlier ones. All else is as in :func:`cg`.
@@ -67,7 +76,10 @@ def gmres(
         restart: The most directions that are kept; by default 50.
 
     Returns:
-        The solution, like ``b``.
+        The solution, like ``b``, or what was reached.
+
+    Raises:
+        Nothing.
 
     Example:
         >>> import torch, fullgrad

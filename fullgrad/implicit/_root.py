@@ -241,7 +241,7 @@ class Root(Made):
         kind, f, self.linear_solve, self.otherwise, self.terms, self.method, self.has_aux, self.tol, self.like, solver = made_of
         super().__init__(f"implicit.{kind}", solver)
         self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
-        self.equation = _EQUATIONS[kind](f)
+        self.equation, self.minimizes = _EQUATIONS[kind], kind == "argmin"
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
@@ -255,19 +255,15 @@ def _of_fixed_point(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda z, *args, **kwargs: pytree.tree_map(torch.sub, z, f(z, *args, **kwargs))
 
 
-def _of_argmin(objective: Callable[..., Tensor]) -> Callable[..., Any]:
-    return lambda z, *args, **kwargs: torch.func.grad(lambda z: objective(z, *args, **kwargs))(z)
-
-
 def _of_matvec(matvec: Callable[..., Any]) -> Callable[..., Any]:
     return lambda w, b, *args, **kwargs: pytree.tree_map(torch.sub, matvec(w, *args, **kwargs), b)
 
 
-# The left-hand side of an equation, from the function that is given.
+# The left-hand side of an equation, from the function that is given; for `argmin` the objective, whose gradient it is.
 _EQUATIONS: dict[str, Callable[..., Any]] = {
     "root": lambda f: f,
     "fixed_point": _of_fixed_point,
-    "argmin": _of_argmin,
+    "argmin": lambda objective: objective,
     "solve": _of_matvec,
 }
 
@@ -292,13 +288,14 @@ class Solution:
         if not is_differentiating() and is_tracing():
             return self._tree(z, aux)
         self.replay.first(lambda: None)  # notes autocast
-        with self.replay.none(), self.closure.unchanged():
-            first = lambda *given: self.closure.first(functools.partial(self._residual, owner.equation), given)  # noqa: E731
-            r = values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
-        self.equation, self.n = _EQUATIONS[owner.kind.partition(".")[2]](frozen(owner.given)), len(rest)
+        with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
+            equation = functools.partial(self._of_tensors, owner.equation(owner.given))
+            first = lambda *given: self.closure.first(equation, given)  # noqa: E731
+            values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
+        self.equation, self.n = owner.equation(frozen(owner.given)), len(rest)
         v = [*rest, *self.closure.release()]
-        self.system = System(label, self._of_vector, owner.linear_solve, owner.otherwise, owner.tol)
-        z = self._found(z, r, v)
+        self.system = System(label, self._residual, owner.linear_solve, owner.otherwise, owner.tol)
+        z = self._found(z, v)
         if is_differentiated(v):
             z = declared(Rule(self._pull, self._push), z, [*v, *z])
         return self._tree(z, aux)
@@ -359,47 +356,59 @@ class Solution:
 
     # --- The equation ---------------------------------------------------------------------------------------------------
 
-    def _residual(self, equation: Callable[..., Any], *zv: Tensor) -> Tensor:
-        """The left-hand side of the equation as a vector, at tensors of the solution and the other ones."""
+    def _of_tensors(self, equation: Callable[..., Any], *zv: Tensor) -> Tensor:
+        """What the function returns as a vector, or the objective, at tensors of the solution and of the arguments."""
         found = self.problem.run(lambda z, *args: equation(z, *args[:-1], **args[-1]), zv)
-        leaves = self.solution.flattened(found, f"{self.label}: the value of the function")
-        return self.vector.of_residual(leaves)
+        label = f"{self.label}: the value of the function"
+        if not self.owner.minimizes:
+            return self.vector.of_residual(label, self.solution.flattened(found, label))
+        if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
+            raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
+        return found
 
     def _of_vector(self, z: Tensor, *v: Tensor) -> Tensor:
-        """The same, of the solution as a vector and all tensors by which it is differentiated."""
+        """The same, of the solution as a vector, and of all tensors by which it is differentiated."""
         with self.replay.again():
             given = [*self.vector.back(z), *v[: self.n]]
-            return self.closure.again(functools.partial(self._residual, self.equation), given, v[self.n :])
+            return self.closure.again(functools.partial(self._of_tensors, self.equation), given, v[self.n :])
 
-    def _found(self, z: list[Tensor], r: Tensor, v: Sequence[Tensor]) -> list[Tensor]:
+    def _residual(self, z: Tensor, *v: Tensor) -> Tensor:
+        """The left-hand side of the equation, as a vector."""
+        if not self.owner.minimizes:
+            return self._of_vector(z, *v)
+        y = lambda *zv: [self._of_vector(*zv).to(z.dtype)]  # noqa: E731
+        return transpose(y, [z, *v], (0,))(torch.ones((), dtype=z.dtype, device=z.device))[0]
+
+    def _found(self, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         """The solution, which is looked at: a residual that is not small gets a warning."""
         if self.owner.tol is None or is_tracing():
             return z
         init = self.call.tensors[: self.count]
         start = self.vector.of(init) if [x.shape for x in init] == [x.shape for x in z] else self.vector.of(z)
 
-        def look(r: Tensor, start: Tensor, z: Tensor, *v: Tensor) -> list[Tensor]:
+        def look(start: Tensor, z: Tensor, *v: Tensor) -> list[Tensor]:
             if z.numel():
-                with torch.no_grad():
-                    f = self.system.batched(z)
-                    self._warn(z, r, [(f(z * (1 + _STEP), *v) - r) / _STEP, f(start, *v)])
-            return [torch.empty_like(r)]
+                f = self.system.batched(z)
+                r = f(z, *v)
+                self._warn(z, r, lambda: [(f(z * (1 + _STEP), *v) - r) / _STEP, f(start, *v)])
+            return []
 
-        opaque_values(Refusing(self.label), "broadcast", look, lambda r, *_: [r], [r, start, self.vector.of(z), *v])
+        opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [start, self.vector.of(z), *v])
         return z
 
-    def _warn(self, z: Tensor, r: Tensor, scales: Sequence[Tensor]) -> None:
-        size, scale = norm(r).squeeze(-1), torch.stack([norm(s).squeeze(-1).nan_to_num(0) for s in scales]).amax(0)
-        tol = max(self.owner.tol, 16 * torch.finfo(z.dtype).eps)
-        bad = ~z.isfinite().all(-1) | ~(size <= tol * scale)
+    @torch.no_grad()
+    def _warn(self, z: Tensor, r: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
+        size = norm(r).squeeze(-1)
+        if not (size > 0).any():
+            return
+        scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
+        bad = size > max(self.owner.tol, 16 * torch.finfo(z.dtype).eps) * scale  # NaN is loud enough
         if bad.any():
-            first = tuple(bad.nonzero()[0].tolist())
-            found = "is not finite" if not z[first].isfinite().all() else f"leaves a residual of {size[first]:.2g}"
-            what = {"implicit.argmin": "gradient"}.get(self.owner.kind, "equation")
+            first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
             warnings.warn(
-                f"{self.label}: the solution {found}{sample_of(bad)}, where the {what} has the scale {scale[first]:.2g}. Its "
-                "derivative is that of a solution. More iterations help, or another `init`; `tol` sets the limit, and None leaves "
-                "this out.",
+                f"{self.label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {what} has the "
+                f"scale {scale[first]:.2g}. Its derivative is that of a solution. More iterations help, or another `init`; `tol` "
+                "sets the limit, and None leaves this out.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -417,13 +426,13 @@ class Solution:
         zv, v = self._parts(inputs)
         w = self._inverse(True, self.vector.of(cotangents), zv)
         where = tuple([i for i, x in enumerate(v) if needs[i] and may_differ(x)])
-        grads = transpose(lambda *zv: [self._of_vector(*zv)], zv, tuple([i + 1 for i in where]))(-w)
+        grads = transpose(lambda *zv: [self._residual(*zv)], zv, tuple([i + 1 for i in where]))(-w)
         return scattered(len(inputs), where, grads)
 
     def _push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
         zv, v = self._parts(inputs)
         where = tuple([i for i in range(len(v)) if tangents[i] is not None])
-        back = lambda *all: transpose(lambda *zv: [self._of_vector(*zv)], all[:-1], tuple([i + 1 for i in where]))(all[-1])  # noqa: E731
+        back = lambda *all: transpose(lambda *zv: [self._residual(*zv)], all[:-1], tuple([i + 1 for i in where]))(all[-1])  # noqa: E731
         r = transposed(back, zv, [(zv[0].shape, zv[0].dtype, zv[0].device)])(*[tangents[i] for i in where])[0]  # pyright: ignore
         return self.vector.back(self._inverse(False, -r, zv))
 
@@ -443,29 +452,26 @@ class Vector:
     """Tensors of one dtype as one real vector, and back."""
 
     def __init__(self, label: str, tensors: Sequence[Tensor]) -> None:
-        self.label = label
         if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
             found = sorted({str(t.dtype) for t in tensors}) or "none"
             raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
         self.shapes, self.dtype = [t.shape for t in tensors], tensors[0].dtype
-        self.sizes = [s.numel() * (1 + self.dtype.is_complex) for s in self.shapes]
+        self.sizes = [t.numel() * (1 + self.dtype.is_complex) for t in tensors]  # not `shape.numel()`, which fixes a symbol
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
         """The vector of some tensors."""
         parts = [(torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t).reshape(-1) for t in tensors]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def of_residual(self, leaves: Sequence[Any]) -> Tensor:
+    def of_residual(self, label: str, leaves: Sequence[Any]) -> Tensor:
         """The vector of values of an equation, which have the shapes of the solution. Autocast may change their dtype."""
         for r, shape in zip(leaves, self.shapes, strict=True):
             if not isinstance(r, Tensor):
-                raise TypeError(f"{self.label}: the function must return tensors like the solution, got {type(r).__name__}.")
+                raise TypeError(f"{label} must be tensors like the solution, got a value of type {type(r).__name__}.")
             if not has_shape(r.shape, shape):
-                raise ValueError(
-                    f"{self.label}: the function must return the shape of the solution, {tuple(shape)}, got {tuple(r.shape)}."
-                )
+                raise ValueError(f"{label} must have the shape of the solution, {tuple(shape)}, got {tuple(r.shape)}.")
             if r.dtype.is_complex and not self.dtype.is_complex:
-                raise TypeError(f"{self.label}: the function must return real tensors, as the solution is, got {r.dtype}.")
+                raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
         return self.of([r.to(self.dtype) for r in leaves])
 
     def back(self, vector: Tensor) -> list[Tensor]:

@@ -1,13 +1,15 @@
 """`solve`: the solution of linear equations that a function gives, as an operator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.calls import Result
-from fullgrad.implicit._root import Root, Solution, check_linear_solve
+from fullgrad._dispatch import clone_if_view
+from fullgrad.implicit._root import Root, Solution, Vector, check_linear_solve
 
 
 def solve(
@@ -23,7 +25,8 @@ def solve(
         A(x)\,w = b, \qquad dw = A^{-1} (db - dA\,w)
 
     at every order and under every transform. Derivatives solve equations with the same matrix or its transpose, which autograd
-    finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Saved: the arguments and the solution.
+    finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Compiled code makes the matrix and its inverse. Saved:
+    the arguments and the solution.
 
     Args:
         matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``, of torch code and linear in w, which is like ``b``.
@@ -54,8 +57,27 @@ def solve(
     if not callable(matvec):
         raise TypeError(f"implicit.solve: `matvec` must be callable, got a value of type {type(matvec).__name__}.")
     check_linear_solve("implicit.solve", linear_solve)
+    if is_dynamo_compiling():
+        return _of_matrix(matvec, b, args)
     owner = Root("solve", matvec, linear_solve, "gmres", None, "map", False, tol, None, matvec)
     return _LinearSolution(owner, (b, *args), {}).result()
+
+
+def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any:
+    """The solution by the inverse of the matrix, in code that a compiler differentiates. Not by `torch.linalg.solve`, which is wrong
+    in forward mode over forward mode: https://github.com/pytorch/pytorch/issues/192540.
+    """
+    structure = Result(b)
+    right = structure.release()
+    vector = Vector("implicit.solve", right)
+
+    def product(w: Tensor) -> Tensor:
+        label = "implicit.solve: the value of the function"
+        return vector.of_residual(label, structure.flattened(matvec(structure.tree(vector.back(w)), *args), label))
+
+    flat = vector.of(right)
+    rows = torch.func.vmap(product)(torch.eye(flat.shape[0], dtype=flat.dtype, device=flat.device))
+    return structure.tree(vector.back(flat @ torch.linalg.inv(rows)))
 
 
 class _LinearSolution(Solution):
@@ -67,7 +89,7 @@ class _LinearSolution(Solution):
         self.length, self.count = len(z), 0
         return z, []
 
-    def _found(self, z: list[Tensor], r: Tensor, v: Any) -> list[Tensor]:
-        z, right, *v = [t.detach() for t in (self.vector.of(z), -r, *v)]
-        return self.vector.back(self.system.solved(False, right, z, v))
+    def _found(self, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
+        zero, b, *v = [t.detach() for t in (self.vector.of(z), self.vector.of(v[: self.length]), *v)]
+        return [clone_if_view(w) for w in self.vector.back(self.system.solved(False, b, zero, v))]
 

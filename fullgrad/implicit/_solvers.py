@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.calls import Result
-from fullgrad._dispatch import innermost, is_tracing
+from fullgrad._dispatch import has_data, innermost, is_tracing, transforms_active
 from fullgrad.implicit._linear import norm
 from fullgrad.implicit._root import Vector
+from fullgrad.implicit._system import gradient
 
 
 def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:
-    r"""Newton's method for :math:`f(z) = 0`, with a step that is halved until the residual falls.
+    r"""Newton's method for the root of a function, with a step that is halved until the residual falls.
+
+    .. math::
+        z \leftarrow z - 2^{-k} f'(z)^{-1} f(z)
 
     For use in a solver of :func:`fullgrad.implicit.root`; it has no derivative of its own that is of use. In `torch.func.vmap`
     each sample stops by itself, and all run until the last one has stopped. The Jacobian is made, so it is for some hundred
@@ -30,6 +34,10 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
     Returns:
         The solution, or what was reached.
 
+    Raises:
+        TypeError: ``f`` is not callable, or returns another structure, or a tensor is not of a floating dtype.
+        ValueError: ``f`` returns another shape.
+
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.implicit.newton(lambda z: z**2 - 2, torch.tensor(1.0))
@@ -38,13 +46,14 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
     Source: Deuflhard, Newton methods for nonlinear problems, 2004.
     """
     g, z, back = _of_vectors("newton", f, init)
-    tol = _tolerance(z, tol)
+    tol, own = _tolerance(z, tol), torch.promote_types(z.dtype, torch.float32)
     r = g(z)
     runs = torch.ones_like(norm(z), dtype=torch.bool)
     for _ in range(maxiter):
         if _none(runs):
             break
-        step = torch.linalg.solve_ex(torch.func.jacrev(g)(z), r.unsqueeze(-1))[0].squeeze(-1)
+        jacobian = _jacobian(g, z).to(own)
+        step = torch.linalg.solve_ex(jacobian, r.to(own).unsqueeze(-1))[0].squeeze(-1).to(z.dtype)
         step = torch.where(step.isfinite(), step, 0)
         size, scale, best, found = norm(r), torch.ones_like(norm(r)), z - step, g(z - step)
         for _ in range(10):
@@ -63,7 +72,10 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
 def anderson(
     f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 100, history: int = 5, damping: float = 1.0
 ) -> Any:
-    r"""Anderson's acceleration of the iteration :math:`z \leftarrow f(z)`.
+    r"""Anderson's acceleration of the iteration of a function.
+
+    .. math::
+        z \leftarrow \sum_i a_i f(z_i), \qquad \sum_i a_i = 1
 
     The next iterate is the combination of the last values of f whose combined residual is the least. All else is as in
     :func:`newton`, without a Jacobian.
@@ -79,6 +91,10 @@ def anderson(
     Returns:
         The fixed point, or what was reached.
 
+    Raises:
+        TypeError: ``f`` is not callable, or returns another structure, or a tensor is not of a floating dtype.
+        ValueError: ``f`` returns another shape.
+
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.implicit.anderson(torch.cos, torch.tensor(1.0))
@@ -87,7 +103,7 @@ def anderson(
     Source: Walker, Ni, Anderson acceleration for fixed-point iterations, 2011.
     """
     g, z, back = _of_vectors("anderson", f, init)
-    tol = _tolerance(z, tol)
+    tol, own = _tolerance(z, tol), torch.promote_types(z.dtype, torch.float32)
     value = g(z)
     r, runs = value - z, torch.ones_like(norm(z), dtype=torch.bool)
     of_values: list[Tensor] = []
@@ -103,9 +119,9 @@ def anderson(
             lengths = norm(changes.mT).mT
             lengths = torch.where(lengths == 0, 1, lengths)
             unit = changes / lengths
-            gram = unit.mT @ unit
-            ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(gram.shape[-1], dtype=z.dtype, device=z.device)
-            weights = torch.linalg.solve_ex(gram + ridge, unit.mT @ r.unsqueeze(-1))[0] / lengths.mT
+            gram = (unit.mT @ unit).to(own)
+            ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(gram.shape[-1], dtype=own, device=z.device)
+            weights = torch.linalg.solve_ex(gram + ridge, (unit.mT @ r.unsqueeze(-1)).to(own))[0].to(z.dtype) / lengths.mT
             mixed = mixed - ((moves - (1 - damping) * changes) @ weights).squeeze(-1)
         z = torch.where(runs, mixed, z)
         before, former = value, r
@@ -118,6 +134,9 @@ def anderson(
 def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: int | None = None) -> Tensor:
     r"""The root of a function of each element, between two bounds where it has two signs.
 
+    .. math::
+        f(z) = 0, \qquad a \le z \le b
+
     All else is as in :func:`newton`. Elements whose bounds have the same sign are NaN.
 
     Args:
@@ -129,6 +148,9 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
     Returns:
         The root of each element.
 
+    Raises:
+        TypeError: ``f`` is not callable, or a bound is not of a floating dtype.
+
     Example:
         >>> import torch, fullgrad
         >>> fullgrad.implicit.bisection(torch.cos, torch.tensor(0.0), torch.tensor(3.0))
@@ -136,8 +158,12 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
 
     Source: Burden, Faires, Numerical analysis, 1985.
     """
+    if not callable(f):
+        raise TypeError(f"implicit.bisection: `f` must be callable, got a value of type {type(f).__name__}.")
     low, high = torch.broadcast_tensors(*[torch.as_tensor(v) for v in (low, high)])
     dtype = torch.promote_types(low.dtype, high.dtype)
+    if not dtype.is_floating_point:
+        raise TypeError(f"implicit.bisection: the bounds must be floating tensors, got {low.dtype} and {high.dtype}.")
     low, high = low.to(dtype), high.to(dtype)
     at_low, at_high = f(low), f(high)
     # A root that is as small, next to the bounds, as 1 is to the next number, has all its bits.
@@ -163,9 +189,20 @@ def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Ten
         return structure.tree(vector.back(z))
 
     def of_vector(z: Tensor) -> Tensor:
-        return vector.of_residual(structure.flattened(f(back(z)), f"implicit.{name}: the value of `f`"))
+        label = f"implicit.{name}: the value of `f`"
+        return vector.of_residual(label, structure.flattened(f(back(z)), label))
 
     return of_vector, vector.of(tensors), back
+
+
+def _jacobian(g: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    if transforms_active() or is_tracing() or torch.is_inference_mode_enabled():
+        return torch.func.jacrev(g)(z)
+    # Transforms do not work inside saved-tensor hooks, and autograd does.
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        pull = gradient(g(leaf), leaf)
+    return torch.func.vmap(pull)(torch.eye(z.shape[0], dtype=z.dtype, device=z.device))
 
 
 def _tolerance(z: Tensor, tol: float | None) -> float:
@@ -173,5 +210,5 @@ def _tolerance(z: Tensor, tol: float | None) -> float:
 
 
 def _none(runs: Tensor) -> bool:
-    """Whether no sample runs. A tracer does not know."""
-    return not is_tracing() and not innermost(runs).any()
+    """Whether no sample runs. A tracer does not know, and a tensor without numbers."""
+    return not is_tracing() and has_data(innermost(runs)) and not innermost(runs).any()

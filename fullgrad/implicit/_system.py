@@ -99,7 +99,7 @@ class System:
         else:
             matvec, rmatvec = (back, ahead) if transposed_ else (ahead, back)
             w = normal_cg(matvec, rmatvec, right) if method == "normal_cg" else _SOLVERS.get(method, method)(matvec, right)
-            self._check(method, matvec, w, right)
+            self._check(method, matvec, w, right, z.dtype)
         return [w.to(b.dtype)]
 
     def _products_of(self, z: Tensor, v: Sequence[Tensor], dtype: torch.dtype, both: bool) -> tuple[Product, Any]:
@@ -109,14 +109,16 @@ class System:
             leaf, *rest = [t.clone() if t.is_inference() else t.detach() for t in (z, *v)]
             leaf.requires_grad_()
             y = self.batched(z)(leaf, *rest)
-            pull = _gradient(y, leaf)
-            push = _gradient(pull(given.requires_grad_(), create_graph=True), given) if both else None
+            pull = gradient(y, leaf)
+            push = gradient(pull(given.requires_grad_(), create_graph=True), given) if both else None
         return tuple([p and (lambda w, p=p: p(w.to(z.dtype)).to(dtype)) for p in (pull, push)])  # pyright: ignore
 
     def _lu(self, back: Product, z: Tensor, v: Sequence[Tensor], dtype: torch.dtype) -> LU:
         """The factors of A, made once for one z and v."""
-        key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in (z, *v)]
-        if self.factors is None or self.factors[0] != key:
+        # An inference tensor does not tell when it changes.
+        kept = not any([t.is_inference() for t in (z, *v)])
+        key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in (z, *v)] if kept else None
+        if self.factors is None or not kept or self.factors[0] != key:
             n = z.shape[-1]
             rows = torch.eye(n, dtype=dtype, device=z.device).reshape(n, *[1] * (z.ndim - 1), n).expand(n, *z.shape)
             lu = LU(torch.func.vmap(back)(rows).movedim(0, -2))
@@ -128,7 +130,7 @@ class System:
             self.factors = key, [z, *v], lu  # the tensors, so that no others have their addresses
         return self.factors[2]
 
-    def _check(self, method: Any, matvec: Product, w: Tensor, b: Tensor) -> None:
+    def _check(self, method: Any, matvec: Product, w: Tensor, b: Tensor, dtype: torch.dtype) -> None:
         """Look at the residual of an iterative solver."""
         if not isinstance(w, Tensor) or w.shape != b.shape:
             found = tuple(w.shape) if isinstance(w, Tensor) else type(w).__name__
@@ -140,16 +142,17 @@ class System:
                 f"residual is {off.nan_to_num(0).max():.2g} of the right-hand side. The Jacobian is singular or of another kind "
                 '(cg takes symmetric positive definite ones); linear_solve="dense" is exact.'
             )
-        if self.tol is not None and (off > self.tol).any():
+        tol = torch.inf if self.tol is None else max(self.tol, 16 * torch.finfo(dtype).eps)
+        if (off > tol).any():
             warnings.warn(
                 f"{self.label}: {_name(method)} leaves a residual of {off.nan_to_num(0).max():.2g} of the right-hand side in the "
-                f"linear equations of the derivative{sample_of(off > self.tol)}.",
+                f"linear equations of the derivative{sample_of(off > tol)}.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
-def _gradient(y: Tensor, x: Tensor) -> Callable[..., Tensor]:
+def gradient(y: Tensor, x: Tensor) -> Callable[..., Tensor]:
     """The function of a cotangent of y that returns the gradient of x, by the graph of y, which it keeps."""
     if not y.requires_grad:
         return lambda g, **_: torch.zeros_like(x)

@@ -29,7 +29,7 @@ from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
-from fullgrad.implicit._system import System, sample_of
+from fullgrad.implicit._system import System, flat, sample_of, unflat
 
 Solver = Callable[..., Any]
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
@@ -282,7 +282,8 @@ class Solution:
         """The result of the call."""
         owner, label = self.owner, self.label
         z, aux = self._solve()
-        self.problem, self.vector = Call([self.solution.tree(z), *self.rest]), Vector(label, z)
+        check_solution(label, z)
+        self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
         if not is_differentiating() and is_tracing():
@@ -292,9 +293,9 @@ class Solution:
             equation = functools.partial(self._of_tensors, owner.equation(owner.given))
             first = lambda *given: self.closure.first(equation, given)  # noqa: E731
             values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
-        self.equation, self.n = owner.equation(frozen(owner.given)), len(rest)
+        self.equation, self.n = owner.equation(frozen(owner.given)), len(z) + len(rest)
         v = [*rest, *self.closure.release()]
-        self.system = System(label, self._residual, owner.linear_solve, owner.otherwise, owner.tol)
+        self.system = System(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
         z = self._found(z, v)
         if is_differentiated(v):
             z = declared(Rule(self._pull, self._push), z, [*v, *z])
@@ -361,48 +362,50 @@ class Solution:
         found = self.problem.run(lambda z, *args: equation(z, *args[:-1], **args[-1]), zv)
         label = f"{self.label}: the value of the function"
         if not self.owner.minimizes:
-            return self.vector.of_residual(label, self.solution.flattened(found, label))
+            return vector_of(label, self.solution.flattened(found, label), zv[: self.length])
         if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
             raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
-        return found
+        return found.to(_real(zv[0]))
 
-    def _of_vector(self, z: Tensor, *v: Tensor) -> Tensor:
-        """The same, of the solution as a vector, and of all tensors by which it is differentiated."""
+    def _with_closure(self, *zv: Tensor) -> Tensor:
+        """The same, also as a function of the tensors that it closes over."""
         with self.replay.again():
-            given = [*self.vector.back(z), *v[: self.n]]
-            return self.closure.again(functools.partial(self._of_tensors, self.equation), given, v[self.n :])
+            return self.closure.again(functools.partial(self._of_tensors, self.equation), zv[: self.n], zv[self.n :])
 
-    def _residual(self, z: Tensor, *v: Tensor) -> Tensor:
+    def _residual(self, *zv: Tensor) -> Tensor:
         """The left-hand side of the equation, as a vector."""
         if not self.owner.minimizes:
-            return self._of_vector(z, *v)
-        y = lambda *zv: [self._of_vector(*zv).to(z.dtype)]  # noqa: E731
-        return transpose(y, [z, *v], (0,))(torch.ones((), dtype=z.dtype, device=z.device))[0]
+            return self._with_closure(*zv)
+        pull = transpose(lambda *zv: [self._with_closure(*zv)], zv, tuple(range(self.length)))
+        return flat(pull(torch.ones((), dtype=_real(zv[0]), device=zv[0].device)))
 
     def _found(self, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         """The solution, which is looked at: a residual that is not small gets a warning."""
         if self.owner.tol is None or is_tracing():
             return z
         init = self.call.tensors[: self.count]
-        start = self.vector.of(init) if [x.shape for x in init] == [x.shape for x in z] else self.vector.of(z)
+        start = init if [x.shape for x in init] == [x.shape for x in z] else z
 
-        def look(start: Tensor, z: Tensor, *v: Tensor) -> list[Tensor]:
-            if z.numel():
-                f = self.system.batched(z)
-                r = f(z, *v)
-                self._warn(z, r, lambda: [(f(z * (1 + _STEP), *v) - r) / _STEP, f(start, *v)])
+        def look(batch: Tensor, *all: Tensor) -> list[Tensor]:
+            leading, k = batch.ndim, len(z)
+            start, solution, v = all[:k], all[k : 2 * k], all[2 * k :]
+            if solution[0].numel():
+                f = self.system.batched(leading)
+                r = f(*solution, *v)
+                near = [x * (1 + _STEP) for x in solution]
+                self._warn(r, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
             return []
 
-        opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [start, self.vector.of(z), *v])
+        opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [torch.empty(()), *start, *z, *v])
         return z
 
     @torch.no_grad()
-    def _warn(self, z: Tensor, r: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
+    def _warn(self, r: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
         size = norm(r).squeeze(-1)
         if not (size > 0).any():
             return
         scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
-        bad = size > max(self.owner.tol, 16 * torch.finfo(z.dtype).eps) * scale  # NaN is loud enough
+        bad = size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale  # NaN is loud enough
         if bad.any():
             first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
             warnings.warn(
@@ -416,67 +419,59 @@ class Solution:
     # --- The derivative -------------------------------------------------------------------------------------------------
 
     def _parts(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """The solution as a vector with its derivative, in front of the tensors by which it has one; and the latter."""
+        """The solution with its derivative, in front of the tensors by which it has one; and the latter."""
         v, z = inputs[: -self.length], inputs[-self.length :]
         if is_differentiated(v):
             z = declared(Rule(self._pull, self._push), z, inputs)
-        return [self.vector.of(z), *v], v
+        return [*z, *v], v
 
     def _pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         zv, v = self._parts(inputs)
-        w = self._inverse(True, self.vector.of(cotangents), zv)
+        w = self._inverse(True, flat(cotangents), zv)
         where = tuple([i for i, x in enumerate(v) if needs[i] and may_differ(x)])
-        grads = transpose(lambda *zv: [self._residual(*zv)], zv, tuple([i + 1 for i in where]))(-w)
-        return scattered(len(inputs), where, grads)
+        return scattered(len(inputs), where, self._transpose(zv, where)(-w))
 
     def _push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
         zv, v = self._parts(inputs)
         where = tuple([i for i in range(len(v)) if tangents[i] is not None])
-        back = lambda *all: transpose(lambda *zv: [self._residual(*zv)], all[:-1], tuple([i + 1 for i in where]))(all[-1])  # noqa: E731
-        r = transposed(back, zv, [(zv[0].shape, zv[0].dtype, zv[0].device)])(*[tangents[i] for i in where])[0]  # pyright: ignore
-        return self.vector.back(self._inverse(False, -r, zv))
+        back = lambda *all: self._transpose(all[:-1], where)(all[-1])  # noqa: E731
+        size = sum([t.numel() * (1 + t.dtype.is_complex) for t in zv[: self.length]])  # not of a shape, which fixes a symbol
+        r = transposed(back, zv, [((size,), _real(zv[0]), zv[0].device)])(*[tangents[i] for i in where])[0]  # pyright: ignore
+        return unflat(self._inverse(False, -r, zv), zv[: self.length])
+
+    def _transpose(self, zv: Sequence[Tensor], where: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
+        """The transpose of the derivative of the equation by some of v."""
+        return transpose(lambda *zv: [self._residual(*zv)], zv, tuple([self.length + i for i in where]))
 
     def _inverse(self, is_transposed: bool, b: Tensor, zv: Sequence[Tensor]) -> Tensor:
         """The inverse of the Jacobian by the solution, or the first terms of its series, times a vector."""
-        z, v = zv[0], zv[1:]
         if self.owner.terms is None:
-            return self.system.solved(is_transposed, b, z, v)
+            return self.system.solved(is_transposed, b, zv)
         total = term = b
         for _ in range(self.owner.terms):
-            term = term - self.system.product(is_transposed, term, z, v)
+            term = term - self.system.product(is_transposed, term, zv)
             total = total + term
         return total
 
 
-class Vector:
-    """Tensors of one dtype as one real vector, and back."""
+def check_solution(label: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors that are no unknowns."""
+    if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
+        found = sorted({str(t.dtype) for t in tensors}) or "none"
+        raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
 
-    def __init__(self, label: str, tensors: Sequence[Tensor]) -> None:
-        if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
-            found = sorted({str(t.dtype) for t in tensors}) or "none"
-            raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
-        self.shapes, self.dtype = [t.shape for t in tensors], tensors[0].dtype
-        self.sizes = [t.numel() * (1 + self.dtype.is_complex) for t in tensors]  # not `shape.numel()`, which fixes a symbol
 
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The vector of some tensors."""
-        parts = [(torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t).reshape(-1) for t in tensors]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+def vector_of(label: str, values: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
+    """The vector of values of an equation, which are like the solution. Autocast may change their dtype."""
+    for r, z in zip(values, like, strict=True):
+        if not isinstance(r, Tensor):
+            raise TypeError(f"{label} must be tensors like the solution, got a value of type {type(r).__name__}.")
+        if not has_shape(r.shape, z.shape):
+            raise ValueError(f"{label} must have the shape of the solution, {tuple(z.shape)}, got {tuple(r.shape)}.")
+        if r.dtype.is_complex and not z.dtype.is_complex:
+            raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
+    return flat([r.to(z.dtype) for r, z in zip(values, like, strict=True)])
 
-    def of_residual(self, label: str, leaves: Sequence[Any]) -> Tensor:
-        """The vector of values of an equation, which have the shapes of the solution. Autocast may change their dtype."""
-        for r, shape in zip(leaves, self.shapes, strict=True):
-            if not isinstance(r, Tensor):
-                raise TypeError(f"{label} must be tensors like the solution, got a value of type {type(r).__name__}.")
-            if not has_shape(r.shape, shape):
-                raise ValueError(f"{label} must have the shape of the solution, {tuple(shape)}, got {tuple(r.shape)}.")
-            if r.dtype.is_complex and not self.dtype.is_complex:
-                raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
-        return self.of([r.to(self.dtype) for r in leaves])
 
-    def back(self, vector: Tensor) -> list[Tensor]:
-        """The tensors of a vector."""
-        parts = [vector] if len(self.sizes) == 1 else list(vector.split(self.sizes))
-        if self.dtype.is_complex:
-            return [torch.view_as_complex(p.reshape(*s, 2)) for p, s in zip(parts, self.shapes, strict=True)]
-        return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]
+def _real(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype.to_real()

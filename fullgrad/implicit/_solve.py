@@ -9,7 +9,8 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.calls import Result
 from fullgrad._dispatch import clone_if_view
-from fullgrad.implicit._root import Root, Solution, Vector, check_linear_solve
+from fullgrad.implicit._root import Root, Solution, check_linear_solve, check_solution, vector_of
+from fullgrad.implicit._system import flat, unflat
 
 
 def solve(
@@ -69,15 +70,16 @@ def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any
     """
     structure = Result(b)
     right = structure.release()
-    vector = Vector("implicit.solve", right)
+    check_solution("implicit.solve", right)
 
     def product(w: Tensor) -> Tensor:
         label = "implicit.solve: the value of the function"
-        return vector.of_residual(label, structure.flattened(matvec(structure.tree(vector.back(w)), *args), label))
+        found = matvec(structure.tree(unflat(w, right)), *args)
+        return vector_of(label, structure.flattened(found, label), right)
 
-    flat = vector.of(right)
-    rows = torch.func.vmap(product)(torch.eye(flat.shape[0], dtype=flat.dtype, device=flat.device))
-    return structure.tree(vector.back(flat @ torch.linalg.inv(rows)))
+    b = flat(right)
+    rows = torch.func.vmap(product)(torch.eye(b.shape[0], dtype=b.dtype, device=b.device))
+    return structure.tree(unflat(b @ torch.linalg.inv(rows), right))
 
 
 class _LinearSolution(Solution):
@@ -90,6 +92,6 @@ class _LinearSolution(Solution):
         return z, []
 
     def _found(self, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
-        zero, b, *v = [t.detach() for t in (self.vector.of(z), self.vector.of(v[: self.length]), *v)]
-        return [clone_if_view(w) for w in self.vector.back(self.system.solved(False, b, zero, v))]
+        b, *zv = [t.detach() for t in (flat(v[: self.length]), *z, *v)]
+        return [clone_if_view(w) for w in unflat(self.system.solved(False, b, zv), z)]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from fullgrad._core.calls import Result
 from fullgrad._dispatch import has_data, innermost, is_tracing, transforms_active
 from fullgrad.implicit._linear import norm
-from fullgrad.implicit._root import Vector
-from fullgrad.implicit._system import gradient
+from fullgrad.implicit._root import check_solution, vector_of
+from fullgrad.implicit._system import flat, gradient, unflat
 
 
 def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:
@@ -182,17 +182,17 @@ def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Ten
     if not callable(f):
         raise TypeError(f"implicit.{name}: `f` must be callable, got a value of type {type(f).__name__}.")
     structure = Result(init)
-    tensors = structure.release()
-    vector = Vector(f"implicit.{name}", tensors)
+    like = structure.release()
+    check_solution(f"implicit.{name}", like)
 
     def back(z: Tensor) -> Any:
-        return structure.tree(vector.back(z))
+        return structure.tree(unflat(z, like))
 
     def of_vector(z: Tensor) -> Tensor:
         label = f"implicit.{name}: the value of `f`"
-        return vector.of_residual(label, structure.flattened(f(back(z)), label))
+        return vector_of(label, structure.flattened(f(back(z)), label), like)
 
-    return of_vector, vector.of(tensors), back
+    return of_vector, flat(like), back
 
 
 def _jacobian(g: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def _jacobian(g: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     # Transforms do not work inside saved-tensor hooks, and autograd does.
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
-        pull = gradient(g(leaf), leaf)
-    return torch.func.vmap(pull)(torch.eye(z.shape[0], dtype=z.dtype, device=z.device))
+        pull = gradient([g(leaf)], [leaf])
+    return torch.func.vmap(lambda w: pull([w])[0])(torch.eye(z.shape[0], dtype=z.dtype, device=z.device))
 
 
 def _tolerance(z: Tensor, tol: float | None) -> float:

@@ -1,6 +1,7 @@
 """`System`: linear equations whose matrix is the Jacobian of a residual, as operators of every order."""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.functions._closures import Refusing
-from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, transpose, transposed
+from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
 from fullgrad.functions._opaque import opaque_values
 from fullgrad.implicit._linear import LU, Product, cg, gmres, norm, nonzero, normal_cg
 
@@ -18,116 +19,124 @@ DENSE = 512  # the most unknowns for which the matrix is made, if nothing is sai
 
 
 class System:
-    r"""The equations :math:`A w = b` and :math:`A^T w = b` for :math:`A = \partial_z f(z, v)`, where z is a vector.
+    r"""The equations :math:`A w = b` and :math:`A^T w = b` for :math:`A = \partial_z f(z, v)`, where b and w are vectors.
 
-    A solution is differentiable by b, z and v at every order, since its derivatives are solutions of the two equations again:
+    ``f`` takes ``count`` tensors of z and those of v, and returns a vector. A solution is differentiable by b, z and v at every
+    order, since its derivatives are solutions of the two equations again:
 
     .. math::
         dw = A^{-1} (db - dA\,w)
     """
 
-    def __init__(self, label: str, f: Callable[..., Tensor], method: Any, otherwise: str, tol: float | None) -> None:
-        self.label, self.f, self.method, self.otherwise, self.tol = label, f, method, otherwise, tol
-        self.factors: tuple[Any, list[Tensor], LU] | None = None
+    def __init__(self, label: str, f: Callable[..., Tensor], count: int, method: Any, otherwise: str, tol: float | None) -> None:
+        self.label, self.f, self.count, self.method, self.otherwise, self.tol = label, f, count, method, otherwise, tol
+        self.factors: tuple[Any, Sequence[Tensor], LU] | None = None
 
-    def product(self, transposed_: bool, w: Tensor, z: Tensor, v: Sequence[Tensor]) -> Tensor:
+    def product(self, is_transposed: bool, w: Tensor, zv: Sequence[Tensor]) -> Tensor:
         """``A w`` or ``A.mT w`` as differentiable code."""
+        z, where = zv[: self.count], tuple(range(self.count))
 
         def back(*all: Tensor) -> Sequence[Tensor]:
-            return transpose(lambda *zv: [self.f(*zv)], all[:-1], (0,))(all[-1])
+            return transpose(lambda *zv: [self.f(*zv)], all[:-1], where)(all[-1])
 
-        if transposed_:
-            return back(z, *v, w)[0]
-        return transposed(back, [z, *v], [(w.shape, w.dtype, w.device)])(w)[0]
+        if is_transposed:
+            return flat(back(*zv, w))
+        return transposed(back, zv, [(w.shape, w.dtype, w.device)])(*unflat(w, z))[0]
 
-    def solved(self, transposed_: bool, b: Tensor, z: Tensor, v: Sequence[Tensor]) -> Tensor:
+    def solved(self, is_transposed: bool, b: Tensor, zv: Sequence[Tensor]) -> Tensor:
         """The solution of ``A w = b`` or ``A.mT w = b``."""
-        function = functools.partial(self._value, transposed_)
-        w = opaque_values(Refusing(self.label), "broadcast", function, lambda b, *_: [torch.empty_like(b)], [b, z, *v])[0]
-        return self._differentiable(transposed_, w, [b, z, *v])
+        function = functools.partial(self._value, is_transposed)
+        w = opaque_values(Refusing(self.label), "broadcast", function, lambda b, *_: [torch.empty_like(b)], [b, *zv])[0]
+        return self._differentiable(is_transposed, w, [b, *zv])
 
-    def _differentiable(self, transposed_: bool, w: Tensor, bzv: Sequence[Tensor]) -> Tensor:
+    def _differentiable(self, is_transposed: bool, w: Tensor, bzv: Sequence[Tensor]) -> Tensor:
         """A solution that is known, with its derivative."""
         if not is_differentiated(bzv):
             return w
-        rule = Rule(functools.partial(self._pull, transposed_), functools.partial(self._push, transposed_))
+        rule = Rule(functools.partial(self._pull, is_transposed), functools.partial(self._push, is_transposed))
         return declared(rule, [w], [*bzv, w])[0]
 
-    def _pull(self, transposed_: bool, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+    def _pull(self, is_transposed: bool, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         bzv, zv = inputs[:-1], inputs[1:-1]
-        u = self.solved(not transposed_, cotangents[0], zv[0], zv[1:])
-        found: list[Tensor | None] = [u, *[None] * (len(inputs) - 1)]
+        u = self.solved(not is_transposed, cotangents[0], zv)
         where = tuple([i for i, x in enumerate(zv) if needs[i + 1] and may_differ(x)])
+        grads: Sequence[Tensor] = ()
         if where:
-            w = self._differentiable(transposed_, inputs[-1], bzv)
-            for i, g in zip(where, transpose(self._products(transposed_), [*zv, w], where)(-u), strict=True):
-                found[i + 1] = g
-        return found
+            w = self._differentiable(is_transposed, inputs[-1], bzv)
+            grads = transpose(self._products(is_transposed), [*zv, w], where)(-u)
+        return [u, *scattered(len(zv), where, grads), None]
 
-    def _push(self, transposed_: bool, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
+    def _push(self, is_transposed: bool, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
         bzv, zv, t = inputs[:-1], inputs[1:-1], tangents[1:-1]
         right = torch.zeros_like(inputs[0]) if tangents[0] is None else tangents[0]
         where = tuple([i for i, x in enumerate(t) if x is not None])
         if where:
-            w, products = self._differentiable(transposed_, inputs[-1], bzv), self._products(transposed_)
+            w, products = self._differentiable(is_transposed, inputs[-1], bzv), self._products(is_transposed)
             back = lambda *all: transpose(products, all[:-1], where)(all[-1])  # noqa: E731
             right = right - transposed(back, [*zv, w], like)(*[t[i] for i in where])[0]
-        return [self.solved(transposed_, right, zv[0], zv[1:])]
+        return [self.solved(is_transposed, right, zv)]
 
-    def _products(self, transposed_: bool) -> Callable[..., list[Tensor]]:
-        return lambda z, *vw: [self.product(transposed_, vw[-1], z, vw[:-1])]
+    def _products(self, is_transposed: bool) -> Callable[..., list[Tensor]]:
+        return lambda *zvw: [self.product(is_transposed, zvw[-1], zvw[:-1])]
 
     # --- Numbers, on plain tensors with a batch in front ----------------------------------------------------------------
 
-    def batched(self, z: Tensor) -> Callable[..., Tensor]:
-        """The residual for tensors that have as many dimensions more in front as ``z`` has."""
+    def batched(self, leading: int) -> Callable[..., Tensor]:
+        """The residual for tensors that have some dimensions more in front."""
         f = self.f
-        for _ in range(z.ndim - 1):
+        for _ in range(leading):
             f = torch.func.vmap(f)
         return f
 
     @torch.no_grad()
-    def _value(self, transposed_: bool, b: Tensor, z: Tensor, *v: Tensor) -> list[Tensor]:
+    def _value(self, is_transposed: bool, b: Tensor, *zv: Tensor) -> list[Tensor]:
         if not b.numel():
             return [torch.zeros_like(b)]
         own = torch.promote_types(b.dtype, torch.float32)
         right, n = b.to(own), b.shape[-1]
         method = self.method or ("dense" if n <= DENSE else self.otherwise)
-        back, ahead = self._products_of(z, v, own, both=method != "dense")
+        back, ahead = self._products_of(b, zv, both=method != "dense")
         if method == "dense":
-            w = self._lu(back, z, v, own).solve(right, transposed_)
+            w = self._lu(back, right, zv).solve(right, is_transposed)
         else:
-            matvec, rmatvec = (back, ahead) if transposed_ else (ahead, back)
+            matvec, rmatvec = (back, ahead) if is_transposed else (ahead, back)
             w = normal_cg(matvec, rmatvec, right) if method == "normal_cg" else _SOLVERS.get(method, method)(matvec, right)
-            self._check(method, matvec, w, right, z.dtype)
+            self._check(method, matvec, w, right, b.dtype)
         return [w.to(b.dtype)]
 
-    def _products_of(self, z: Tensor, v: Sequence[Tensor], dtype: torch.dtype, both: bool) -> tuple[Product, Any]:
+    def _products_of(self, b: Tensor, zv: Sequence[Tensor], both: bool) -> tuple[Product, Any]:
         """The products with the transpose and, if both are wanted, with A. The residual is computed once."""
-        given = torch.zeros_like(z)
+        given, leading = torch.zeros_like(b), b.ndim - 1
         with torch.inference_mode(False), torch.enable_grad():
-            leaf, *rest = [t.clone() if t.is_inference() else t.detach() for t in (z, *v)]
-            leaf.requires_grad_()
-            y = self.batched(z)(leaf, *rest)
-            pull = gradient(y, leaf)
-            push = gradient(pull(given.requires_grad_(), create_graph=True), given) if both else None
-        return tuple([p and (lambda w, p=p: p(w.to(z.dtype)).to(dtype)) for p in (pull, push)])  # pyright: ignore
+            zv = [t.clone() if t.is_inference() else t.detach() for t in zv]
+            z = [t.requires_grad_() for t in zv[: self.count]]
+            y = self.batched(leading)(*zv)
+            pull = gradient([y], z)
+            push = gradient(pull([given.requires_grad_()], create_graph=True), [given]) if both else None
 
-    def _lu(self, back: Product, z: Tensor, v: Sequence[Tensor], dtype: torch.dtype) -> LU:
+        def back(w: Tensor) -> Tensor:
+            return flat(pull([w.to(b.dtype)]), leading).to(w.dtype)
+
+        def ahead(w: Tensor) -> Tensor:
+            return push(unflat(w.to(b.dtype), z, leading))[0].to(w.dtype)  # pyright: ignore[reportOptionalCall]
+
+        return back, ahead
+
+    def _lu(self, back: Product, b: Tensor, zv: Sequence[Tensor]) -> LU:
         """The factors of A, made once for one z and v."""
         # An inference tensor does not tell when it changes.
-        kept = not any([t.is_inference() for t in (z, *v)])
-        key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in (z, *v)] if kept else None
+        kept = not any([t.is_inference() for t in zv])
+        key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in zv] if kept else None
         if self.factors is None or not kept or self.factors[0] != key:
-            n = z.shape[-1]
-            rows = torch.eye(n, dtype=dtype, device=z.device).reshape(n, *[1] * (z.ndim - 1), n).expand(n, *z.shape)
+            n = b.shape[-1]
+            rows = torch.eye(n, dtype=b.dtype, device=b.device).reshape(n, *[1] * (b.ndim - 1), n).expand(n, *b.shape)
             lu = LU(torch.func.vmap(back)(rows).movedim(0, -2))
             if lu.singular.any():
                 raise RuntimeError(
                     f"{self.label}: the Jacobian of the equation by its solution is singular{sample_of(lu.singular)}, so the "
                     "solution has no derivative there."
                 )
-            self.factors = key, [z, *v], lu  # the tensors, so that no others have their addresses
+            self.factors = key, zv, lu  # the tensors, so that no others have their addresses
         return self.factors[2]
 
     def _check(self, method: Any, matvec: Product, w: Tensor, b: Tensor, dtype: torch.dtype) -> None:
@@ -152,13 +161,29 @@ class System:
             )
 
 
-def gradient(y: Tensor, x: Tensor) -> Callable[..., Tensor]:
-    """The function of a cotangent of y that returns the gradient of x, by the graph of y, which it keeps."""
-    if not y.requires_grad:
-        return lambda g, **_: torch.zeros_like(x)
+def gradient(y: Sequence[Tensor], x: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The function of cotangents of y that returns the gradients of x, by the graph of y, which it keeps."""
+    if not all(v.requires_grad for v in y):
+        return lambda g, **_: [torch.zeros_like(v) for v in x]
     return lambda g, create_graph=False: torch.autograd.grad(
         y, x, g, retain_graph=True, create_graph=create_graph, materialize_grads=True
-    )[0]
+    )
+
+
+def flat(tensors: Sequence[Tensor], leading: int = 0) -> Tensor:
+    """Tensors of one dtype as one real vector, behind some leading dimensions."""
+    parts = [torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t for t in tensors]
+    parts = [t.reshape([*t.shape[:leading], -1]) for t in parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def unflat(vector: Tensor, like: Sequence[Tensor], leading: int = 0) -> list[Tensor]:
+    """The tensors of a vector."""
+    is_complex = like[0].dtype.is_complex
+    shapes = [(*t.shape[leading:], 2) if is_complex else t.shape[leading:] for t in like]
+    parts = [vector] if len(shapes) == 1 else vector.split([math.prod(s) for s in shapes], -1)
+    parts = [p.reshape([*p.shape[:leading], *s]) for p, s in zip(parts, shapes, strict=True)]
+    return [torch.view_as_complex(p) for p in parts] if is_complex else parts
 
 
 _SOLVERS: dict[Any, Any] = {"cg": cg, "gmres": gmres}

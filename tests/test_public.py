@@ -63,7 +63,7 @@ def test_operator_class_has_the_signature_of_its_forward(name):
 
 
 ESTIMATORS = ("replace_grad", "st", "grad_replace", "straight_through")
-RULES = ("custom_jvp", "custom_vjp", "custom_gradient", "linear_map", "checkpoint")
+RULES = ("custom_jvp", "custom_vjp", "custom_gradient", "linear_map", "checkpoint", *IMPLICIT)
 REFERENCES = ("with_reference", "with_reference and a backward")
 VECTORS = ("quantizers.vector_quantize, identity", "quantizers.vector_quantize, rotation")
 # pass_round is called through its class, the next through a lambda that computes with its input; the rest takes floats only.

@@ -33,7 +33,7 @@ def cg(matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | N
         >>> import torch, fullgrad
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
         >>> fullgrad.implicit.cg(lambda w: w @ a, torch.tensor([3.0, 4.0]))
-        tensor([1., 1.])
+        tensor([1.0000, 1.0000])
 
     Source: Hestenes, Stiefel, Methods of conjugate gradients for solving linear systems, 1952.
     """
@@ -85,7 +85,7 @@ def gmres(
         >>> import torch, fullgrad
         >>> a = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
         >>> fullgrad.implicit.gmres(lambda w: w @ a.mT, torch.tensor([2.0, -1.0]))
-        tensor([1., 1.])
+        tensor([1.0000, 1.0000])
 
     Source: Saad, Schultz, GMRES, 1986; Jiránek, Rozložník, Adaptive version of simpler GMRES, 2010.
     """

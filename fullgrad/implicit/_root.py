@@ -157,7 +157,7 @@ def fixed_point(
         ...         z = torch.cos(x * z)
         ...     return z
         >>> torch.func.grad(solve, 1)(torch.tensor(0.5), torch.tensor(1.0))
-        tensor(-0.2978)
+        tensor(-0.2975)
 
     Source: Bai, Kolter, Koltun, Deep equilibrium models, https://arxiv.org/abs/1909.01377; Bolte, Pauwels, Vaiter, One-step
     differentiation of iterative algorithms, https://arxiv.org/abs/2305.13768; ``jaxopt.implicit_diff.custom_fixed_point``.
@@ -207,7 +207,7 @@ def argmin(
         ... def fit(init, ridge):
         ...     return torch.linalg.solve(a.mT @ a + ridge * torch.eye(2), a.mT @ y)
         >>> torch.func.jacrev(fit, 1)(None, torch.tensor(1.0))
-        tensor([-0.1200, -0.1733])
+        tensor([-0.0667, -0.1778])
 
     Source: ``jaxopt.implicit_diff.custom_root`` of an optimality condition.
     """
@@ -358,7 +358,7 @@ class Solution:
     # --- The equation ---------------------------------------------------------------------------------------------------
 
     def _of_tensors(self, equation: Callable[..., Any], *zv: Tensor) -> Tensor:
-        """What the function returns as a vector, or the objective, at tensors of the solution and of the arguments."""
+        """The value of the function as a vector, or the objective, at tensors of the solution and of the arguments."""
         found = self.problem.run(lambda z, *args: equation(z, *args[:-1], **args[-1]), zv)
         label = f"{self.label}: the value of the function"
         if not self.owner.minimizes:

@@ -9,7 +9,19 @@ from fullgrad._core.function import Function
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fullgrad import adoption, clamping, functions, gradients, implicit, quantizers, rounding, sampling, soft, spikes, tracking
+    from fullgrad import (
+        adoption,
+        clamping,
+        functions,
+        gradients,
+        implicit,
+        quantizers,
+        rounding,
+        sampling,
+        soft,
+        spikes,
+        tracking,
+    )
     from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing

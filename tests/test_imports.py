@@ -9,7 +9,19 @@ MODULES = {
     ".".join(["fullgrad", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
-FAMILIES = ("adoption", "rounding", "clamping", "gradients", "tracking", "functions", "implicit", "soft", "spikes", "quantizers", "sampling")
+FAMILIES = (
+    "adoption",
+    "rounding",
+    "clamping",
+    "gradients",
+    "tracking",
+    "functions",
+    "implicit",
+    "soft",
+    "spikes",
+    "quantizers",
+    "sampling",
+)
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (
     ("fullgrad._dispatch",),

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree

@@ -37,7 +37,9 @@ class Made:
         if not is_dynamo_compiling():
             return self.run(args, kwargs)
         # An exported graph holds the value alone.
-        return self.function(*args, **kwargs) if torch.compiler.is_exporting() else _node[0](self, args, kwargs)
+        if torch.compiler.is_exporting():
+            return self.function(*args, **kwargs)
+        return _node[0](self, *pytree.tree_map(lambda v: _NOTHING if v is None else v, (args, kwargs)))
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in eager code, or while a tracer records it."""
@@ -65,7 +67,27 @@ class Made:
         return f"<{self.kind} of {self.name}>"
 
 
-_node = traced_below(lambda function, args, kwargs: function.run(args, kwargs))
+class _Nothing:
+    """None, which torch takes for no argument of a node."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Nothing)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+_NOTHING = _Nothing()
+pytree.register_constant(_Nothing)
+
+
+def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    is_nothing = lambda v: isinstance(v, _Nothing)  # noqa: E731
+    args, kwargs = pytree.tree_map(lambda v: None if is_nothing(v) else v, (args, kwargs), is_leaf=is_nothing)
+    return function.run(args, kwargs)
+
+
+_node = traced_below(_run)
 
 
 def _own_name(function: Any) -> str | None:

@@ -68,8 +68,11 @@ class _Code:
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         self.closure.check(results)
-        # Results do not share memory with arguments, as is true for any operator.
-        return [clone_if_view(y.clone() if any(is_alias_of(y, t) for t in given) else y) for y in results]
+        # Results do not share memory with arguments or each other, as is true for any operator.
+        own: list[Tensor] = []
+        for y in results:
+            own.append(clone_if_view(y.clone() if any(is_alias_of(y, t) for t in (*given, *own)) else y))
+        return own
 
     def like(self, tensors: Tensors) -> list[Tensor]:
         """Empty tensors of the shapes, dtypes and devices of the results."""

@@ -68,8 +68,8 @@ def root(
             ``"gmres"`` use products with the Jacobian alone, each sample of a batch until its own residual is small. A function
             ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the others, as `fullgrad.implicit.cg`
             does. By default it is dense for up to 512 unknowns, and above by GMRES.
-        vmap_method: How ``vmap`` calls the solver. ``"sequential"``: sample by sample, on plain tensors; ``"broadcast"``: once, on
-            plain tensors with a dimension more in front; ``"map"``: inside `torch.func.vmap`, for torch code, such as
+        vmap_method: How ``vmap`` calls the solver. ``"sequential"``: sample by sample, on plain tensors; ``"broadcast"``: once,
+            on plain tensors with a dimension more in front; ``"map"``: inside `torch.func.vmap`, for torch code, such as
             `fullgrad.implicit.newton`.
         has_aux: Whether the solver returns a pair of the solution and something else, which has no derivative.
         tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
@@ -131,9 +131,10 @@ def fixed_point(
     Args:
         f: The function whose fixed point is found, of the solution and the arguments of the solver.
         linear_solve: As in :func:`root`.
-        derivative: ``"implicit"`` declares the derivative above. ``"one_step"`` leaves the inverse out, which is the derivative of
-            one iteration from the fixed point; ``("neumann", k)`` takes the first terms :math:`\sum_{i=0}^{k} (\partial f/\partial
-            z)^i` of its series. Both are cheaper and not exact; their derivatives are those of what they declare.
+        derivative: ``"implicit"`` declares the derivative above. ``"one_step"`` leaves the inverse out, which is the derivative
+            of one iteration from the fixed point; ``("neumann", k)`` takes the first terms of its series,
+            :math:`\sum_{i=0}^{k} (\partial f/\partial z)^i`. Both are cheaper and not exact; their derivatives are those of
+            what they declare.
         vmap_method: As in :func:`root`.
         has_aux: As in :func:`root`.
         tol: As in :func:`root`.
@@ -276,7 +277,8 @@ class Solution:
         self.call, self.init = Call([*args, kwargs]), args[0]
         self.count = self.call.parts[0].count  # the tensors of `init`
         self.closure, self.replay = Closure(owner.label, owner.given), Replay(owner.label)
-        self.aux: Any = None
+        self.solution, self.aux = Result(None), Result(None)
+        self.length = 0  # of the tensors of the solution
 
     def result(self) -> Any:
         """The result of the call."""
@@ -321,12 +323,13 @@ class Solution:
             self.length = len(z)
             return [y.detach() for y in (*z, *self.aux.release())]
 
+        if is_tracing() and owner.method != "map" and owner.like is None and (owner.has_aux or not self.count):
+            raise RuntimeError(
+                f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
+                "function of the same arguments that returns empty tensors like the result."
+            )
+
         def like(*given: Tensor) -> list[Tensor]:
-            if owner.like is None and (owner.has_aux or not self.count):
-                raise NotImplementedError(
-                    f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
-                    "function of the same arguments that returns empty tensors like the result."
-                )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
         value, tensors = functools.partial(run, owner.function), self.call.tensors

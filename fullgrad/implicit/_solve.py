@@ -26,11 +26,11 @@ def solve(
         A(x)\,w = b, \qquad dw = A^{-1} (db - dA\,w)
 
     at every order and under every transform. Derivatives solve equations with the same matrix or its transpose, which autograd
-    finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Compiled code makes the matrix and its inverse. Saved:
-    the arguments and the solution.
+    finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Compiled code makes the matrix and its inverse.
+    Saved: the arguments and the solution.
 
     Args:
-        matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``, of torch code and linear in w, which is like ``b``.
+        matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``: torch code that is linear in w, which is like b.
         b: The right-hand side, a tensor or a structure of tensors of one dtype.
         args: Arguments of ``matvec``: any structure of tensors, modules and constants.
         linear_solve: As in :func:`fullgrad.implicit.root`.
@@ -65,8 +65,9 @@ def solve(
 
 
 def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any:
-    """The solution by the inverse of the matrix, in code that a compiler differentiates. Not by `torch.linalg.solve`, which is wrong
-    in forward mode over forward mode: https://github.com/pytorch/pytorch/issues/192540.
+    """The solution by the inverse of the matrix, in code that a compiler differentiates.
+
+    `torch.linalg.solve` is wrong in forward mode over forward mode: https://github.com/pytorch/pytorch/issues/192540.
     """
     structure = Result(b)
     right = structure.release()
@@ -94,4 +95,3 @@ class _LinearSolution(Solution):
     def _found(self, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         b, *zv = [t.detach() for t in (flat(v[: self.length]), *z, *v)]
         return [clone_if_view(w) for w in unflat(self.system.solved(False, b, zv), z)]
-

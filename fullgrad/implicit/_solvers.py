@@ -54,7 +54,6 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
             break
         jacobian = _jacobian(g, z).to(own)
         step = torch.linalg.solve_ex(jacobian, r.to(own).unsqueeze(-1))[0].squeeze(-1).to(z.dtype)
-        step = torch.where(step.isfinite(), step, 0)
         size, scale, best, found = norm(r), torch.ones_like(norm(r)), z - step, g(z - step)
         for _ in range(10):
             worse = runs & ~(norm(found) < size) & (size > 0)
@@ -65,7 +64,7 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
             found = g(best)
         small = norm(scale * step) <= tol * norm(best)
         z, r = torch.where(runs, best, z), torch.where(runs, found, r)
-        runs = runs & ~small
+        runs = runs & ~small & norm(r).isfinite()
     return back(z)
 
 
@@ -109,7 +108,7 @@ def anderson(
     of_values: list[Tensor] = []
     of_residuals: list[Tensor] = []
     for _ in range(maxiter - 1):
-        runs = runs & (norm(r) > tol * norm(value))
+        runs = runs & (norm(r) > tol * norm(value))  # not where it is NaN
         if _none(runs):
             break
         mixed = value - (1 - damping) * r

@@ -12,7 +12,7 @@ from torch import Tensor
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
 from fullgrad.functions._opaque import opaque_values
-from fullgrad.implicit._linear import LU, Product, cg, gmres, norm, nonzero, normal_cg
+from fullgrad.implicit._linear import LU, Product, cg, gmres, nonzero, norm, normal_cg
 
 METHODS = ("dense", "cg", "normal_cg", "gmres")
 DENSE = 512  # the most unknowns for which the matrix is made, if nothing is said
@@ -125,7 +125,7 @@ class System:
     def _lu(self, back: Product, b: Tensor, zv: Sequence[Tensor]) -> LU:
         """The factors of A, made once for one z and v."""
         # An inference tensor does not tell when it changes.
-        kept = not any([t.is_inference() for t in zv])
+        kept = not any(t.is_inference() for t in zv)
         key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in zv] if kept else None
         if self.factors is None or not kept or self.factors[0] != key:
             n = b.shape[-1]
@@ -173,7 +173,7 @@ def gradient(y: Sequence[Tensor], x: Sequence[Tensor]) -> Callable[..., Sequence
 def flat(tensors: Sequence[Tensor], leading: int = 0) -> Tensor:
     """Tensors of one dtype as one real vector, behind some leading dimensions."""
     parts = [torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t for t in tensors]
-    parts = [t.reshape([*t.shape[:leading], -1]) for t in parts]
+    parts = [t.reshape([*t.shape[:leading], math.prod(t.shape[leading:])]) for t in parts]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

@@ -47,7 +47,11 @@ def opaque_values(
     code = _Code(closure, method, function, like, len(tensors))
     if in_legacy_vmap():
         return made(_of_batched_gradients(code, (*tensors, *held)))
-    return made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
+    values = made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
+    if not code.is_known:  # a selective checkpoint had the values, and called nothing
+        with without_modes(), torch.no_grad():
+            code.like([t.detach() for t in tensors])
+    return values
 
 
 _outside = outside_dynamo_later(opaque_values)
@@ -58,10 +62,11 @@ class _Code:
 
     def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int) -> None:
         self.closure, self.method, self.function, self.shapes, self.count = closure, method, function, like, count
+        self.is_known = False  # whether it has been called, or `like`, by which the caller knows the structure of the result
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
         """The results, for tensors that have some leading dimensions more."""
-        given = [t.detach() for t in tensors]
+        self.is_known, given = True, [t.detach() for t in tensors]
         versions = versions_of(given)
         with torch.enable_grad(), outside_saved_tensor_hooks():
             results = self.closure.first(self.function, given[: self.count], given[self.count :])
@@ -76,6 +81,7 @@ class _Code:
 
     def like(self, tensors: Tensors) -> list[Tensor]:
         """Empty tensors of the shapes, dtypes and devices of the results."""
+        self.is_known = True
         return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors[: self.count])]
 
 

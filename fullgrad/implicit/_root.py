@@ -277,6 +277,7 @@ class Solution:
         self.call, self.init = Call([*args, kwargs]), args[0]
         self.count = self.call.parts[0].count  # the tensors of `init`
         self.closure, self.replay = Closure(owner.label, owner.given), Replay(owner.label)
+        check_kinds(self.label, self.call.tensors)
         self.solution, self.aux = Result(None), Result(None)
         self.length = 0  # of the tensors of the solution
 
@@ -323,13 +324,12 @@ class Solution:
             self.length = len(z)
             return [y.detach() for y in (*z, *self.aux.release())]
 
-        if is_tracing() and owner.method != "map" and owner.like is None and (owner.has_aux or not self.count):
-            raise RuntimeError(
-                f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
-                "function of the same arguments that returns empty tensors like the result."
-            )
-
         def like(*given: Tensor) -> list[Tensor]:
+            if owner.like is None and (owner.has_aux or not self.count):
+                raise RuntimeError(
+                    f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
+                    "function of the same arguments that returns empty tensors like the result."
+                )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
         value, tensors = functools.partial(run, owner.function), self.call.tensors
@@ -455,6 +455,15 @@ class Solution:
             term = term - self.system.product(is_transposed, term, zv)
             total = total + term
         return total
+
+
+def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors that have no derivatives, or that are no vectors."""
+    for t in tensors:
+        if t.is_quantized:
+            raise TypeError(f"{label}: an argument must be a real tensor, got dtype {t.dtype}.")
+        if t.is_nested:
+            raise NotImplementedError(f"{label}: nested tensors are not taken; use torch.func.vmap, or the buffer, x.values().")
 
 
 def check_solution(label: str, tensors: Sequence[Tensor]) -> None:

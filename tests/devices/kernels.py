@@ -41,7 +41,8 @@ Where there are more launches than in the composite:
 
 | operator | launches | composite | other package | waits |
 |---|---|---|---|---|"""
-COUNTED = [case for case in CASES if not case.exhaustive]
+# Launches of solvers depend on numbers.
+COUNTED = [case for case in CASES if not case.exhaustive and not case.name.startswith("implicit.")]
 
 
 def counts(case: Any, rivals_too: bool = True) -> dict[str, list[int]]:

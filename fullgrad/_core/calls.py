@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fullgrad._core.watching import seen
 from fullgrad._dispatch import pytree
 
 
@@ -39,6 +40,7 @@ class Call:
     def __init__(self, args: Sequence[Any]) -> None:
         self.tensors: list[Tensor] = []
         self.parts = [_Argument(a, self.tensors) for a in args]
+        self.tensors = list(seen(self.tensors))
 
     def release(self) -> list[Tensor]:
         """The tensors, which the call forgets, so that autograd alone keeps them."""

@@ -10,9 +10,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fullgrad._core.calls import Call, Result
+from fullgrad._core.watching import made
 from fullgrad._dispatch import is_differentiating, transforms_active
 from fullgrad.functions._closures import Closure, frozen
-from fullgrad.functions._declared import by_reference, declared, is_differentiated, made, values_of
+from fullgrad.functions._declared import by_reference, declared, is_differentiated, values_of
 from fullgrad.functions._replay import Replay
 
 

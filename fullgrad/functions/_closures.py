@@ -12,8 +12,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.calls import run_with_states, state_of
+from fullgrad._core.watching import seen, watching
 from fullgrad._dispatch import are_differentiated, current_level, level_of, outside_dynamo_later, transforms_active
-from fullgrad.functions._declared import is_differentiated, versions_of, watching
+from fullgrad.functions._declared import is_differentiated, versions_of
 
 
 class Closure:
@@ -38,11 +39,12 @@ class Closure:
 
     def hold(self) -> list[Tensor]:
         """Note the tensors of transforms that the functions hold, before a call below all transforms, which gets their values."""
-        for t in [*self.held, *[t for _, state in self.states for t in state.values()]]:
-            if level_of(t):
+        found = [*self.held, *[t for _, state in self.states for t in state.values()]]
+        for t, value in zip(found, seen(found), strict=True):
+            if level_of(t) or value is not t:
                 self.noted(t)
         self._settle()
-        return list(self.tensors)
+        return list(seen(self.tensors))
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`."""
@@ -52,7 +54,7 @@ class Closure:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
         self._settle()
         tensors, self.tensors, self.held = self.tensors, [], []
-        return tensors
+        return list(seen(tensors))
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` with values in the places of the tensors that were noted."""
@@ -103,7 +105,7 @@ class Closure:
     def _settle(self) -> None:
         positions = {id(t): i for i, t in enumerate(self.tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
-        needed = are_differentiated(self.tensors) if self.tensors else []
+        needed = are_differentiated(seen(self.tensors)) if self.tensors else []
         self._refs = [(weakref.ref(t), need) for t, need in zip(self.tensors, needed, strict=True)]
 
     def _others(self, values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -145,14 +147,18 @@ class _Mode(TorchFunctionMode):
 
     def __init__(self, closure: Closure, given: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]], noting: bool) -> None:
         super().__init__()
-        self.closure, self.level, self.noting = closure, current_level(), noting
+        self.closure, self.level, self.noting, self.looks = closure, current_level(), noting, True
         self.others = {id(t): (t, value) for t, value in others}
         self.used = {id(value) for t, value in others if t is value}
         self.own: dict[int, Any] = {}
         self.add(given)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*self._replaced(args), **self._replaced(kwargs or {}))
+        if not self.looks:
+            return function(*args, **(kwargs or {}))
+        if _is_query(function):  # also of tensors below transforms
+            return function(*args, **(kwargs or {}))
+        result = function(*self.replaced(args), **self.replaced(kwargs or {}))
         self.add(result)
         return result
 
@@ -164,14 +170,15 @@ class _Mode(TorchFunctionMode):
             for v in value:
                 self.add(v)
 
-    def _replaced(self, value: Any) -> Any:
+    def replaced(self, value: Any) -> Any:
+        """A value with other tensors in the places of those that are replaced."""
         if isinstance(value, Tensor):
             ref = self.own.get(id(value))
             return value if ref is not None and ref() is value else self._foreign(value)
         if value.__class__ in (tuple, list):
-            return value.__class__([self._replaced(v) for v in value])
+            return value.__class__([self.replaced(v) for v in value])
         if value.__class__ is dict:
-            return {k: self._replaced(v) for k, v in value.items()}
+            return {k: self.replaced(v) for k, v in value.items()}
         return value
 
     def _foreign(self, tensor: Tensor) -> Tensor:
@@ -179,10 +186,12 @@ class _Mode(TorchFunctionMode):
             value = self.others[id(tensor)][1]
             self.used.add(id(value))
             return value
+        # As the modes outside have it, which may replace it by one of the present level.
+        value = seen([tensor], outside=self)[0]
         if self.noting:
-            if not self._matters(tensor):
-                return tensor
-            return self.closure.noted(tensor)
+            return self.closure.noted(tensor) if value is not tensor or self._matters(tensor) else tensor
+        if value is not tensor:
+            return tensor
         # Code that is no function of torch, such as a Function, makes tensors too, but no leaves that require a gradient.
         if tensor.requires_grad and tensor.is_leaf and not level_of(tensor):
             raise RuntimeError(
@@ -199,6 +208,13 @@ class _Mode(TorchFunctionMode):
                 raise RuntimeError(self.closure.message)
             return False
         return level > 0 or any(are_differentiated([tensor]))  # also under no_grad, as kernels are called
+
+
+def _is_query(function: Any) -> bool:
+    """Whether a function of torch tells about a tensor, such as its dtype, and returns none."""
+    if function.__name__ == "__get__":
+        return function.__self__.__name__ not in ("T", "mT", "H", "mH", "real", "imag", "grad", "data")
+    return function.__name__ == "is_inference"
 
 
 def frozen(function: Any) -> Any:

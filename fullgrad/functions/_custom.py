@@ -16,9 +16,12 @@ from fullgrad._dispatch import (
     first_sample,
     has_data,
     has_shape,
+    in_legacy_vmap,
     innermost,
     is_tracing,
+    outside_legacy_vmap,
     pytree,
+    unwrap_legacy_batched,
     without_modes,
 )
 from fullgrad.functions._closures import Refusing
@@ -500,6 +503,10 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
 
 def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
     """Whether ``function(*inputs, *v)`` is linear in v. Traced code tries random inputs, which need not fit the function."""
+    if in_legacy_vmap():
+        pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
+        with outside_legacy_vmap():
+            return _try_linear(function, [x[0] if count else x for x, count in pairs], like)
     traced = is_tracing() or not all(has_data(innermost(x)) for x in inputs)
 
     def attempt() -> bool:

@@ -4,9 +4,7 @@ A function of the user runs where it is called, on tensors without a derivative 
 What it returned is then an input of `Declared`, next to the tensors by which it is differentiated, and a `Rule` says how.
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
+from fullgrad._core.watching import made
 from fullgrad._dispatch import (
     active_transforms,
     are_differentiated,
@@ -48,34 +47,6 @@ class Rule:
 def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The values, with the derivative that a rule gives them by the inputs."""
     return made(Declared.apply(rule, len(values), *values, *inputs)) if values else []
-
-
-class _Watching(threading.local):
-    """The modes of this thread that look at functions of torch, and see nothing of an operator's results."""
-
-    def __init__(self) -> None:
-        self.modes: list[Any] = []
-
-
-_now = _Watching()
-
-
-@contextlib.contextmanager
-def watching(mode: Any) -> Iterator[None]:
-    """A context in which a mode's ``add`` is told what operators made of functions return."""
-    _now.modes.append(mode)
-    try:
-        yield
-    finally:
-        _now.modes.pop()
-
-
-def made(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors that an operator made, of which the modes are told."""
-    if _now.modes:
-        for mode in _now.modes:
-            mode.add(tensors)
-    return list(tensors)
 
 
 class Declared(Function):

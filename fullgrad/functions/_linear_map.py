@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
@@ -90,6 +91,7 @@ class LinearMap(Made):
         (x,) = args
         if not isinstance(x, Tensor):
             raise TypeError(f"linear_map: the argument must be a tensor, got a value of type {type(x).__name__}.")
+        (x,) = seen([x])
         if not may_differ(x):
             raise TypeError(f"linear_map: the argument must be a floating or complex tensor, got dtype {x.dtype}.")
         return self._along(0, x, lambda x: _kind(self.like(x) if self.like else x))

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function
 from fullgrad._core.generators import random_states, restore_random_states
+from fullgrad._core.watching import made, unwatched
 from fullgrad._dispatch import (
     add_legacy_dim,
     clone_if_view,
@@ -26,7 +27,7 @@ from fullgrad._dispatch import (
     without_modes,
 )
 from fullgrad.functions._closures import Closure, Refusing
-from fullgrad.functions._declared import CHANGED, made, versions_of
+from fullgrad.functions._declared import CHANGED, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]
@@ -68,7 +69,7 @@ class _Code:
         """The results, for tensors that have some leading dimensions more."""
         self.is_known, given = True, [t.detach() for t in tensors]
         versions = versions_of(given)
-        with torch.enable_grad(), outside_saved_tensor_hooks():
+        with torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
             results = self.closure.first(self.function, given[: self.count], given[self.count :])
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))

@@ -322,7 +322,7 @@ class Solution:
             self.solution, self.aux = Result(self._like_init(solution, given)), Result(aux)
             z = self.solution.release()
             self.length = len(z)
-            return [y.detach() for y in (*z, *self.aux.release())]
+            return [y.clone() if y.is_inference() else y.detach() for y in (*z, *self.aux.release())]
 
         def like(*given: Tensor) -> list[Tensor]:
             if owner.like is None and (owner.has_aux or not self.count):

@@ -1,5 +1,6 @@
 """Functions in code that torch can neither batch nor trace: below transforms, sample by sample or for the whole batch."""
 
+import functools
 import math
 
 import numpy
@@ -119,3 +120,77 @@ def test_errors():
         fullgrad.custom_vjp(by_numpy, vmap_method="loop")
     with pytest.raises(TypeError, match="`like` must be callable"):
         fullgrad.custom_jvp(by_numpy, like=3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["sequential", "broadcast", "map"])
+def test_inside_a_checkpoint(method, name):
+    """A checkpoint, which looks at what its function uses, does not look into an opaque one, where transforms have other levels."""
+    inner = with_gradient(method)
+    ours = lambda x: fullgrad.checkpoint(lambda v: inner(v * x).sin(), x.cos())  # noqa: E731
+    assert_close(derivative(name, ours), derivative(name, lambda x: torch.erf(x.cos() * x).sin()))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobians_of_autograd(strategy):
+    """`torch.autograd.functional` uses torch's legacy vmap, in whose backward code is called for the batch of gradients."""
+    total = fullgrad.linear_map(
+        lambda x: torch.from_numpy(numpy.cumsum(x.numpy(), -1)),
+        lambda g: torch.from_numpy(numpy.cumsum(g.numpy()[..., ::-1], -1)[..., ::-1].copy()),
+        vmap_method="broadcast",
+    )
+    reference = lambda x: torch.erf(x).cumsum(-1)  # noqa: E731
+    of = {
+        "linear map": lambda x: total(torch.erf(x)),
+        "rule": lambda x: with_gradient("broadcast")(x).cumsum(-1),
+        "tangent": lambda x: with_rule("sequential")(x).cumsum(-1),
+        "checkpoint": lambda x: fullgrad.checkpoint(reference, x),
+        "reference": fullgrad.with_reference(lambda x: by_numpy(x).cumsum(-1), reference),
+    }
+    expected = torch.func.jacrev(reference)(X[0])
+    for name, f in of.items():
+        found = torch.autograd.functional.jacobian(f, X[0], vectorize=True, strategy=strategy)
+        assert_close(found, expected, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_inside_a_selective_checkpoint():
+    """Where a selective checkpoint kept the values, nothing is called again, and the result has its structure."""
+    policy = lambda ctx, operator, *args, **kwargs: torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE  # noqa: E731
+    context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, policy)
+    kernel = fullgrad.with_reference(lambda x: {"y": by_numpy(x)}, lambda x: {"y": torch.erf(x)})
+    x = X[0].clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(lambda x: kernel(x)["y"].sin(), x, use_reentrant=False, context_fn=context)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert_close(g, grad(lambda x: torch.erf(x).sin().sum())(X[0]))
+
+
+def test_a_module_in_two_places():
+    """A module that a function holds, and that another one of its modules holds too, is left as it was."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = self.two = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.two(fullgrad.checkpoint(lambda x: torch.tanh(self.one(self.two(x))), x)).sum()
+
+    net = Twice()
+    weight, parameters = net.one.weight, {n: p.detach() for n, p in net.named_parameters()}
+
+    def expected(p, x):
+        linear = lambda x: torch.nn.functional.linear(x, p["one.weight"], p["one.bias"])  # noqa: E731
+        return linear(torch.tanh(linear(linear(x)))).sum()
+
+    net(X[0]).backward()
+    assert_close({n: p.grad for n, p in net.named_parameters()}, grad(expected)(parameters, X[0]))
+    assert net.one.weight is weight
+    linear = net.one
+
+    @fullgrad.custom_vjp
+    def both(net, linear, x):
+        return linear(net.one(x))
+
+    both.defvjp(lambda net, linear, x: (both(net, linear, x), x), lambda x, g: (None, None, g))
+    both(net, linear, X[0])
+    assert net.one.weight is linear.weight is weight

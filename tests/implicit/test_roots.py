@@ -210,6 +210,57 @@ def test_a_module_as_an_argument_and_keywords():
     close(found, module.weight.grad)
 
 
+@implicit.root(lambda z, x: z + by_scipy(torch.zeros_like(z), z) - x)
+def nested(init, x):
+    y = by_newton(x)  # z = sinh(y) + y, and z + y = x
+    for _ in range(12):
+        y = y - (torch.sinh(y) + 2 * y - x) / (torch.cosh(y) + 2)
+    return torch.sinh(y) + y
+
+
+def nested_by_newton(x):
+    y = torch.zeros_like(x)
+    for _ in range(12):
+        y = y - (torch.sinh(y) + 2 * y - x) / (torch.cosh(y) + 2)
+    return torch.sinh(y) + y
+
+
+@pytest.mark.parametrize("transform", NAMES)
+def test_a_root_in_the_equation_of_a_root(transform):
+    """An equation may be made of solutions: of those by scipy, too."""
+    ours = lambda x: nested(torch.zeros(3, dtype=F64), x)  # noqa: E731
+    close(derivative(transform, ours), derivative(transform, nested_by_newton))
+
+
+@pytest.mark.parametrize("transform", NAMES)
+def test_bilevel_problems(transform):
+    """A minimizer in the objective of a minimizer, which closes over what is differentiated."""
+
+    def ours(x):
+        def inner(w):
+            return implicit.argmin(lambda u: ((u - w) ** 2 + x**2 * u**2).sum())(lambda init: w / (1 + x**2))(None)
+
+        objective = lambda w: ((inner(w) - x.sin()) ** 2 + w**2).sum()  # noqa: E731
+        # inner(w) = w / s, so that w (1 + s^-2) = sin(x) / s, where s = 1 + x^2
+        return implicit.argmin(objective)(lambda init: x.sin() * (1 + x**2) / (1 + (1 + x**2) ** 2))(None)
+
+    close(derivative(transform, ours), derivative(transform, lambda x: x.sin() * (1 + x**2) / (1 + (1 + x**2) ** 2)))
+
+
+def test_solvers_that_return_what_they_were_given():
+    """An argument, the start, a tensor of inference mode or one that requires a gradient is a solution like any other."""
+
+    def of_inference(init, x):
+        with torch.inference_mode():
+            return x * 1
+
+    for solver in (lambda init, x: x, lambda init, x: init, lambda init, x: x.clone().requires_grad_(), of_inference):
+        solve = implicit.root(lambda z, x: z - x)(solver)
+        x = X[0].clone().requires_grad_()
+        (g,) = torch.autograd.grad(solve(X[0], x).sum(), x)
+        close(g, torch.ones_like(g))
+
+
 def test_numbers_that_a_solver_returns():
     """A number becomes a tensor like `init`."""
     solve = implicit.root(lambda z, x: z**3 - x)(lambda init, x: float(x) ** (1 / 3))

@@ -125,7 +125,7 @@ def test_errors():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["sequential", "broadcast", "map"])
 def test_inside_a_checkpoint(method, name):
-    """A checkpoint, which looks at what its function uses, does not look into an opaque one, where transforms have other levels."""
+    """A checkpoint, which looks at what its function uses, does not look into an opaque one."""
     inner = with_gradient(method)
     ours = lambda x: fullgrad.checkpoint(lambda v: inner(v * x).sin(), x.cos())  # noqa: E731
     assert_close(derivative(name, ours), derivative(name, lambda x: torch.erf(x.cos() * x).sin()))

@@ -25,6 +25,8 @@ OUTPUT = {
     "clamp_range": "learned is ahead of fixed",
     "digits": "equal a loop over its samples",
     "distributed": r"^2 processes(.|\n)*tensor parallel +\d\.\de-1\d\nsum of clipped gradients",
+    "equilibrium": r"gradients of 8 samples equal those(.|\n)*Hessian-vector product",
+    "hyperparameters": r"from finite differences(.|\n)*closed form(.|\n)*1,000 draws",
     "forward_mode": "slopes equal the gradient",
     "quantization": r"mixed bits: loss .* uniform (.|\n)*torch\.export: equal outputs(.|\n)*ONNX: (equal|not installed)",
     "ranking": "straight-through",

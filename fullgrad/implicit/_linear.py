@@ -147,6 +147,10 @@ class LU:
     """Factors of square matrices, whose rows are first brought to one scale."""
 
     def __init__(self, matrices: Tensor) -> None:
+        self.matrices = matrices
+        if matrices.shape[-1] == 1:
+            self.singular = matrices[..., 0, 0] == 0
+            return
         most = matrices.abs().amax(-1, keepdim=True)
         self.rows = nonzero(most)
         scaled = matrices / self.rows
@@ -158,6 +162,8 @@ class LU:
 
     def solve(self, b: Tensor, transposed: bool) -> Tensor:
         """The solution of ``A w = b``, or of ``A.mT w = b``."""
+        if self.matrices.shape[-1] == 1:
+            return b / self.matrices.squeeze(-1)
         rows = self.rows.squeeze(-1)
         right = (b if transposed else b / rows).unsqueeze(-1)
         w = torch.linalg.lu_solve(self.factors, self.pivots, right, adjoint=transposed).squeeze(-1)

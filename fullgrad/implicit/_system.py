@@ -95,7 +95,7 @@ class System:
         own = torch.promote_types(b.dtype, torch.float32)
         right, n = b.to(own), b.shape[-1]
         method = self.method or ("dense" if n <= DENSE else self.otherwise)
-        back, ahead = self._products_of(b, zv, both=method != "dense")
+        back, ahead = self._products_of(b, zv)
         if method == "dense":
             w = self._lu(back, right, zv).solve(right, is_transposed)
         else:
@@ -104,21 +104,25 @@ class System:
             self._check(method, matvec, w, right, b.dtype)
         return [w.to(b.dtype)]
 
-    def _products_of(self, b: Tensor, zv: Sequence[Tensor], both: bool) -> tuple[Product, Any]:
-        """The products with the transpose and, if both are wanted, with A. The residual is computed once."""
-        given, leading = torch.zeros_like(b), b.ndim - 1
+    def _products_of(self, b: Tensor, zv: Sequence[Tensor]) -> tuple[Product, Product]:
+        """The products with the transpose and with A. The residual is computed once."""
+        leading = b.ndim - 1
         with torch.inference_mode(False), torch.enable_grad():
             zv = [t.clone() if t.is_inference() else t.detach() for t in zv]
             z = [t.requires_grad_() for t in zv[: self.count]]
-            y = self.batched(leading)(*zv)
-            pull = gradient([y], z)
-            push = gradient(pull([given.requires_grad_()], create_graph=True), [given]) if both else None
+            pull = gradient([self.batched(leading)(*zv)], z)
+
+        @functools.cache
+        def push() -> Callable[..., Sequence[Tensor]]:
+            with torch.inference_mode(False), torch.enable_grad():
+                w = torch.zeros_like(b).requires_grad_()
+                return gradient(pull([w], create_graph=True), [w])
 
         def back(w: Tensor) -> Tensor:
             return flat(pull([w.to(b.dtype)]), leading).to(w.dtype)
 
         def ahead(w: Tensor) -> Tensor:
-            return push(unflat(w.to(b.dtype), z, leading))[0].to(w.dtype)  # pyright: ignore[reportOptionalCall]
+            return push()(unflat(w.to(b.dtype), z, leading))[0].to(w.dtype)
 
         return back, ahead
 
@@ -144,6 +148,8 @@ class System:
         if not isinstance(w, Tensor) or w.shape != b.shape:
             found = tuple(w.shape) if isinstance(w, Tensor) else type(w).__name__
             raise ValueError(f"{self.label}: `linear_solve` must return a tensor of shape {tuple(b.shape)}, got {found}.")
+        if self.tol is None and not isinstance(method, str):
+            return
         off = (norm(b - matvec(w)) / nonzero(norm(b))).squeeze(-1)
         if isinstance(method, str) and (off > 0.5).any():
             raise RuntimeError(

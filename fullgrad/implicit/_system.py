@@ -28,6 +28,8 @@ class System:
         dw = A^{-1} (db - dA\,w)
     """
 
+    matrix = "the Jacobian of the equation by its solution"
+
     def __init__(self, label: str, f: Callable[..., Tensor], count: int, method: Any, otherwise: str, tol: float | None) -> None:
         self.label, self.f, self.count, self.method, self.otherwise, self.tol = label, f, count, method, otherwise, tol
         self.factors: tuple[Any, Sequence[Tensor], LU] | None = None
@@ -137,8 +139,7 @@ class System:
             lu = LU(torch.func.vmap(back)(rows).movedim(0, -2))
             if lu.singular.any():
                 raise RuntimeError(
-                    f"{self.label}: the Jacobian of the equation by its solution is singular{sample_of(lu.singular)}, so the "
-                    "solution has no derivative there."
+                    f"{self.label}: {self.matrix} is singular{sample_of(lu.singular)}, so there is no solution, or no derivative."
                 )
             self.factors = key, zv, lu  # the tensors, so that no others have their addresses
         return self.factors[2]
@@ -153,15 +154,15 @@ class System:
         off = (norm(b - matvec(w)) / nonzero(norm(b))).squeeze(-1)
         if isinstance(method, str) and (off > 0.5).any():
             raise RuntimeError(
-                f"{self.label}: {method} does not solve the linear equations of the derivative{sample_of(off > 0.5)}: the "
-                f"residual is {off.nan_to_num(0).max():.2g} of the right-hand side. The Jacobian is singular or of another kind "
-                '(cg takes symmetric positive definite ones); linear_solve="dense" is exact.'
+                f"{self.label}: {method} does not solve the linear equations{sample_of(off > 0.5)}: the residual is "
+                f"{off.nan_to_num(0).max():.2g} of the right-hand side. Either {self.matrix} is singular, or of another kind (cg "
+                'takes symmetric positive definite ones); linear_solve="dense" is exact.'
             )
         tol = torch.inf if self.tol is None else max(self.tol, 16 * torch.finfo(dtype).eps)
         if (off > tol).any():
             warnings.warn(
                 f"{self.label}: {_name(method)} leaves a residual of {off.nan_to_num(0).max():.2g} of the right-hand side in the "
-                f"linear equations of the derivative{sample_of(off > tol)}.",
+                f"linear equations{sample_of(off > tol)}.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -127,7 +127,8 @@ class _Argument:
 def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: Callable[[], Any]) -> Any:
     """``run()`` while modules have other tensors, by name, at every place where they have the ones that are replaced.
 
-    `torch.func.functional_call` would leave a module that is in two places with the other tensors.
+    `torch.func.functional_call` would leave a module that is in two places with the other tensors:
+    https://github.com/pytorch/pytorch/issues/164759.
     """
     if not states:
         return run()

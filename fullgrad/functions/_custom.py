@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
+from fullgrad._core.generators import same_draws
 from fullgrad._core.linearity import is_linear
 from fullgrad._dispatch import (
     below_transforms,
@@ -515,10 +516,10 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
         return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
 
     if not traced:
-        with torch.no_grad():
+        with torch.no_grad(), same_draws():  # the user's random numbers stay as they are
             return below_transforms(attempt)
     try:
-        with without_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad(), same_draws():
             return below_transforms(attempt)
     except Exception:
         return True

@@ -247,7 +247,7 @@ class Root(Made):
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
             raise TypeError(f"{self.label} is called with `init` first, by position.")
-        if self.tol is None and not is_differentiating():
+        if not is_differentiating() and (self.tol is None or is_tracing() or torch.jit.is_tracing()):
             return self.function(*args, **kwargs)
         return Solution(self, args, kwargs).result()
 
@@ -289,8 +289,6 @@ class Solution:
         self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
-        if not is_differentiating() and is_tracing():
-            return self._tree(z, aux)
         self.replay.first(lambda: None)  # notes autocast
         with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
             equation = functools.partial(self._of_tensors, owner.equation(owner.given))
@@ -430,7 +428,9 @@ class Solution:
 
     def _pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         zv, v = self._parts(inputs)
-        w = self._inverse(True, flat(cotangents), zv)
+        # A gradient that is expanded is no vector where its size is not known.
+        dense = [g.clone(memory_format=torch.contiguous_format) for g in cotangents] if is_tracing() else cotangents
+        w = self._inverse(True, flat(dense), zv)
         where = tuple([i for i, x in enumerate(v) if needs[i] and may_differ(x)])
         return scattered(len(inputs), where, self._transpose(zv, where)(-w))
 
@@ -486,4 +486,4 @@ def vector_of(label: str, values: Sequence[Any], like: Sequence[Tensor]) -> Tens
 
 
 def _real(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype.to_real()
+    return tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype

@@ -58,7 +58,7 @@ def solve(
     if not callable(matvec):
         raise TypeError(f"implicit.solve: `matvec` must be callable, got a value of type {type(matvec).__name__}.")
     check_linear_solve("implicit.solve", linear_solve)
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or torch.jit.is_tracing():
         return _of_matrix(matvec, b, args)
     owner = Root("solve", matvec, linear_solve, "gmres", None, "map", False, tol, None, matvec)
     return _LinearSolution(owner, (b, *args), {}).result()
@@ -79,8 +79,11 @@ def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any
         return vector_of(label, structure.flattened(found, label), right)
 
     b = flat(right)
-    rows = torch.func.vmap(product)(torch.eye(b.shape[0], dtype=b.dtype, device=b.device))
-    return structure.tree(unflat(b @ torch.linalg.inv(rows), right))
+    unit = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
+    # torch.jit.trace knows no vmap.
+    rows = torch.stack([product(w) for w in unit]) if torch.jit.is_tracing() else torch.func.vmap(product)(unit)
+    # Not by `@`, which torch does not compile for a size that data decides.
+    return structure.tree(unflat((b.unsqueeze(-1) * torch.linalg.inv(rows)).sum(0), right))
 
 
 class _LinearSolution(Solution):

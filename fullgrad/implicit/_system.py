@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
@@ -47,6 +48,10 @@ class System:
 
     def solved(self, is_transposed: bool, b: Tensor, zv: Sequence[Tensor]) -> Tensor:
         """The solution of ``A w = b`` or ``A.mT w = b``."""
+        if is_dynamo_compiling() and b.shape[-1] <= DENSE:  # compiled autograd, which traces a backward
+            unit = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
+            inverse = torch.linalg.inv(torch.func.vmap(lambda w: self.product(True, w, zv))(unit))
+            return (inverse.mT if is_transposed else inverse) @ b
         function = functools.partial(self._value, is_transposed)
         w = opaque_values(Refusing(self.label), "broadcast", function, lambda b, *_: [torch.empty_like(b)], [b, *zv])[0]
         return self._differentiable(is_transposed, w, [b, *zv])

@@ -378,7 +378,7 @@ class Solution:
         if not self.owner.minimizes:
             return self._with_closure(*zv)
         pull = transpose(lambda *zv: [self._with_closure(*zv)], zv, tuple(range(self.length)))
-        return flat(pull(torch.ones((), dtype=_real(zv[0]), device=zv[0].device)))
+        return flat(pull(zv[0].new_ones((), dtype=_real(zv[0]))))
 
     def _found(self, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         """The solution, which is looked at: a residual that is not small gets a warning."""

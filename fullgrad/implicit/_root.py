@@ -64,7 +64,7 @@ def root(
     Args:
         f: The equation: its left-hand side, as a function of the solution and the arguments of the solver.
         linear_solve: How the linear equations of the derivative are solved. ``"dense"``: by the Jacobian and its LU factors, made
-            once for all derivatives of a call. ``"cg"``, for symmetric positive definite Jacobians, ``"normal_cg"`` and
+            once for all derivatives of a call, and kept as long as its result. ``"cg"``, for symmetric positive definite Jacobians, ``"normal_cg"`` and
             ``"gmres"`` use products with the Jacobian alone, each sample of a batch until its own residual is small. A function
             ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the others, as `fullgrad.implicit.cg`
             does. By default it is dense for up to 512 unknowns, and above by GMRES.
@@ -73,8 +73,8 @@ def root(
             `fullgrad.implicit.newton`.
         has_aux: Whether the solver returns a pair of the solution and something else, which has no derivative.
         tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
-            this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. None
-            leaves both out. Compiled code leaves out the first.
+            this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. The
+            host waits for the device. None leaves both out, and compiled code the first.
         like: For compiled code where the result of the solver is not like ``init``: a function of the same arguments that returns
             empty tensors like the result.
 
@@ -298,6 +298,8 @@ class Solution:
         v = [*rest, *self.closure.release()]
         self.system = System(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
         z = self._found(z, v)
+        self.call.release()
+        self.init, self.rest = None, ()  # so that autograd alone keeps tensors
         if is_differentiated(v):
             z = declared(Rule(self._pull, self._push), z, [*v, *z])
         return self._tree(z, aux)

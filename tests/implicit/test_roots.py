@@ -615,6 +615,20 @@ def test_nothing_is_kept_alive():
     assert not any(ref() is not None for ref in refs)
 
 
+def test_arguments_are_kept_by_autograd_alone():
+    """After a backward that frees what was saved, an argument is gone, although the solution is there."""
+    for linear_solve in ("gmres", "normal_cg"):
+        solve = implicit.fixed_point(layer, linear_solve=linear_solve)(functools.partial(iterated, layer))
+        x = X[0].clone().requires_grad_()
+        argument = x * 1
+        ref = weakref.ref(argument)
+        y = solve(argument.detach(), argument)
+        y.sum().backward()
+        del argument
+        gc.collect()
+        assert ref() is None
+
+
 def step(z, x):
     return torch.tanh(0.5 * z + x)
 
@@ -718,8 +732,8 @@ def test_batched_gradients_of_autograd():
             close(found, jacrev(expected)(X[0]))
 
 
-def test_warnings_point_to_the_users_line():
-    """A warning is shown once for each call in the user's code, as Python does."""
+def test_a_warning_is_given_once():
+    """A call gives one warning."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
         implicit.root(lambda z, x: z - x)(lambda init, x: x + 1)(None, X[0])

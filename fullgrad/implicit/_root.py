@@ -64,10 +64,10 @@ def root(
     Args:
         f: The equation: its left-hand side, as a function of the solution and the arguments of the solver.
         linear_solve: How the linear equations of the derivative are solved. ``"dense"``: by the Jacobian and its LU factors, made
-            once for all derivatives of a call, and kept as long as its result. ``"cg"``, for symmetric positive definite Jacobians, ``"normal_cg"`` and
-            ``"gmres"`` use products with the Jacobian alone, each sample of a batch until its own residual is small. A function
-            ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the others, as `fullgrad.implicit.cg`
-            does. By default it is dense for up to 512 unknowns, and above by GMRES.
+            once for all derivatives of a call, and kept as long as its result. ``"cg"``, for symmetric positive definite
+            Jacobians, ``"normal_cg"`` and ``"gmres"`` use products with the Jacobian alone, each sample of a batch until its own
+            residual is small. A function ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the
+            others, as `fullgrad.implicit.cg` does. By default it is dense for up to 512 unknowns, and above by GMRES.
         vmap_method: How ``vmap`` calls the solver. ``"sequential"``: sample by sample, on plain tensors; ``"broadcast"``: once,
             on plain tensors with a dimension more in front; ``"map"``: inside `torch.func.vmap`, for torch code, such as
             `fullgrad.implicit.newton`.

@@ -27,7 +27,7 @@ def cg(matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | N
         The solution, like ``b``, or what was reached.
 
     Raises:
-        Nothing.
+        TypeError: ``b`` has no floating dtype.
 
     Example:
         >>> import torch, fullgrad
@@ -79,7 +79,7 @@ def gmres(
         The solution, like ``b``, or what was reached.
 
     Raises:
-        Nothing.
+        TypeError: ``b`` has no floating dtype.
 
     Example:
         >>> import torch, fullgrad
@@ -140,6 +140,8 @@ def _tolerance(b: Tensor, tol: float | None) -> float:
 
 
 def _iterations(b: Tensor, maxiter: int | None) -> int:
+    if not b.dtype.is_floating_point:
+        raise TypeError(f"The right-hand side of linear equations must be a floating tensor, got dtype {b.dtype}.")
     return min(2 * b.shape[-1] + 20, 1000) if maxiter is None else maxiter
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 
 from fullgrad import Function
 from fullgrad._core.fast import ENABLED
@@ -202,3 +203,24 @@ def test_every_operator_class_has_a_case():
     assert not set(_operator_classes()) - set().union(*called.values())
     everything, traced = [set().union(*[machinery(c, called[c.name]) for c in cases]) for cases in (EVERYDAY, TRACED)]
     assert not everything - traced
+
+
+@pytest.mark.parametrize("case", [c for c in EVERYDAY if c.surrogate and c.has_tangent and not c.draws], ids=lambda c: c.name)
+def test_a_tangent_has_a_gradient(case):
+    """Reverse mode over dual numbers of inputs that require a gradient is that of the surrogate."""
+
+    def gradients(op):
+        leaves = case.leaves()
+        given = iter(leaves)
+        with fwAD.dual_level():
+            inputs = [fwAD.make_dual(v, torch.ones_like(v)) for v in given]
+            y = op(*inputs)
+            tangents = [fwAD.unpack_dual(v).tangent for v in ((y,) if isinstance(y, torch.Tensor) else y)]
+            total = sum([t.sin().sum() for t in tangents if t is not None], sum(v.sum() for v in leaves))
+            return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+    try:
+        expected = gradients(case.bind(case.surrogate))
+    except RuntimeError as error:
+        pytest.skip(f"torch: {error}")
+    torch.testing.assert_close(gradients(case.bind(case.operator)), expected, rtol=1e-6, atol=1e-8, equal_nan=True)

@@ -1,8 +1,12 @@
 """`Call`: the arguments of a call as a list of tensors, and back. Arguments and results are any pytree."""
 
-from collections.abc import Callable, Sequence
+import collections
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fullgrad._core.watching import seen
@@ -155,14 +159,56 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
+def holds_tensors(value: Any, depth: int = 4) -> bool:
+    """Whether an object, which is no structure that torch knows, holds tensors, or may make them later."""
+    if value is None or isinstance(value, (int, float, complex, str, bytes, type, torch.dtype, torch.device, nn.Module)):
+        return False
+    if isinstance(value, (Tensor, types.GeneratorType)):
+        return True
+    if depth == 0:
+        return False
+    parts = list(getattr(value, "__dict__", {}).values())
+    parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    if isinstance(value, types.FunctionType):
+        parts += [cell.cell_contents for cell in value.__closure__ or () if _has_value(cell)]
+    elif isinstance(value, functools.partial):
+        parts += [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, Mapping):
+        parts += list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        parts += list(value)
+    elif getattr(getattr(value, "dtype", None), "hasobject", False):  # an array of numpy
+        parts += list(value.flat)
+    return any(holds_tensors(part, depth - 1) for part in parts)
+
+
+def _has_value(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that has no value yet
+        return False
+
+
+def refuse_hidden(label: str, leaves: Sequence[Any]) -> None:
+    """Refuse objects among the leaves of a structure that hold tensors: no derivative would reach them."""
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+            raise TypeError(
+                f"{label} a value of type {type(leaf).__name__}, which holds tensors that would lose their derivatives. Pass "
+                "tensors, or where structures are taken a tuple, list or dict of them, or a type that is registered by "
+                "torch.utils._pytree.register_dataclass or register_pytree_node."
+            )
+
+
 class Result:
     """A result as a list of its tensors, and back."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any, label: str = "An operator made of functions") -> None:
         if isinstance(result, Tensor):
             self.leaves, self.spec, self.tensors = None, None, [result]
             return
         self.leaves, self.spec = flattened(result)
+        refuse_hidden(f"{label} returns", self.leaves)
         self.tensors = [v for v in self.leaves if isinstance(v, Tensor)]
         self.leaves = [_Tensor if isinstance(v, Tensor) else v for v in self.leaves]
 

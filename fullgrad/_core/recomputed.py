@@ -27,10 +27,13 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
 
     It is the transpose of the transpose, since torch does not allow forward mode inside a forward rule.
     """
-    pull = pullback(soft, inputs, where)
-    zeros: list[Any] = [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
-    push = pullback(lambda *g: pull(g if len(zeros) > 1 else g[0]), zeros, tuple(range(len(zeros))))
-    pushed = push(tuple(tangents))
+    n, zeros = len(inputs), [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
+
+    def back(*all: Any) -> tuple[Tensor, ...]:  # of the inputs, too, so that the result is differentiable by them
+        g = all[n:]
+        return pullback(soft, all[:n], where)(g if len(g) > 1 else g[0])
+
+    pushed = pullback(back, [*inputs, *zeros], tuple(range(n, n + len(zeros))))(tuple(tangents))
     return pushed[0] if len(pushed) == 1 else pushed
 
 

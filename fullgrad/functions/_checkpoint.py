@@ -68,7 +68,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call, closure, replay = Call([args, kwargs]), Closure(name, f), Replay(name)
 
     def run(function: Any, *tensors: Tensor) -> Result:
-        return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors))
+        return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors), name)
 
     of_now = frozen(f)
     found: list[Result] = []

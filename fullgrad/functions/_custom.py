@@ -107,7 +107,7 @@ class Custom(Made):
         found: list[Result] = []
 
         def value(*tensors: Tensor) -> list[Tensor]:
-            found[:] = [run(lambda: Result(call.run(self.function, tensors)))]
+            found[:] = [run(lambda: Result(call.run(self.function, tensors), self.label))]
             return found[0].release()
 
         def like(*tensors: Tensor) -> list[Tensor]:
@@ -388,7 +388,7 @@ class _VJPRule:
                     + type(pair).__name__
                     + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
                 )
-            return Result(pair[0]), Call([pair[1]])
+            return Result(pair[0], self.owner.label), Call([pair[1]])
 
         return self.call.run(parts, x)
 
@@ -418,7 +418,7 @@ class _PullRule(_VJPRule):
     """The rule of a function that returns its own pullback, which is called in each derivative."""
 
     def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
-        return self.call.run(lambda *args: Result(self._pair(args)[0]), x), Call([])
+        return self.call.run(lambda *args: Result(self._pair(args)[0], self.owner.label), x), Call([])
 
     def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
         g = self.result.tree(cotangents, None)

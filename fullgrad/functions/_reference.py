@@ -204,7 +204,7 @@ class _Reference:
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         def value(*given: Tensor) -> list[Tensor]:
-            self.structure = self.replay.first(lambda: Result(self._of(self.owner.function, *given)))
+            self.structure = self.replay.first(lambda: Result(self._of(self.owner.function, *given), self.owner.label))
             return self.structure.release()
 
         def like(*given: Tensor) -> list[Tensor]:

@@ -42,6 +42,11 @@ def replace_grad(value: Tensor, surrogate: Tensor) -> Tensor:
     """
     checks.floating_tensor("replace_grad", "value", value)
     checks.floating_tensor("replace_grad", "surrogate", surrogate)
+    return of_pair(value, surrogate)
+
+
+def of_pair(value: Tensor, surrogate: Tensor) -> Tensor:
+    """The same for tensors that may be complex."""
     if value.dtype != surrogate.dtype:
         raise TypeError(
             f"replace_grad: `value` and `surrogate` must have one dtype, got dtypes {value.dtype} and {surrogate.dtype}."

@@ -18,9 +18,14 @@ class Replay:
     def __init__(self, name: str) -> None:
         self.name, self.states, self.autocast, self.often = name, None, {}, False
 
+    def noted(self) -> "Replay":
+        """This object, which has noted autocast."""
+        self.autocast = {} if torch.compiler.is_dynamo_compiling() else _autocast()
+        return self
+
     def first(self, function: Callable[[], Any]) -> Any:
         """The result of a function."""
-        self.autocast = _autocast()
+        self.noted()
         if is_tracing():
             return function()
         before = random_states()
@@ -36,23 +41,18 @@ class Replay:
         if torch.compiler.is_dynamo_compiling():  # which traces no modes
             yield
             return
-        now = _autocast()
-        with contextlib.ExitStack() as stack:
-            for device, state in self.autocast.items():
-                if now.get(device) != state:
-                    stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
-            with self._same_draws():
-                yield
+        with self._same_autocast(), self._same_draws():
+            yield
 
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:
-        """A context in which a function must not draw, for one that cannot draw what another function drew."""
+        """A context in the same precision in which a function must not draw, for one that cannot draw what another one drew."""
         if torch.compiler.is_dynamo_compiling():
             yield
             return
         traced = is_tracing()
         before = [] if traced else random_states()
-        with _NoDraw(self.name) if traced else contextlib.nullcontext():
+        with self._same_autocast(), _NoDraw(self.name) if traced else contextlib.nullcontext():
             yield
         if not traced and not all(map(torch.equal, before, random_states())):
             restore_random_states(before)
@@ -60,6 +60,15 @@ class Replay:
                 f"{self.name} draws random numbers, which cannot be those of other code. Draw them outside, and pass them as an "
                 "argument."
             )
+
+    @contextlib.contextmanager
+    def _same_autocast(self) -> Iterator[None]:
+        now = _autocast()
+        with contextlib.ExitStack() as stack:
+            for device, state in self.autocast.items():
+                if now.get(device) != state:
+                    stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
+            yield
 
     @contextlib.contextmanager
     def _same_draws(self) -> Iterator[None]:

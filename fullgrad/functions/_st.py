@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from fullgrad._core.calls import refuse_hidden
 from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
 from fullgrad.functions._made import made
-from fullgrad.functions._replace_grad import replace_grad
+from fullgrad.functions._replace_grad import of_pair, replace_grad
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,9 +114,12 @@ def _value_of_first(name: str, fn: Any, first: tuple[Any, Any], second: tuple[An
 def _replaced(name: str, value: Any, surrogate: Any) -> Any:
     if is_override(value) or is_override(surrogate):  # nodes of a graph, whose values are known when it runs
         return handle_torch_function(_replaced, (value, surrogate), name, value, surrogate)
-    if not (isinstance(value, Tensor) and value.is_floating_point() and isinstance(surrogate, Tensor)):
+    if not (isinstance(value, Tensor) and isinstance(surrogate, Tensor)):
+        refuse_hidden(f"{name}: the function returns", [value, surrogate])
         return value
-    return replace_grad(value, surrogate)
+    if value.is_complex():
+        return of_pair(value, surrogate)
+    return replace_grad(value, surrogate) if value.is_floating_point() else value
 
 
 def _find(name: str, fn: Any, parameter: str, default: Any) -> tuple[Any, int | None]:

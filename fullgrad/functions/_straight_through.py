@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
 from fullgrad.functions._made import made
+from fullgrad.functions._replay import Replay
 
 
 def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -54,9 +56,24 @@ def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -
     return made(apply, straight_through, hard, soft)
 
 
+_CONSTANTS = (Tensor, int, float, bool, str, type(None))
+
+
 def _operator(name: str, hard: Any, soft: Any) -> Any:
     """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
     batched: dict[Any, Any] = {}
+
+    def pulled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = saved_inputs(ctx)
+        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
+        if can_reuse_buffers():
+            y, some = recorded(soft, inputs, where)
+            _check_output(name, y, ctx.like, bool(_leaves(y) - {id(v) for v in some}))
+            found = iter(gradients(y, some, g))
+        else:
+            _check_alone(name, soft, inputs, ctx.like)
+            found = iter(pullback(soft, inputs, where)(g))
+        return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     class StraightThroughOf(Recomputed):
         whole_dims = None
@@ -64,27 +81,28 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
+            refuse_hidden(
+                f"straight_through: {name} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS]
+            )
             y = hard(*inputs)
             # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y
 
+        @classmethod
+        def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            super().setup_context(ctx, inputs, output)
+            ctx.replay = Replay(name).noted()
+
         @staticmethod
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-            inputs = saved_inputs(ctx)
-            where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-            if can_reuse_buffers():
-                y, some = recorded(soft, inputs, where)
-                _check_output(name, y, ctx.like, bool(_leaves(y) - {id(v) for v in some}))
-                found = iter(gradients(y, some, g))
-            else:
-                _check_alone(name, soft, inputs, ctx.like)
-                found = iter(pullback(soft, inputs, where)(g))
-            return tuple([next(found) if i in where else None for i in range(len(inputs))])
+            with ctx.replay.again():
+                return pulled(ctx, g)
 
         @classmethod
         def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
-            _check_alone(name, soft, saved_inputs(ctx), ctx.like)
-            return super().jvp(ctx, *tangents)
+            with ctx.replay.again():
+                _check_alone(name, soft, saved_inputs(ctx), ctx.like)
+                return super().jvp(ctx, *tangents)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:

@@ -37,19 +37,30 @@ def cg(matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | N
 
     Source: Hestenes, Stiefel, Methods of conjugate gradients for solving linear systems, 1952.
     """
+    return cg_and_curvature(matvec, b, tol=tol, maxiter=maxiter)[0]
+
+
+def cg_and_curvature(
+    matvec: Product, b: Tensor, *, tol: float | None = None, maxiter: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The solution by conjugate gradients, and whether a product ``p A p`` was 0, or they had both signs, for each vector."""
     unit = norm(b)
     r = b / nonzero(unit)
     w, p, square = torch.zeros_like(r), r, dot(r, r)
+    least, most = torch.full_like(square, torch.inf), torch.full_like(square, -torch.inf)
     for _ in range(_iterations(b, maxiter)):
         runs = square > _tolerance(b, tol) ** 2
         if not runs.any():
             break
         product = matvec(p)
-        step = torch.where(runs, square / nonzero(dot(p, product)), 0)
+        curvature = dot(p, product)
+        least = torch.where(runs, torch.minimum(least, curvature), least)
+        most = torch.where(runs, torch.maximum(most, curvature), most)
+        step = torch.where(runs, square / nonzero(curvature), 0)
         w, r, before = w + step * p, r - step * product, square
         square = torch.where(runs, dot(r, r), square)
         p = r + square / nonzero(before) * p
-    return w * unit
+    return w * unit, ((least <= 0) & (most >= 0)).squeeze(-1)
 
 
 def normal_cg(matvec: Product, rmatvec: Product, b: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """`root`, `fixed_point` and `argmin`: solvers whose results have the derivative of the equation that they solve."""
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
-from fullgrad.implicit._system import System, flat, sample_of, unflat
+from fullgrad.implicit._system import System, flat, sample_of, unflat, warn
 
 Solver = Callable[..., Any]
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
@@ -69,8 +68,8 @@ def root(
             residual is small. A function ``(matvec, b) -> w`` takes and returns vectors in the last dimension, a batch in the
             others, as `fullgrad.implicit.cg` does. By default it is dense for up to 512 unknowns, and above by GMRES.
         vmap_method: How ``vmap`` calls the solver. ``"sequential"``: sample by sample, on plain tensors; ``"broadcast"``: once,
-            on plain tensors with a dimension more in front; ``"map"``: inside `torch.func.vmap`, for torch code, such as
-            `fullgrad.implicit.newton`.
+            on plain tensors with a dimension more in front of each, batched or not; ``"map"``: inside `torch.func.vmap`, for
+            torch code, such as `fullgrad.implicit.newton`.
         has_aux: Whether the solver returns a pair of the solution and something else, which has no derivative.
         tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
             this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. The
@@ -289,7 +288,7 @@ class Solution:
         self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
-        self.replay.first(lambda: None)  # notes autocast
+        self.replay.noted()
         with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
             equation = functools.partial(self._of_tensors, owner.equation(owner.given))
             first = lambda *given: self.closure.first(equation, given)  # noqa: E731
@@ -319,7 +318,7 @@ class Solution:
             if owner.has_aux and (not isinstance(found, tuple) or len(found) != 2):
                 raise TypeError(f"{self.label}: `has_aux` says that the solver returns a pair, got {type(found).__name__}.")
             solution, aux = found if owner.has_aux else (found, None)
-            self.solution, self.aux = Result(self._like_init(solution, given)), Result(aux)
+            self.solution, self.aux = Result(self._like_init(solution, given), self.label), Result(aux, self.label)
             z = self.solution.release()
             self.length = len(z)
             return [y.clone() if y.is_inference() else y.detach() for y in (*z, *self.aux.release())]
@@ -344,6 +343,13 @@ class Solution:
         """The solution, where numbers are tensors, which are like `init`."""
         if isinstance(solution, (int, float, complex)) and isinstance(self.init, Tensor):
             solution = torch.as_tensor(solution, dtype=given[0].dtype, device=given[0].device)
+        others = [v for v in pytree.tree_leaves(solution) if not isinstance(v, Tensor) and v is not None]
+        if others:
+            kind = type(others[0])
+            raise TypeError(
+                f"{self.label}: the solution must be tensors, got a value of type {kind.__module__}.{kind.__name__}. An array of "
+                "numpy becomes one by torch.from_numpy, and a number one like `init`, if that is a tensor."
+            )
         if not self.count:
             return solution
         found, wanted = pytree.tree_structure(solution), pytree.tree_structure(self.init)
@@ -411,12 +417,10 @@ class Solution:
         bad = size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale  # NaN is loud enough
         if bad.any():
             first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
-            warnings.warn(
+            warn(
                 f"{self.label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {what} has the "
                 f"scale {scale[first]:.2g}. Its derivative is that of a solution. More iterations help, or another `init`; `tol` "
-                "sets the limit, and None leaves this out.",
-                RuntimeWarning,
-                stacklevel=2,
+                "sets the limit, and None leaves this out."
             )
 
     # --- The derivative -------------------------------------------------------------------------------------------------

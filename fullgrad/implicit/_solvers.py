@@ -76,8 +76,9 @@ def anderson(
     .. math::
         z \leftarrow \sum_i a_i f(z_i), \qquad \sum_i a_i = 1
 
-    The next iterate is the combination of the last values of f whose combined residual is the least. All else is as in
-    :func:`newton`, without a Jacobian.
+    The next iterate is the combination of the last values of f whose combined residual is the least. Where the residual grows,
+    the history is forgotten, and the next step is one of the plain iteration. All else is as in :func:`newton`, without a
+    Jacobian.
 
     Args:
         f: The function of a structure of tensors like ``init``, which returns one like it.
@@ -127,6 +128,8 @@ def anderson(
         value = g(z)
         r = value - z
         of_values, of_residuals = [*of_values, value - before][-history:], [*of_residuals, r - former][-history:]
+        grew = norm(r) > norm(former)  # the history misleads: it is forgotten, and the next step is a plain one
+        of_values, of_residuals = [[torch.where(grew, 0, t) for t in h] for h in (of_values, of_residuals)]
     return back(value)
 
 

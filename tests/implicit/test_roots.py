@@ -535,6 +535,11 @@ ERRORS = {
         ValueError,
         "the solution must have the shape of `init`",
     ),
+    "an array": (
+        lambda: implicit.root(lambda z, x: z)(lambda init, x: numpy.sqrt(x.numpy()))(None, X[0].abs()),
+        TypeError,
+        "the solution must be tensors, got a value of type numpy.ndarray. .*torch.from_numpy",
+    ),
     "integers": (
         lambda: implicit.root(lambda z, x: z)(lambda init, x: x)(None, torch.arange(3)),
         TypeError,
@@ -733,8 +738,19 @@ def test_batched_gradients_of_autograd():
 
 
 def test_a_warning_is_given_once():
-    """A call gives one warning."""
+    """A call gives one warning, at the line of the user."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
         implicit.root(lambda z, x: z - x)(lambda init, x: x + 1)(None, X[0])
-    assert len(seen) == 1
+    assert [w.filename for w in seen] == [__file__]
+
+
+def test_conjugate_gradients_name_a_matrix_that_is_indefinite():
+    """Where p A p is 0 or has both signs, and the residual is not small, a number that is nearly right is an error."""
+    x = torch.tensor([2.0, 3.0], dtype=F64)
+    for sign in (1.0, -1.0):
+        solve = lambda a: implicit.solve(lambda w: a * w, x, linear_solve="cg")  # noqa: E731
+        close(solve(sign * x), torch.full_like(x, sign))
+    indefinite = implicit.root(lambda z, x: torch.stack([x[0] - z[0], z[1] - x[1]]), linear_solve="cg")(lambda init, x: x.clone())
+    with pytest.raises(RuntimeError, match="cg does not solve the linear equations"):
+        grad(lambda x: indefinite(None, x).sum())(x)

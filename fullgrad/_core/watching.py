@@ -1,11 +1,14 @@
 """Modes of torch functions that look at the code of an operator: what they are told, and what they tell."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 
 class _Watching(threading.local):
@@ -20,12 +23,23 @@ _now = _Watching()
 
 @contextlib.contextmanager
 def watching(mode: Any) -> Iterator[None]:
-    """A context in which a mode's ``add`` is told what operators made of functions return."""
+    """A context in which a mode's ``add`` is told what operators made of functions return, and of the parameters of new modules."""
+    _watch_parameters()
     _now.modes.append(mode)
     try:
         yield
     finally:
         _now.modes.pop()
+
+
+@functools.cache
+def _watch_parameters() -> None:
+    register_module_parameter_registration_hook(_registered)
+
+
+def _registered(module: nn.Module, name: str, parameter: Any) -> None:
+    if not is_dynamo_compiling() and parameter is not None:
+        made([parameter])
 
 
 @contextlib.contextmanager

@@ -527,6 +527,16 @@ def is_alias_of(one: Tensor, other: Tensor) -> bool:
     return torch.compiler.is_dynamo_compiling() or _is_alias_of(one, other)
 
 
+# Autograd numbers its nodes: whether a tensor was computed since a moment.
+_CLOSURES = "a solver that differentiates by torch.func.grad takes its results for tensors that it closes over"
+sequence_number = _optional("_C._autograd._get_sequence_nr", lambda: sys.maxsize, _CLOSURES)
+
+
+def is_computed_since(number: int, tensor: Tensor) -> bool:
+    """Whether a tensor with a gradient was computed since `sequence_number` gave a number, in this thread."""
+    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= number
+
+
 def innermost(tensor: Tensor) -> Tensor:
     """The tensor below all transforms."""
     while is_wrapped(tensor):

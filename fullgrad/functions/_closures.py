@@ -13,7 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.calls import run_with_states, state_of
 from fullgrad._core.watching import seen, watching
-from fullgrad._dispatch import are_differentiated, current_level, level_of, outside_dynamo_later, transforms_active
+from fullgrad._dispatch import (
+    are_differentiated,
+    current_level,
+    is_computed_since,
+    level_of,
+    outside_dynamo_later,
+    sequence_number,
+    transforms_active,
+)
 from fullgrad.functions._declared import is_differentiated, versions_of
 
 
@@ -148,6 +156,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, closure: Closure, given: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]], noting: bool) -> None:
         super().__init__()
         self.closure, self.level, self.noting, self.looks = closure, current_level(), noting, True
+        self.start = sequence_number()
         self.others = {id(t): (t, value) for t, value in others}
         self.used = {id(value) for t, value in others if t is value}
         self.own: dict[int, Any] = {}
@@ -202,6 +211,8 @@ class _Mode(TorchFunctionMode):
 
     def _matters(self, tensor: Tensor) -> bool:
         """Whether a tensor needs a derivative, or belongs to a transform that was active at the start."""
+        if is_computed_since(self.start, tensor):  # by code that is no function of torch, such as a transform or a Function
+            return False
         level = level_of(tensor)
         if level > self.level:  # of a transform inside the function, if one is active
             if not transforms_active():

@@ -23,7 +23,7 @@ _now = _Watching()
 
 @contextlib.contextmanager
 def watching(mode: Any) -> Iterator[None]:
-    """A context in which a mode's ``add`` is told what operators made of functions return, and of the parameters of new modules."""
+    """A context in which a mode's ``add`` is told what operators made of functions return, and which parameters modules get."""
     _watch_parameters()
     _now.modes.append(mode)
     try:

@@ -39,8 +39,9 @@ from fullgrad._dispatch.state import (
     is_distributed,
     is_tracing,
     is_unrecorded,
+    legacy_detach,
     unwrap_legacy_batched,
-    without_tangent,
+    vmaps_that_draw_differently,
 )
 from fullgrad._dispatch.torch_private import (
     DISPATCH,

@@ -81,6 +81,14 @@ def active_transforms() -> list[str]:
     return [i.key().name for i in interpreters() or ()] if interpreters is not None else []
 
 
+def vmaps_that_draw_differently() -> int:
+    """How many of the active vmaps draw other random numbers for each sample."""
+    if torch_private.interpreters is None or torch_private.MISSING:
+        return 0
+    of_vmap = [torch_private.VmapInterpreter(i) for i in torch_private.interpreters() or () if i.key().name == "Vmap"]
+    return sum([i.randomness().name == "Different" for i in of_vmap])
+
+
 def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each tensor requires a gradient or has a tangent, at any of the active levels."""
     if torch_private.MISSING or torch_private.transforms_are_hidden():
@@ -113,10 +121,12 @@ def _has_tangent(tensor: Tensor) -> bool:
         raise
 
 
-def without_tangent(tensor: Tensor) -> Tensor:
-    """The primal of a tensor in torch's legacy vmap, which cannot detach."""
-    is_dual = forward_mode_is_on() and _has_tangent(tensor)
-    return torch_private.unpack_dual(tensor, level=0)[0] if is_dual else tensor
+@torch.no_grad()
+def legacy_detach(tensor: Tensor) -> Tensor:
+    """A tensor without a derivative in torch's legacy vmap, which cannot detach what is batched."""
+    if forward_mode_is_on() and _has_tangent(tensor):
+        return torch_private.unpack_dual(tensor, level=0)[0]
+    return tensor.view(tensor.shape)
 
 
 def only_vmap_active() -> bool:

@@ -16,6 +16,9 @@ from fullgrad._core.watching import seen, watching
 from fullgrad._dispatch import (
     are_differentiated,
     current_level,
+    has_data,
+    innermost,
+    is_compiling,
     is_computed_since,
     level_of,
     outside_dynamo_later,
@@ -43,6 +46,7 @@ class Closure:
         # The tensors of modules; in place of one that is noted, its position.
         self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
         self.tensors: list[Tensor] = []
+        self.used: int | None = None  # how many of them a call has used
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
 
     def hold(self) -> list[Tensor]:
@@ -54,6 +58,13 @@ class Closure:
         self._settle()
         return list(seen(self.tensors))
 
+    def hold_unused(self) -> None:
+        """Note the tensors that the functions hold and no call has used, for a function that is called in a derivative alone."""
+        self.used = len(self.tensors)
+        for t, needed in zip(self.held, are_differentiated(seen(self.held)) if self.held else [], strict=True):
+            if needed:
+                self.noted(t)
+
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`."""
         return self._run(_Mode(self, [*given, *values], self._others(values), noting=True), function, given, values)
@@ -62,6 +73,8 @@ class Closure:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
         self._settle()
         tensors, self.tensors, self.held = self.tensors, [], []
+        if tensors and is_compiling() and any(has_data(innermost(t)) for t in tensors):  # to the compiler it is a constant
+            raise NotImplementedError(self.message)
         return list(seen(tensors))
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
@@ -72,7 +85,8 @@ class Closure:
         result = self._run(mode, function, given, values)
         in_modules = {t for _, state in self.states for t in state.values() if isinstance(t, int)}
         # A tensor without a derivative may be one that code made which is no function of torch.
-        lost = [i for i, (_, need) in enumerate(self._refs) if need and i not in in_modules and id(values[i]) not in mode.used]
+        used = enumerate(self._refs[: self.used])
+        lost = [i for i, (_, need) in used if need and i not in in_modules and id(values[i]) not in mode.used]
         if lost:
             raise RuntimeError(
                 f"{self.name} uses a tensor of shape {tuple(values[lost[0]].shape)} that is none of its arguments, and that its "

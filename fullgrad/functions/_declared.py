@@ -21,9 +21,9 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     innermost,
     is_tracing,
+    legacy_detach,
     pytree,
     transforms_active,
-    without_tangent,
 )
 
 Maybe = Sequence[Tensor | None]
@@ -194,7 +194,7 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     """
     versions = versions_of(tensors)
     # torch's legacy vmap cannot detach. It batches a backward, or tangents.
-    given = [without_tangent(t) for t in tensors] if in_legacy_vmap() else [t.detach() for t in tensors]
+    given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [t.detach() for t in tensors]
     try:
         result = function(*given)
     except RuntimeError as error:

@@ -143,6 +143,7 @@ class _Reference:
         """The result of the call."""
         owner = self.owner
         values = self._forward(self.call.tensors)
+        self.closure.hold_unused()
         of_keywords = self.call.split(self.call.tensors)[-1]
         inputs = [*self.call.release(), *self.closure.release()]
         if not is_differentiated(inputs):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fullgrad._core.generators import random_states, restore_random_states, same_draws
-from fullgrad._dispatch import TorchDispatchMode, is_tracing
+from fullgrad._dispatch import TorchDispatchMode, is_tracing, vmaps_that_draw_differently
 
 
 class Replay:
@@ -16,7 +16,7 @@ class Replay:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.states, self.autocast, self.often = name, None, {}, False
+        self.name, self.states, self.autocast, self.often, self.vmaps = name, None, {}, False, 0
 
     def noted(self) -> "Replay":
         """This object, which has noted autocast."""
@@ -32,7 +32,7 @@ class Replay:
         result = function()
         if not all(map(torch.equal, before, random_states())):
             self.often = self.states is not None
-            self.states = before
+            self.states, self.vmaps = before, vmaps_that_draw_differently()
         return result
 
     @contextlib.contextmanager
@@ -82,6 +82,11 @@ class Replay:
                 yield
         elif self.states is None:
             yield
+        elif vmaps_that_draw_differently() > self.vmaps:
+            raise NotImplementedError(
+                f"{self.name} draws random numbers, and its derivative is batched by a vmap that draws other ones for each sample. "
+                'Pass randomness="same" to that vmap: a derivative draws what the function drew.'
+            )
         else:
             with same_draws():
                 restore_random_states(self.states)

@@ -73,9 +73,10 @@ class Call:
 class _Argument:
     """One argument: a tensor, a structure of tensors, modules and constants, or a constant. Its tensors go to a list."""
 
-    __slots__ = ("count", "leaves", "spec")
+    __slots__ = ("count", "leaves", "modes", "spec")
 
     def __init__(self, value: Any, tensors: list[Tensor]) -> None:
+        self.modes: list[tuple[nn.Module, bool]] = []
         if isinstance(value, Tensor):
             self.leaves, self.spec, self.count = None, None, 1
             tensors.append(value)
@@ -88,12 +89,14 @@ class _Argument:
                 self.leaves[i] = _Tensor
             elif isinstance(leaf, nn.Module):
                 tensors += state_of(leaf).values()
+                self.modes += modes_of(leaf)
         self.count = len(tensors) - before
 
     def filled(self, tensors: Sequence[Tensor], states: list[Any]) -> Any:
         """The argument with tensors. Those of modules are noted, as they are replaced while the function runs."""
         if self.leaves is None:
             return tensors[0]
+        check_modes(self.modes)
         rest, leaves = iter(tensors), []
         for leaf in self.leaves:
             if isinstance(leaf, nn.Module):
@@ -157,6 +160,22 @@ def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a module, by name."""
     return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def modes_of(module: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """The parts of a module, and whether each is in training mode."""
+    return [(part, part.training) for part in module.modules()]
+
+
+def check_modes(noted: Sequence[tuple[nn.Module, bool]]) -> None:
+    """Refuse modules whose mode has changed since a call, which another call would not repeat."""
+    for part, training in noted:
+        if part.training is not training:
+            before, now = ("training", "evaluation") if training else ("evaluation", "training")
+            raise RuntimeError(
+                f"A {type(part).__name__} was in {before} mode when an operator made of functions called it, and is in {now} "
+                "mode when its derivative calls it again. Take the derivative first, or change the mode before the call."
+            )
 
 
 def holds_tensors(value: Any, depth: int = 4) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from fullgrad._core.calls import run_with_states, state_of
+from fullgrad._core.calls import check_modes, modes_of, run_with_states, state_of
 from fullgrad._core.watching import seen, watching
 from fullgrad._dispatch import (
     are_differentiated,
@@ -20,6 +20,7 @@ from fullgrad._dispatch import (
     innermost,
     is_compiling,
     is_computed_since,
+    is_tracing,
     level_of,
     outside_dynamo_later,
     sequence_number,
@@ -45,6 +46,8 @@ class Closure:
         modules, self.held = held_by(functions)
         # The tensors of modules; in place of one that is noted, its position.
         self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
+        self.modes = [pair for m in modules for pair in modes_of(m)]
+        self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
         self.tensors: list[Tensor] = []
         self.used: int | None = None  # how many of them a call has used
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
@@ -64,6 +67,8 @@ class Closure:
         for t, needed in zip(self.held, are_differentiated(seen(self.held)) if self.held else [], strict=True):
             if needed:
                 self.noted(t)
+            else:
+                self.constant(t, True)
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`."""
@@ -81,6 +86,7 @@ class Closure:
         """``function(*given)`` with values in the places of the tensors that were noted."""
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
+        check_modes(self.modes)
         mode = _Mode(self, [*given, *values], self._others(values), noting=False)
         result = self._run(mode, function, given, values)
         in_modules = {t for _, state in self.states for t in state.values() if isinstance(t, int)}
@@ -113,6 +119,21 @@ class Closure:
         if not any(tensor is t for t in self.tensors):
             self.tensors.append(tensor)
         return tensor.detach()
+
+    def constant(self, tensor: Tensor, noting: bool) -> Tensor:
+        """A tensor that a function uses and that has no derivative, which must be the same in each call."""
+        if level_of(tensor) or tensor.is_inference() or is_tracing():
+            return tensor
+        ref, version = self.constants.get(id(tensor), (None, 0))
+        is_known = ref is not None and ref() is tensor
+        if noting:
+            self.constants[id(tensor)] = ref if is_known else weakref.ref(tensor), tensor._version  # pyright: ignore
+        elif is_known and tensor._version != version:
+            raise RuntimeError(
+                f"{self.name} uses a tensor of shape {tuple(tensor.shape)} that was changed in place after the call, so that its "
+                "derivative would be of other numbers. Pass a clone of it, or change it after the derivative is taken."
+            )
+        return tensor
 
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse results of a call in which torch's Python functions did not see all tensors."""
@@ -212,7 +233,8 @@ class _Mode(TorchFunctionMode):
         # As the modes outside have it, which may replace it by one of the present level.
         value = seen([tensor], outside=self)[0]
         if self.noting:
-            return self.closure.noted(tensor) if value is not tensor or self._matters(tensor) else tensor
+            matters = value is not tensor or self._matters(tensor)
+            return self.closure.noted(tensor) if matters else self.closure.constant(tensor, True)
         if value is not tensor:
             return tensor
         # Code that is no function of torch, such as a Function, makes tensors too, but no leaves that require a gradient.
@@ -221,7 +243,7 @@ class _Mode(TorchFunctionMode):
                 f"{self.closure.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that needs one itself, is "
                 "none of its arguments, and was not used in the forward. Pass the tensor, or its module, as an argument."
             )
-        return tensor
+        return self.closure.constant(tensor, False)
 
     def _matters(self, tensor: Tensor) -> bool:
         """Whether a tensor needs a derivative, or belongs to a transform that was active at the start."""

@@ -22,11 +22,13 @@ from fullgrad._dispatch import (
     is_tracing,
     outside_legacy_vmap,
     pytree,
+    transforms_active,
     unwrap_legacy_batched,
     without_modes,
 )
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import (
+    CHANGED,
     Maybe,
     Rule,
     by_reference,
@@ -37,6 +39,7 @@ from fullgrad.functions._declared import (
     scattered,
     transposed,
     values_of,
+    versions_of,
 )
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
@@ -135,8 +138,10 @@ class Custom(Made):
         if found is None:
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = self.verdicts[key] = _try_linear(function, inputs, like)
-        if not found:
+            found = _try_linear(function, inputs, like)
+            if found is not None:
+                self.verdicts[key] = found
+        if found is False:
             raise NotImplementedError(self.not_linear())
 
     def has_rules(self) -> bool:
@@ -336,7 +341,12 @@ class _VJPRule:
         n = len(self.kinds)
         x, residuals = inputs[:n], inputs[n:]
         if not is_differentiated([*x, *cotangents]):
-            return [*self._bwd(self.residuals, residuals, cotangents, x), *[None] * len(residuals)]
+            given = [*residuals, *cotangents]
+            versions = versions_of(given)
+            grads = self._bwd(self.residuals, residuals, cotangents, x)
+            if versions_of(given) != versions:
+                raise RuntimeError(CHANGED.format(f"{self.owner.label}: `bwd`"))
+            return [*grads, *[None] * len(residuals)]
         k = len(residuals)
         found: list[Any] = []
 
@@ -395,11 +405,12 @@ class _VJPRule:
     def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
         bwd: Any = self.owner.bwd
         g, constant = self.result.tree(cotangents, None), self.call.constant
-        if not constant:
-            return self._gradients(residuals.run(bwd, tensors, g))
-        return self._gradients(
-            self.call.run(lambda *args: residuals.run(lambda r: bwd(*[args[i] for i in constant], r, g), tensors), x)
-        )
+
+        def with_constants(*args: Any) -> Any:
+            return residuals.run(lambda r: bwd(*[args[i] for i in constant], r, g), tensors)
+
+        with self.replay.same_autocast():
+            return self._gradients(self.call.run(with_constants, x) if constant else residuals.run(bwd, tensors, g))
 
     def _gradients(self, grads: Any) -> list[Tensor | None]:
         """A gradient or None for each tensor of the arguments."""
@@ -426,7 +437,8 @@ class _PullRule(_VJPRule):
         def gradients(*args: Any) -> Any:
             with self.replay.again():
                 pull = self._pair(args)[1]
-            found = pull(g)
+            with self.replay.same_autocast():
+                found = pull(g)
             return found if len(args) != 1 or isinstance(found, (tuple, list)) else (found,)
 
         return self._gradients(self.call.run(gradients, x))
@@ -502,8 +514,11 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     return found
 
 
-def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
-    """Whether ``function(*inputs, *v)`` is linear in v. Traced code tries random inputs, which need not fit the function."""
+def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
+    """Whether ``function(*inputs, *v)`` is linear in v; None where it cannot be tried.
+
+    Traced code tries random inputs, which need not fit the function.
+    """
     if in_legacy_vmap():
         pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
         with outside_legacy_vmap():
@@ -516,8 +531,13 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
         return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
 
     if not traced:
-        with torch.no_grad(), same_draws():  # the user's random numbers stay as they are
-            return below_transforms(attempt)
+        try:
+            with torch.no_grad(), same_draws():  # the user's random numbers stay as they are
+                return below_transforms(attempt)
+        except RuntimeError:
+            if not transforms_active():
+                raise
+            return None  # it may close over tensors of transforms
     try:
         with without_modes(), torch.no_grad(), same_draws():
             return below_transforms(attempt)

@@ -68,10 +68,13 @@ class Declared(Function):
         kept = inputs[2 + ctx.count :] if ctx.rule.saves else [None] * (len(inputs) - 2 - ctx.count)
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
+        ctx.set_materialize_grads(False)  # zeros as the tangents of buffers, which torch's operators may refuse
 
     @staticmethod
-    def vjp(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+    def vjp(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
         needs = ctx.needs_input_grad[2 + ctx.count :]
+        like = zip(given, ctx.like, strict=True)
+        cotangents = [torch.zeros(shape, dtype=dtype, device=device) if g is None else g for g, (shape, dtype, device) in like]
         return *[None] * (2 + ctx.count), *ctx.rule.pull(ctx.saved_tensors, cotangents, needs)
 
     @staticmethod

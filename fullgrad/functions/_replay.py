@@ -41,7 +41,7 @@ class Replay:
         if torch.compiler.is_dynamo_compiling():  # which traces no modes
             yield
             return
-        with self._same_autocast(), self._same_draws():
+        with self.same_autocast(), self._same_draws():
             yield
 
     @contextlib.contextmanager
@@ -52,7 +52,7 @@ class Replay:
             return
         traced = is_tracing()
         before = [] if traced else random_states()
-        with self._same_autocast(), _NoDraw(self.name) if traced else contextlib.nullcontext():
+        with self.same_autocast(), _NoDraw(self.name) if traced else contextlib.nullcontext():
             yield
         if not traced and not all(map(torch.equal, before, random_states())):
             restore_random_states(before)
@@ -61,14 +61,15 @@ class Replay:
                 "argument."
             )
 
-    @contextlib.contextmanager
-    def _same_autocast(self) -> Iterator[None]:
-        now = _autocast()
-        with contextlib.ExitStack() as stack:
+    def same_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """A context, entered at once, in the precision of the call."""
+        stack = contextlib.ExitStack()
+        if self.autocast and not torch.compiler.is_dynamo_compiling():
+            now = _autocast()
             for device, state in self.autocast.items():
-                if now.get(device) != state:
+                if now[device] != state:
                     stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
-            yield
+        return stack
 
     @contextlib.contextmanager
     def _same_draws(self) -> Iterator[None]:
@@ -84,8 +85,8 @@ class Replay:
             yield
         elif vmaps_that_draw_differently() > self.vmaps:
             raise NotImplementedError(
-                f"{self.name} draws random numbers, and its derivative is batched by a vmap that draws other ones for each sample. "
-                'Pass randomness="same" to that vmap: a derivative draws what the function drew.'
+                f"{self.name} draws random numbers, and its derivative is batched by a vmap that draws other ones for each "
+                'sample. Pass randomness="same" to that vmap: a derivative draws what the function drew.'
             )
         else:
             with same_draws():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
-from fullgrad._dispatch import can_reuse_buffers, has_shape, unpack_dual
+from fullgrad._dispatch import can_reuse_buffers, has_shape, level_of, unpack_dual
 from fullgrad.functions._made import made
 from fullgrad.functions._replay import Replay
 
@@ -150,15 +150,16 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
 
 
 def _refuse_closures(soft: Any) -> None:
-    """Refuse modules, and tensors that a function or method holds, if they require a gradient; checked before any call."""
+    """Refuse modules, and tensors that a function or method holds, if they need a derivative; checked before any call."""
     held = [soft, getattr(soft, "__self__", None)]
     if inspect.isfunction(soft):
         seen = inspect.getclosurevars(soft)
         held += [*seen.nonlocals.values(), *seen.globals.values()]
     for value in held:
         parameters = list(value.parameters()) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
-        if any(p.requires_grad or unpack_dual(p, level=0)[1] is not None for p in parameters):
+        if any(level_of(p) or p.requires_grad or unpack_dual(p, level=0)[1] is not None for p in parameters):
             raise TypeError(
                 "straight_through: `soft` must be a function of its arguments, got one that closes over "
-                f"a {type(value).__name__} that requires a gradient. Pass it as an argument, or use st or grad_replace."
+                f"a {type(value).__name__} that requires a gradient or belongs to a transform. Pass it as an argument, or use st "
+                "or grad_replace."
             )

@@ -1,0 +1,223 @@
+"""What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
+
+import fullgrad
+from fullgrad import implicit
+
+X = torch.tensor([0.3, -0.7], dtype=torch.float64)
+
+
+def of_custom_jvp(f, slope):
+    op = fullgrad.custom_jvp(f)
+    op.defjvp(lambda primals, tangents: (op(*primals), slope(*primals) * tangents[0]))
+    return op
+
+
+def of_custom_vjp(f, slope):
+    op = fullgrad.custom_vjp(f)
+    op.defvjp(lambda x: (f(x), x), lambda x, g: (g * slope(x),))
+    return op
+
+
+# Operators of a function and its derivative.
+OPERATORS = {
+    "custom_jvp": of_custom_jvp,
+    "custom_vjp": of_custom_vjp,
+    "custom_gradient": lambda f, slope: fullgrad.custom_gradient(lambda x: (f(x), lambda g: g * slope(x))),
+    "checkpoint": lambda f, slope: lambda x: fullgrad.checkpoint(f, x),
+    "with_reference": lambda f, slope: fullgrad.with_reference(f, f),
+    "straight_through": lambda f, slope: fullgrad.straight_through(f, f),
+    "root": lambda f, slope: lambda x: implicit.root(lambda z, x: z - f(x))(lambda init, x: f(x))(None, x),
+}
+CALLED_AGAIN = ["checkpoint", "with_reference", "root"]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("strategy", ["forward-mode", "reverse-mode"])
+def test_vectorized_hessians(name, strategy):
+    """torch's legacy vmap over tangents of tensors that require a gradient."""
+    op = OPERATORS[name](torch.sin, torch.cos)
+    options = {"vectorize": True, "outer_jacobian_strategy": strategy}
+    found = torch.autograd.functional.hessian(lambda x: op(x).sum(), X, **options)
+    torch.testing.assert_close(found, torch.diag(-X.sin()))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_closures_over_batched_tensors(name):
+    """Functions that close over a sample are right for each, or refused by name."""
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def op(w):
+        return OPERATORS[name](lambda x: torch.sin(w * x), lambda x: w * torch.cos(w * x))
+
+    if name == "straight_through":
+        with pytest.raises(TypeError, match="one that closes over a Tensor that requires a gradient or belongs to a transform"):
+            vmap(lambda w: op(w)(X))(weights)
+        return
+    for of in (lambda f: f(X), lambda f: jvp(f, (X,), (X,))[1], jacrev_at_x, hessian_at_x):
+        torch.testing.assert_close(vmap(lambda w, of=of: of(op(w)))(weights), torch.stack([of(op(w)) for w in weights]))
+
+
+def jacrev_at_x(f):
+    return jacrev(f)(X)
+
+
+def hessian_at_x(f):
+    return hessian(f)(X)
+
+
+@pytest.mark.parametrize("name", CALLED_AGAIN)
+def test_constants_that_change_before_the_derivative(name):
+    """A function that is called again must find what it closes over as it was."""
+    scale, x = torch.tensor(2.0, dtype=torch.float64), X.clone().requires_grad_()
+    y = OPERATORS[name](lambda x: scale * x * x, None)(x)
+    scale.mul_(3)
+    with pytest.raises(RuntimeError, match=rf"{name}: .* changed in place after the call.*Pass a clone"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_modules_that_change_their_mode_before_the_derivative(is_argument):
+    """A module is in training or evaluation mode, in the call and in its derivative."""
+    module, x = nn.Sequential(nn.Dropout(0.5)), X.clone().requires_grad_()
+    y = fullgrad.checkpoint(lambda m, x: m(x), module, x) if is_argument else fullgrad.checkpoint(module, x)
+    module.eval()
+    with pytest.raises(RuntimeError, match=r"was in training mode when .* called it, and is in evaluation mode"):
+        y.sum().backward()
+    module.train()
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+@pytest.mark.parametrize("method", ["map", "sequential"])
+def test_a_tensor_that_the_reference_alone_uses(method, is_leaf):
+    """It gets its derivative, though the kernel never saw it."""
+
+    def of(p):
+        w = p if is_leaf else p * 1
+        return fullgrad.with_reference(lambda x: 3.0 * x, lambda x: w * x, vmap_method=method)(X).sum()
+
+    p = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(of(p), p)[0], X.sum())
+    torch.testing.assert_close(grad(of)(p.detach()), X.sum())
+    torch.testing.assert_close(jvp(of, (p.detach(),), (p.detach(),))[1], 3 * X.sum())
+
+
+@pytest.mark.parametrize("name", CALLED_AGAIN)
+def test_buffers_have_no_tangents(name):
+    """Buffers of modules that are arguments: torch's batch norm takes no zeros as their tangents."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh()).double().eval()
+    x = torch.stack([X, -X, 2 * X])
+
+    def plain(m, x):
+        return m(x).square().sum()
+
+    ops = {
+        "checkpoint": lambda m, x: fullgrad.checkpoint(plain, m, x),
+        "with_reference": fullgrad.with_reference(plain, plain),
+        "root": lambda m, x: implicit.root(lambda z, m, x: z - plain(m, x))(lambda init, m, x: plain(m, x))(None, m, x),
+    }
+    for f in (lambda op: jvp(lambda x: op(module, x), (x,), (x,))[1], lambda op: hessian(lambda x: op(module, x))(x)):
+        torch.testing.assert_close(f(ops[name]), f(plain))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_a_batch_of_cotangents_of_a_function_that_draws(randomness):
+    """A derivative draws what the function drew, for all cotangents, or is refused."""
+    x, cotangents = X.float(), torch.eye(2)
+    y, pull = vjp(lambda x: fullgrad.checkpoint(lambda x: x * torch.rand_like(x), x), x)
+    if randomness == "different":
+        with pytest.raises(NotImplementedError, match='Pass randomness="same" to that vmap'):
+            vmap(pull, randomness=randomness)(cotangents)
+    else:
+        torch.testing.assert_close(vmap(pull, randomness=randomness)(cotangents)[0], torch.diag(y / x))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rules_compute_in_the_autocast_of_the_call(name):
+    """A backward outside of autocast is the one of a call inside."""
+    w = torch.linspace(0.1, 1.7, 64).reshape(8, 8)
+    op = OPERATORS[name](lambda x: (x @ w).float(), lambda x: (torch.ones_like(x) @ w.mT).float())
+    x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = op(x)
+        inside = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], inside, rtol=0, atol=0)
+
+
+class Hidden:
+    """An object that torch's structures do not know, with a tensor."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "straight_through"])
+def test_results_that_hide_tensors_are_refused(name):
+    """Their derivatives would be lost."""
+    op = OPERATORS[name](lambda x: Hidden(x * 2), lambda x: x)
+    with pytest.raises(TypeError, match=r"Hidden|must be tensors"):
+        op(X.clone().requires_grad_())
+
+
+def test_arguments_that_hide_tensors_are_refused_by_straight_through():
+    """It takes tensors and constants."""
+    op = fullgrad.straight_through(lambda x: x.tensor.round(), lambda x: x.tensor)
+    with pytest.raises(TypeError, match=r"straight_through: .* takes no argument like a value of type Hidden"):
+        op(Hidden(X))
+
+
+def test_replaced_gradients_of_complex_tensors():
+    """`grad_replace` replaces the gradient of complex values, as of real ones."""
+    f = fullgrad.grad_replace(lambda z, forward: torch.round(z.real) + 0j if forward else z)
+    z = torch.tensor([0.3 + 0.4j, 1.6 - 2j], requires_grad=True)
+    y = f(z)
+    torch.testing.assert_close(y.detach(), torch.tensor([0 + 0j, 2 + 0j]))
+    g = torch.tensor([1 + 2j, 3 - 1j])
+    torch.testing.assert_close(torch.autograd.grad(y, z, g)[0], g)
+
+
+def test_a_rule_must_not_change_its_residuals():
+    """A residual may be the user's tensor."""
+    op = fullgrad.custom_vjp(torch.sin)
+    op.defvjp(lambda x: (torch.sin(x), x), lambda x, g: (g * x.cos_(),))
+    with pytest.raises(RuntimeError, match="custom_vjp: sin: `bwd` changes an argument in place"):
+        op(X.clone().requires_grad_() * 1).sum().backward()
+
+
+def whole_message(error):
+    """The messages of an error and of those that led to it: Dynamo raises one of its own."""
+    parts = []
+    while error is not None:
+        parts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return " ".join(parts)
+
+
+SCALE = types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0)))
+
+
+@pytest.mark.parametrize("name", ["with_reference", "root"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_grad):
+    """To a compiler such a tensor is a constant: a gradient would be lost."""
+    p = SCALE.of
+
+    def f(x):
+        return p * x
+
+    if name == "root":
+        root = implicit.root(lambda z, x: z - f(x), vmap_method="map")(lambda init, x: f(x))
+        op = lambda x: root(torch.zeros(()), x)  # noqa: E731
+    else:
+        op = fullgrad.with_reference(f, f, vmap_method="map")
+    x = torch.tensor(0.7, requires_grad=requires_grad)
+    with pytest.raises(Exception) as found:
+        torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)(x)
+    assert "uses a tensor that needs a derivative" in whole_message(found.value)

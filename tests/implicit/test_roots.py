@@ -754,3 +754,58 @@ def test_conjugate_gradients_name_a_matrix_that_is_indefinite():
     indefinite = implicit.root(lambda z, x: torch.stack([x[0] - z[0], z[1] - x[1]]), linear_solve="cg")(lambda init, x: x.clone())
     with pytest.raises(RuntimeError, match="cg does not solve the linear equations"):
         grad(lambda x: indefinite(None, x).sum())(x)
+
+
+def energy(z, y):
+    return ((z - y) ** 2 + 0.1 * z**4).sum()
+
+
+slope = grad(energy)
+
+
+@pytest.mark.parametrize("method", ["map", "sequential"])
+@pytest.mark.parametrize("kind", ["root", "argmin"])
+def test_solvers_and_equations_may_use_transforms(kind, method):
+    """`torch.func.grad` makes tensors below what a mode of torch functions sees."""
+    decorate = implicit.root(slope, vmap_method=method) if kind == "root" else implicit.argmin(energy, vmap_method=method)
+    solve = decorate(lambda init, y: implicit.newton(lambda z: slope(z, y), init))
+    y = torch.tensor([1.0, 2.0, 3.0], dtype=F64, requires_grad=True)
+    z = solve(torch.ones_like(y), y)
+    close(slope(z.detach(), y.detach()), torch.zeros(3, dtype=F64))
+    first = 2 / (2 + 1.2 * z**2)  # of z by y, where 2 (z - y) + 0.4 z**3 = 0
+    g = torch.autograd.grad(z.sum(), y, create_graph=True)[0]
+    close(g, first)
+    close(torch.autograd.grad(g.sum(), y)[0], (-2.4 * z * first / (2 + 1.2 * z**2) * first).detach())
+    of_samples = vmap(grad(lambda y: solve(torch.ones_like(y), y)))(y.detach())
+    close(of_samples, first.detach())
+
+
+def test_a_network_that_a_solver_makes_and_trains():
+    """Parameters made in the call are the solver's own, not what it closes over."""
+
+    @implicit.fixed_point(lambda z, x: x.mean(0), tol=None)
+    def mean(init, x):
+        net = torch.nn.Linear(1, 2).double()
+        net.weight.requires_grad_(False).zero_()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        for _ in range(60):
+            optimizer.zero_grad()
+            (net(torch.ones(1, dtype=F64)) - x).square().sum(-1).mean().backward()
+            optimizer.step()
+        return net.bias
+
+    x = torch.arange(6.0, dtype=F64).reshape(3, 2).requires_grad_()
+    y = mean(None, x)
+    close(y.detach(), x.detach().mean(0))
+    close(torch.autograd.grad(y.sum(), x)[0], torch.full((3, 2), 1 / 3, dtype=F64))
+
+
+@pytest.mark.parametrize("method", ["cg", "normal_cg", "gmres"])
+def test_subnormal_cotangents(method):
+    """Vectors without digits leave no residual that means something; `torch.func.linearize` runs such ones once."""
+    solve = implicit.root(lambda z, x: z * torch.tensor([1.0, 3.0, 7.0], dtype=F64) - x, linear_solve=method)(
+        lambda init, x: x / torch.tensor([1.0, 3.0, 7.0], dtype=F64)
+    )
+    x = torch.ones(3, dtype=F64, requires_grad=True)
+    found = torch.autograd.grad(solve(None, x), x, torch.full((3,), 6e-323, dtype=F64))[0]
+    assert (found.abs() < 1e-321).all()

@@ -185,6 +185,9 @@ class Refusing(Closure):
             super().check(results)
 
 
+_CONSTANTS = frozenset({int, float, bool, str, type(None)})
+
+
 class _Mode(TorchFunctionMode):
     """Replaces tensors in a call, and notes those that it uses and that were neither given nor made in it."""
 
@@ -198,11 +201,12 @@ class _Mode(TorchFunctionMode):
         self.add(given)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.looks:
+        if not self.looks or _is_query(function):  # also of tensors below transforms
             return function(*args, **(kwargs or {}))
-        if _is_query(function):  # also of tensors below transforms
-            return function(*args, **(kwargs or {}))
-        result = function(*self.replaced(args), **self.replaced(kwargs or {}))
+        own = self.own
+        # Most arguments are the call's own tensors, or constants. A solver comes here in each operation.
+        given = [v if v.__class__ in _CONSTANTS or ((ref := own.get(id(v))) and ref() is v) else self.replaced(v) for v in args]
+        result = function(*given, **self.replaced(kwargs)) if kwargs else function(*given)
         self.add(result)
         return result
 

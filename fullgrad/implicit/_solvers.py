@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core.calls import Result
 from fullgrad._dispatch import has_data, innermost, is_tracing, transforms_active
-from fullgrad.implicit._linear import norm
+from fullgrad.implicit._linear import nonzero, norm
 from fullgrad.implicit._root import check_solution, vector_of
 from fullgrad.implicit._system import flat, gradient, unflat
 
@@ -106,30 +106,31 @@ def anderson(
     tol, own = _tolerance(z, tol), torch.promote_types(z.dtype, torch.float32)
     value = g(z)
     r, runs = value - z, torch.ones_like(norm(z), dtype=torch.bool)
-    of_values: list[Tensor] = []
-    of_residuals: list[Tensor] = []
+    moves: list[Tensor] = []
+    changes: list[Tensor] = []  # of the residual, of length 1, with the moves in the same units
     for _ in range(maxiter - 1):
         runs = runs & (norm(r) > tol * norm(value))  # not where it is NaN
         if _none(runs):
             break
         mixed = value - (1 - damping) * r
-        if of_residuals:
-            # Weights of the last differences by which the residual falls most. Their lengths are brought to 1 first.
-            changes, moves = torch.stack(of_residuals, -1), torch.stack(of_values, -1)
-            lengths = norm(changes.mT).mT
-            lengths = torch.where(lengths == 0, 1, lengths)
-            unit = changes / lengths
-            gram = (unit.mT @ unit).to(own)
-            ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(gram.shape[-1], dtype=own, device=z.device)
-            weights = torch.linalg.solve_ex(gram + ridge, (unit.mT @ r.unsqueeze(-1)).to(own))[0].to(z.dtype) / lengths.mT
-            mixed = mixed - ((moves - (1 - damping) * changes) @ weights).squeeze(-1)
+        if changes:
+            # Weights of the last changes by which the residual falls most.
+            rows = torch.stack(changes, -2)
+            gram, right = (rows @ rows.mT).to(own), (rows @ r.unsqueeze(-1)).to(own)
+            ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(len(changes), dtype=own, device=z.device)
+            weights = torch.linalg.solve_ex(gram + ridge, right)[0].to(z.dtype)
+            mixed = mixed - (torch.stack(moves, -2).mT @ weights).squeeze(-1)
         z = torch.where(runs, mixed, z)
         before, former = value, r
         value = g(z)
         r = value - z
-        of_values, of_residuals = [*of_values, value - before][-history:], [*of_residuals, r - former][-history:]
+        change = r - former
+        length = nonzero(norm(change))
+        changes = [*changes, change / length][-history:]
+        moves = [*moves, (value - before - (1 - damping) * change) / length][-history:]
         grew = norm(r) > norm(former)  # the history misleads: it is forgotten, and the next step is a plain one
-        of_values, of_residuals = [[torch.where(grew, 0, t) for t in h] for h in (of_values, of_residuals)]
+        if not _none(grew):
+            changes, moves = [[torch.where(grew, 0, t) for t in h] for h in (changes, moves)]
     return back(value)
 
 

@@ -13,7 +13,7 @@ from fullgrad._core.calls import Call, Result
 from fullgrad._core.watching import made
 from fullgrad._dispatch import is_differentiating, transforms_active
 from fullgrad.functions._closures import Closure, frozen
-from fullgrad.functions._declared import by_reference, declared, is_differentiated, values_of
+from fullgrad.functions._declared import apart, by_reference, declared, is_differentiated, values_of
 from fullgrad.functions._replay import Replay
 
 
@@ -82,7 +82,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result, n = found.pop(), len(call.tensors)
     inputs = [*call.release(), *closure.release()]
     if not is_differentiated(inputs):
-        return result.tree(made(result.release()))
+        return result.tree(made(apart(result.release(), inputs)))
 
     def again(*all: Tensor) -> list[Tensor]:
         with replay.again():

@@ -20,6 +20,7 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     in_legacy_vmap,
     innermost,
+    is_alias_of,
     is_tracing,
     legacy_detach,
     pytree,
@@ -46,7 +47,20 @@ class Rule:
 
 def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The values, with the derivative that a rule gives them by the inputs."""
-    return made(Declared.apply(rule, len(values), *values, *inputs)) if values else []
+    return made(Declared.apply(rule, len(values), *apart(values, inputs), *inputs)) if values else []
+
+
+def apart(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Values that share no memory with inputs or each other, as is true for any operator."""
+    if is_dynamo_compiling():  # where nobody can tell
+        return [*values]
+    own: list[Tensor] = []
+    others = [innermost(t) for t in inputs]
+    for y in values:
+        below = innermost(y)
+        own.append(y.clone() if any(t is not below and is_alias_of(t, below) for t in others) else y)
+        others.append(below)
+    return own
 
 
 class Declared(Function):

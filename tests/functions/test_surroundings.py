@@ -200,6 +200,25 @@ def whole_message(error):
     return " ".join(parts)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "with_reference"])
+def test_results_share_no_memory(name):
+    """The value and the derivative agree where a result is changed in place."""
+    op = OPERATORS[name](lambda x: (x, x[0], x * 2), None)
+
+    def f(x):
+        x = x * 1
+        same, first, twice = op(x)
+        same.mul_(3)
+        return same.sum() + first + twice.sum() + x.sum()
+
+    expected = torch.tensor([7.0, 6.0], dtype=torch.float64)
+    x = X.clone().requires_grad_()
+    y = f(x)
+    torch.testing.assert_close(torch.autograd.grad(y, x)[0], expected)
+    torch.testing.assert_close(y.detach(), expected @ X)
+    torch.testing.assert_close(jvp(f, (X,), (X,)), (expected @ X, expected @ X))
+
+
 SCALE = types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0)))
 
 

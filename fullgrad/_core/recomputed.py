@@ -30,7 +30,7 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
     n, zeros = len(inputs), [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
 
     def back(*all: Any) -> tuple[Tensor, ...]:  # of the inputs, too, so that the result is differentiable by them
-        g = all[n:]
+        g: Any = all[n:]
         return pullback(soft, all[:n], where)(g if len(g) > 1 else g[0])
 
     pushed = pullback(back, [*inputs, *zeros], tuple(range(n, n + len(zeros))))(tuple(tangents))

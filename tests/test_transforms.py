@@ -27,7 +27,7 @@ from fullgrad.testing._report import FAILED
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
-from tests.traced import NAMES, OF_BASES, TRACED, machinery
+from tests.traced import NAMES, OF_KINDS, TRACED, machinery
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
@@ -65,7 +65,7 @@ def marks(case, name):
     """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
     if case.exhaustive or name in TOGETHER:
         return [pytest.mark.exhaustive]
-    return [pytest.mark.long] if case.long or (name in OF_MACHINERY and case.name not in NAMES) else []
+    return [pytest.mark.long] if case.long or (name in OF_MACHINERY and not traced_in_short(case, name)) else []
 
 
 def pytest_generate_tests(metafunc):
@@ -107,8 +107,8 @@ def test_variants(cases, device):
                 assert result.status != FAILED, f"{case.name}: {name}: {result.message}"
 
 
-# The checks of single cases that trace, or start threads.
-OF_MACHINERY = ("compile_the_operator_itself", "compiled_draws_once", "func_linearize", "threads")
+# The checks of single cases that trace, start threads, or nest three transforms, which all bases share.
+OF_MACHINERY = ("compile_the_operator_itself", "compiled_draws_once", "func_linearize", "threads", "three_mixed")
 
 # What torch cannot trace: by check, beginnings of names. Such a case is apart, for all of its group would be checked one by one.
 LIMITED = {
@@ -118,12 +118,18 @@ LIMITED = {
 
 
 # The checks whose graphs take longest.
-HEAVY = ("compile_hessian", "compile_forward_over_forward", "compile_dynamic_shapes", "make_fx_of_transforms")
+HEAVY = (
+    "compile_hessian",
+    "compile_forward_over_forward",
+    "compile_dynamic_shapes",
+    "compiled_draws_once",
+    "make_fx_of_transforms",
+)
 
 
 def traced_in_short(case, name):
     """Whether the short suite traces a check of a case."""
-    return case.name in (OF_BASES if name in HEAVY else NAMES)
+    return case.name in (OF_KINDS if name in HEAVY else NAMES)
 
 
 def groups(cases, name, size=10):

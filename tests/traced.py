@@ -31,7 +31,17 @@ OF_BASES = (
     "spikes.sigmoid learned",
     "with_reference",
 )
-# The short suite makes none of the largest graphs of these.
+# The largest graphs, of second order or of sizes that are not known, are those of a base of each kind.
+OF_KINDS = (
+    "round",
+    "clamp",
+    "custom_vjp",
+    "scale_grad",
+    "argmin_st softsort c0",
+    "quantizers.fake_quantize",
+    "sampling.categorical_st",
+    "with_reference",
+)
 OF_ALGORITHMS = (
     "averages by blocks of rows",
     "averages by prefix sums",

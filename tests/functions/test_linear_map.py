@@ -76,7 +76,7 @@ def test_a_complex_map_has_its_adjoint():
         assert_close(run(f), run(torch.fft.fft))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled(backend):
     """A map of torch code is traced, and any other is one node of the graph, with all derivatives."""
     total = fullgrad.linear_map(*[lambda x: x - x.mean(-1, keepdim=True)] * 2)

@@ -157,7 +157,7 @@ def test_closed_over_tensors_of_a_transform():
         assert_close(vmap(grad(lambda w: f(w, how).sum()))(X), X[0].expand(2, 3))  # noqa: B023
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled(backend):
     """A kernel is one node of the graph, with its gradient and the reference's."""
     for name in ("backward, broadcast", "sequential", "map"):

@@ -167,6 +167,7 @@ def test_bisection():
     assert implicit.bisection(torch.cos, torch.tensor(0.0), 3.0).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_compiled_code_runs_all_iterations():
     """A tracer knows no numbers, and gets a graph of `maxiter` iterations."""
     f = lambda x: implicit.newton(lambda z: z**2 - x, torch.ones_like(x), maxiter=6)  # noqa: E731

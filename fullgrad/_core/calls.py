@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._core.watching import seen
-from fullgrad._dispatch import pytree
+from fullgrad._dispatch import ordered, pytree
 
 
 class _Tensor:
@@ -110,7 +110,8 @@ class _Argument:
             return [None] * self.count
         if self.leaves is None:
             return [value]
-        marks, spec = pytree.tree_flatten(self.beside([_Tensor] * self.count))
+        like = self.beside([_Tensor] * self.count)
+        value, (marks, spec) = ordered(value, like), pytree.tree_flatten(like)
         leaves = pytree._broadcast_to_and_flatten(value, spec)
         # Only None may stand for several leaves.
         if leaves is None or sum([v is not None for v in leaves]) != sum([v is not None for v in pytree.tree_leaves(value)]):
@@ -250,6 +251,9 @@ class Result:
             return [tree]
         leaves, spec = flattened(tree)
         if spec != self.spec:
-            wanted, found = (pytree.tree_structure(t) for t in (self.tree([0.0] * len(self.leaves), None), tree))
+            like = self.tree([0.0] * len(self.leaves), None)
+            leaves, spec = flattened(ordered(tree, like))
+        if spec != self.spec:
+            wanted, found = (pytree.tree_structure(t) for t in (like, tree))
             raise TypeError(f"{label} must have the structure of the result, {wanted}, got {found}.")
         return [leaf for leaf, mark in zip(leaves, self.leaves, strict=True) if mark is _Tensor]

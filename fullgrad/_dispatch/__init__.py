@@ -84,7 +84,7 @@ from fullgrad._dispatch.torch_private import (
     without_modes,
     writable,
 )
-from fullgrad._dispatch.trees import tree_map_pairs, tree_map_with_path
+from fullgrad._dispatch.trees import ordered, tree_map_pairs, tree_map_with_path
 from fullgrad._dispatch.unknown import (
     at_least,
     has_shape,

@@ -124,6 +124,8 @@ def _has_tangent(tensor: Tensor) -> bool:
 @torch.no_grad()
 def legacy_detach(tensor: Tensor) -> Tensor:
     """A tensor without a derivative in torch's legacy vmap, which cannot detach what is batched."""
+    if not torch_private.is_legacy_batched(tensor):
+        return tensor.detach()
     if forward_mode_is_on() and _has_tangent(tensor):
         return torch_private.unpack_dual(tensor, level=0)[0]
     return tensor.view(tensor.shape)

@@ -1,5 +1,6 @@
 """Nested structures of tensors, as torch.func takes and returns them."""
 
+from collections import OrderedDict
 from typing import Any
 
 from fullgrad._dispatch.torch_private import pytree
@@ -10,10 +11,21 @@ def tree_map_with_path(function: Any, tree: Any) -> Any:
     return pytree.tree_map_with_path(lambda path, leaf: function(pytree.keystr(path), leaf), tree)
 
 
+def ordered(tree: Any, like: Any) -> Any:
+    """The structure with the entries of its dicts in the order of another's: torch counts leaves in that order, not by key."""
+    kind = type(tree)
+    if kind in (dict, OrderedDict) and isinstance(like, dict) and tree.keys() == like.keys():
+        return kind((key, ordered(tree[key], like[key])) for key in like)
+    if isinstance(tree, (tuple, list)) and isinstance(like, (tuple, list)) and len(tree) == len(like):
+        parts = [ordered(a, b) for a, b in zip(tree, like, strict=True)]
+        return kind(*parts) if hasattr(tree, "_fields") else kind(parts)
+    return tree
+
+
 def tree_map_pairs(function: Any, first: Any, second: Any, name: str) -> Any:
     """``function`` of the pairs of leaves of two equal structures."""
     leaves, structure = pytree.tree_flatten(first)
-    others, other = pytree.tree_flatten(second)
+    others, other = pytree.tree_flatten(ordered(second, first))
     if structure != other:
         raise ValueError(f"{name}: the two outputs must have one structure, got {structure} and {other}.")
     return pytree.tree_unflatten([function(a, b) for a, b in zip(leaves, others, strict=True)], structure)

@@ -26,7 +26,7 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad.functions._declared import is_differentiated, versions_of
+from fullgrad.functions._declared import Rule, is_differentiated, versions_of
 
 
 class Closure:
@@ -129,10 +129,7 @@ class Closure:
         if noting:
             self.constants[id(tensor)] = ref if is_known else weakref.ref(tensor), tensor._version  # pyright: ignore
         elif is_known and tensor._version != version:
-            raise RuntimeError(
-                f"{self.name} uses a tensor of shape {tuple(tensor.shape)} that was changed in place after the call, so that its "
-                "derivative would be of other numbers. Pass a clone of it, or change it after the derivative is taken."
-            )
+            raise _changed(self.name, tensor)
         return tensor
 
     def check(self, results: Sequence[Tensor]) -> None:
@@ -186,6 +183,48 @@ class Refusing(Closure):
 
 
 _CONSTANTS = frozenset({int, float, bool, str, type(None)})
+
+
+class Constants:
+    """The tensors that functions hold, which must be the same in a call and in its derivative, where no mode looks for them."""
+
+    def __init__(self, name: str, *functions: Any) -> None:
+        self.name, self.refs = name, [weakref.ref(t) for t in held_by(functions)[1] if not t.is_inference()]
+
+    def noted(self) -> list[tuple[weakref.ref[Tensor], int]]:
+        """The tensors with their versions."""
+        return (
+            [(ref, t._version) for ref in self.refs for t in [ref()] if t is not None] if self.refs and not is_tracing() else []
+        )
+
+    def guarded(self, rule: Rule) -> Rule:
+        """The rule of a call now, which refuses a derivative after a change."""
+        noted = self.noted()
+        if not noted:
+            return rule
+
+        def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any) -> Any:
+                self.check(noted)
+                return function(*args)
+
+            return run
+
+        return Rule(checked(rule.pull), checked(rule.push), rule.saves)
+
+    def check(self, noted: Sequence[tuple[weakref.ref[Tensor], int]]) -> None:
+        """Refuse a derivative after a change."""
+        for ref, version in noted:
+            tensor = ref()
+            if tensor is not None and tensor._version != version:
+                raise _changed(self.name, tensor)
+
+
+def _changed(name: str, tensor: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{name} uses a tensor of shape {tuple(tensor.shape)} that was changed in place after the call, so that its derivative "
+        "would be of other numbers. Pass a clone of it, or change it after the derivative is taken."
+    )
 
 
 class _Mode(TorchFunctionMode):

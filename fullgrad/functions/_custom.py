@@ -19,14 +19,16 @@ from fullgrad._dispatch import (
     has_shape,
     in_legacy_vmap,
     innermost,
+    is_differentiating,
     is_tracing,
     outside_legacy_vmap,
+    outside_saved_tensor_hooks,
     pytree,
     transforms_active,
     unwrap_legacy_batched,
     without_modes,
 )
-from fullgrad.functions._closures import Refusing
+from fullgrad.functions._closures import Constants, Refusing
 from fullgrad.functions._declared import (
     CHANGED,
     Maybe,
@@ -66,7 +68,8 @@ class Custom(Made):
         self.method, self.like = method, like
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
-        self.verdicts: dict[Any, bool] = {}
+        self.verdicts: dict[Any, list[Any]] = {}  # whether a rule is linear, and for how many calls it was asked
+        self._constants: Constants | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.method == "map":
@@ -75,6 +78,8 @@ class Custom(Made):
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args = bound.args
+        if self.method == "map" and not is_differentiating():
+            return self.function(*args)
         call = CustomCall(self, args)
         if not is_differentiated(call.tensors):
             if self.method == "map":
@@ -124,7 +129,8 @@ class Custom(Made):
         return found[0], values
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
-        """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
+        """Refuse a rule that is not linear, tried for each kind of arguments on the inputs of one sample: in the first call, the
+        second, the fourth and so on, as it may look linear where an input is 0.
 
         ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
         """
@@ -133,16 +139,25 @@ class Custom(Made):
         if found is None:
             if len(self.verdicts) >= _MOST:
                 constants = tuple([kind for kind, _ in constants])
-                found = self.verdicts.get((key, constants))
-            key = key, constants
-        if found is None:
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = _try_linear(function, inputs, like)
-            if found is not None:
-                self.verdicts[key] = found
-        if found is False:
+            found = self.verdicts.setdefault((key, constants), [True, 0])
+        found[1] += 1
+        if found[0] and not found[1] & (found[1] - 1):  # a power of 2
+            found[0] = _try_linear(function, inputs, like)
+        if not found[0]:
             raise NotImplementedError(self.not_linear())
+
+    @property
+    def constants(self) -> Constants:
+        """The tensors that the function and its rules hold."""
+        if self._constants is None:
+            self._constants = Constants(self.label, *self.parts())
+        return self._constants
+
+    def parts(self) -> list[Any]:
+        """The function and its rules."""
+        raise NotImplementedError
 
     def has_rules(self) -> bool:
         """Whether the rules have been given."""
@@ -200,7 +215,7 @@ class CustomJVP(Custom):
         """
         if not callable(rule):
             raise TypeError(f"{self.label}.defjvp: `rule` must be callable, got a value of type {type(rule).__name__}.")
-        self.rule = rule
+        self.rule, self._constants = rule, None
         return rule
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
@@ -220,7 +235,7 @@ class CustomJVP(Custom):
                 return result, pytree.tree_map(lambda _: None, result)
             return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
 
-        self.rule = rule
+        self.rule, self._constants = rule, None
 
     def has_rules(self) -> bool:
         return self.rule is not None
@@ -228,7 +243,10 @@ class CustomJVP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = _JVPRule(self, call)
         own.result, values = self.value(call, own.replay.first)
-        return own.result.tree(declared(Rule(own.pull, own.push), values, call.release()))
+        return own.result.tree(declared(self.constants.guarded(Rule(own.pull, own.push)), values, call.release()))
+
+    def parts(self) -> list[Any]:
+        return [self.function, self.rule]
 
     def not_linear(self) -> str:
         return (
@@ -272,8 +290,7 @@ class _JVPRule:
                 continue
             if t is None or isinstance(t, (int, float)):
                 t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
-            check_like(label, "result", t, shape, dtype)
-            found.append(t)
+            found.append(check_like(label, "result", self.replay.cast(t, dtype), shape, dtype))
         return found
 
 
@@ -298,7 +315,7 @@ class CustomVJP(Custom):
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
             if not callable(rule):
                 raise TypeError(f"{self.label}.defvjp: `{name}` must be callable, got a value of type {type(rule).__name__}.")
-        self.fwd, self.bwd = fwd, bwd
+        self.fwd, self.bwd, self._constants = fwd, bwd, None
 
     def has_rules(self) -> bool:
         return self.bwd is not None
@@ -306,7 +323,11 @@ class CustomVJP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_class(self, call)
         result, residuals = own.forward(call.tensors)
-        return result.tree(declared(Rule(own.pull, own.push), result.release(), [*call.release(), *residuals]))
+        rule = self.constants.guarded(Rule(own.pull, own.push))
+        return result.tree(declared(rule, result.release(), [*call.release(), *residuals]))
+
+    def parts(self) -> list[Any]:
+        return [self.function, self.fwd, self.bwd]
 
     def not_linear(self) -> str:
         return (
@@ -421,7 +442,7 @@ class _VJPRule:
             if g is not None and not floating:
                 found[i] = None
             elif g is not None:
-                check_like(f"{label}: a gradient", "argument", g, shape, dtype)
+                found[i] = check_like(f"{label}: a gradient", "argument", self.replay.cast(g, dtype), shape, dtype)
         return found
 
 
@@ -474,13 +495,15 @@ def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads
     return [g for part in parts for g in part]
 
 
-def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> None:
+def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> Tensor:
+    """The tensor, if it has a shape and a dtype."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
     if not has_shape(t.shape, shape):
         raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
     if t.dtype != dtype:
         raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
+    return t
 
 
 def _signature(label: str, f: Any) -> inspect.Signature | None:
@@ -514,8 +537,8 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     return found
 
 
-def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
-    """Whether ``function(*inputs, *v)`` is linear in v; None where it cannot be tried.
+def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
+    """Whether ``function(*inputs, *v)`` is linear in v, as far as one can try.
 
     Traced code tries random inputs, which need not fit the function.
     """
@@ -532,12 +555,13 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
 
     if not traced:
         try:
-            with torch.no_grad(), same_draws():  # the user's random numbers stay as they are
+            # The user's random numbers stay as they are. Transforms do not work inside saved-tensor hooks.
+            with torch.no_grad(), same_draws(), outside_saved_tensor_hooks():
                 return below_transforms(attempt)
         except RuntimeError:
             if not transforms_active():
                 raise
-            return None  # it may close over tensors of transforms
+            return True  # it may close over tensors of transforms
     try:
         with without_modes(), torch.no_grad(), same_draws():
             return below_transforms(attempt)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape
-from fullgrad.functions._closures import Refusing
+from fullgrad.functions._closures import Constants, Refusing
 from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
@@ -84,6 +84,7 @@ class LinearMap(Made):
     def __init__(self, apply: Callable[..., Tensor], transpose: Callable[..., Tensor], method: str, like: Any) -> None:
         super().__init__(self.kind, apply)
         self.functions, self.method, self.like, self.made_of = (apply, transpose), method, like, (apply, transpose, method, like)
+        self.constants = Constants(self.kind, apply, transpose)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if len(args) != 1 or kwargs:
@@ -109,7 +110,7 @@ class LinearMap(Made):
         def push(_: Any, tangents: Sequence[Any], __: Any) -> list[Tensor]:
             return [self._along(direction, tangents[0], like)]
 
-        return declared(Rule(pull, push, saves=False), [y], [x])[0]
+        return declared(self.constants.guarded(Rule(pull, push, saves=False)), [y], [x])[0]
 
     def _value(self, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         name = f"linear_map: `{('apply', 'transpose')[direction]}`"

@@ -77,7 +77,8 @@ class _Code:
         # Results do not share memory with arguments or each other, as is true for any operator.
         own: list[Tensor] = []
         for y in results:
-            own.append(clone_if_view(y.clone() if any(is_alias_of(y, t) for t in (*given, *own)) else y))
+            is_foreign = y.layout is torch.strided and not y.untyped_storage().resizable()  # memory of numpy, which may be reused
+            own.append(clone_if_view(y.clone() if is_foreign or any(is_alias_of(y, t) for t in (*given, *own)) else y))
         return own
 
     def like(self, tensors: Tensors) -> list[Tensor]:
@@ -103,7 +104,8 @@ class _Batch:
         for i in range(self.size):
             if self.randomness == "same":
                 restore_random_states(before)
-            samples.append(self.inner.run([t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]))
+            sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
+            samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
             if self.randomness == "error" and not all(map(torch.equal, before, random_states())):
                 raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
         return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullgrad._core.generators import random_states, restore_random_states, same_draws
 from fullgrad._dispatch import TorchDispatchMode, is_tracing, vmaps_that_draw_differently
@@ -70,6 +71,13 @@ class Replay:
                 if now[device] != state:
                     stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
         return stack
+
+    def cast(self, tensor: Any, dtype: torch.dtype) -> Any:
+        """A tensor that autocast gave another dtype, as autograd casts gradients."""
+        is_lowered = (
+            isinstance(tensor, Tensor) and tensor.dtype != dtype and any(enabled for enabled, _ in self.autocast.values())
+        )
+        return tensor.to(dtype) if is_lowered and tensor.is_floating_point() and dtype.is_floating_point else tensor
 
     @contextlib.contextmanager
     def _same_draws(self) -> Iterator[None]:

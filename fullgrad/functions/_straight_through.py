@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, level_of, unpack_dual
+from fullgrad.functions._closures import Constants
 from fullgrad.functions._made import made
 from fullgrad.functions._replay import Replay
 
@@ -62,6 +63,7 @@ _CONSTANTS = (Tensor, int, float, bool, str, type(None))
 def _operator(name: str, hard: Any, soft: Any) -> Any:
     """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
     batched: dict[Any, Any] = {}
+    constants = Constants(f"straight_through: {name}", soft)
 
     def pulled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs = saved_inputs(ctx)
@@ -91,15 +93,17 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         @classmethod
         def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             super().setup_context(ctx, inputs, output)
-            ctx.replay = Replay(name).noted()
+            ctx.replay, ctx.noted = Replay(name).noted(), constants.noted()
 
         @staticmethod
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+            constants.check(ctx.noted)
             with ctx.replay.again():
                 return pulled(ctx, g)
 
         @classmethod
         def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
+            constants.check(ctx.noted)
             with ctx.replay.again():
                 _check_alone(name, soft, saved_inputs(ctx), ctx.like)
                 return super().jvp(ctx, *tangents)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
-from fullgrad._dispatch import has_shape, is_differentiating, is_tracing, pytree
+from fullgrad._dispatch import has_shape, is_differentiating, is_tracing, ordered, pytree
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._declared import (
     Maybe,
@@ -352,6 +352,7 @@ class Solution:
             )
         if not self.count:
             return solution
+        solution = ordered(solution, self.init)
         found, wanted = pytree.tree_structure(solution), pytree.tree_structure(self.init)
         if found != wanted:
             raise TypeError(f"{self.label}: the solution must have the structure of `init`, {wanted}, got {found}.")
@@ -402,19 +403,19 @@ class Solution:
                 f = self.system.batched(leading)
                 r = f(*solution, *v)
                 near = [x * (1 + _STEP) for x in solution]
-                self._warn(r, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
+                self._warn(r, flat(solution, leading).isnan().any(-1), lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
             return []
 
         opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [torch.empty(()), *start, *z, *v])
         return z
 
     @torch.no_grad()
-    def _warn(self, r: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
+    def _warn(self, r: Tensor, is_nan: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
         size = norm(r).squeeze(-1)
-        if not (size > 0).any():
+        if not (size != 0).any():
             return
         scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
-        bad = size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale  # NaN is loud enough
+        bad = (size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale) | (~size.isfinite() & ~is_nan)
         if bad.any():
             first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
             warn(

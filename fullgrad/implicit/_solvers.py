@@ -55,16 +55,17 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
         jacobian = _jacobian(g, z).to(own)
         step = torch.linalg.solve_ex(jacobian, r.to(own).unsqueeze(-1))[0].squeeze(-1).to(z.dtype)
         size, scale, best, found = norm(r), torch.ones_like(norm(r)), z - step, g(z - step)
-        for _ in range(10):
+        for k in range(20):
             worse = runs & ~(norm(found) < size) & (size > 0)
             if _none(worse):
                 break
-            scale = torch.where(worse, scale / 2, scale)
+            scale = torch.where(worse, scale / (2 if k < 10 else 8), scale)
             best = z - scale * step
             found = g(best)
-        small = norm(scale * step) <= tol * norm(best)
-        z, r = torch.where(runs, best, z), torch.where(runs, found, r)
-        runs = runs & ~small & norm(r).isfinite()
+        small, finite = norm(scale * step) <= tol * norm(best), norm(found).isfinite()
+        moves = runs & (finite | ~norm(r).isfinite())  # NaN stays, and is not come by
+        z, r = torch.where(moves, best, z), torch.where(moves, found, r)
+        runs = runs & ~small & finite
     return back(z)
 
 
@@ -140,7 +141,7 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
     .. math::
         f(z) = 0, \qquad a \le z \le b
 
-    All else is as in :func:`newton`. Elements whose bounds have the same sign are NaN.
+    All else is as in :func:`newton`. Elements where the function has one sign at both bounds, or a bound is not finite, are NaN.
 
     Args:
         f: A function of each element of a tensor.
@@ -171,13 +172,14 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
     at_low, at_high = f(low), f(high)
     # A root that is as small, next to the bounds, as 1 is to the next number, has all its bits.
     for _ in range(round(-2 * math.log2(torch.finfo(dtype).eps)) if maxiter is None else maxiter):
-        middle = low + (high - low) / 2
+        middle = low / 2 + high / 2
         value = f(middle)
         is_left = value.sign() == at_low.sign()
         low, high = torch.where(is_left, middle, low), torch.where(is_left, high, middle)
-    root = low + (high - low) / 2
+    root = low / 2 + high / 2
     root = torch.where(at_low == 0, low, root)
-    return torch.where(at_low.sign() * at_high.sign() > 0, torch.nan, root)
+    is_between = (at_low.sign() * at_high.sign() <= 0) & low.isfinite() & high.isfinite()
+    return torch.where(is_between, root, torch.nan)
 
 
 def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Tensor, Callable[[Tensor], Any]]:

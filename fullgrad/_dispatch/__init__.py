@@ -54,6 +54,7 @@ from fullgrad._dispatch.torch_private import (
     current_level,
     first_sample,
     get_unwrapped,
+    guard_on,
     innermost,
     is_alias_of,
     is_batched,

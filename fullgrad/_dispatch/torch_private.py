@@ -302,22 +302,25 @@ def usual_keys() -> Any:
 
 # --- Names with a safe default: hooks for saved tensors -------------------------------------------------------------------
 
-_set_hooks_are_skipped = _optional(
-    "_C._autograd._saved_tensors_hooks_set_tracing", None, "hooks for saved tensors see those of code inside an operator"
-)
+# Inside saved-tensor hooks autograd would show them what code below an operator saves, and transforms refuse to work.
+_HOOKS = "code below all transforms fails, or is seen, inside saved-tensor hooks"
+_top_hooks = _optional("_C._autograd._top_saved_tensors_default_hooks", lambda _: None, _HOOKS)
+_pop_hooks = _optional("_C._autograd._pop_saved_tensors_default_hooks", None, _HOOKS)
+_push_hooks = _optional("_C._autograd._push_saved_tensors_default_hooks", None, _HOOKS)
 
 
 @contextlib.contextmanager
 def outside_saved_tensor_hooks() -> Iterator[None]:
     """A context in which autograd saves without the hooks of the user."""
-    if _set_hooks_are_skipped is None:
-        yield
-        return
-    before = _set_hooks_are_skipped(True)
+    found = []
+    while (hooks := _top_hooks(False)) is not None:
+        found.append(hooks)
+        _pop_hooks()
     try:
         yield
     finally:
-        _set_hooks_are_skipped(before)
+        for hooks in reversed(found):
+            _push_hooks(*hooks)
 
 
 # --- Names with a safe default: distributed tensors -----------------------------------------------------------------------
@@ -662,6 +665,7 @@ def dynamo_names() -> Any:
     import torch._dynamo.exc
     import torch._dynamo.guards
     import torch._dynamo.source
+    import torch._dynamo.symbolic_convert
     import torch._dynamo.variables.builder
     import torch._dynamo.variables.misc
 
@@ -669,6 +673,8 @@ def dynamo_names() -> Any:
         AttrSource=torch._dynamo.source.AttrSource,
         DictGetItemSource=torch._dynamo.source.DictGetItemSource,
         GetItemSource=torch._dynamo.source.GetItemSource,
+        GlobalSource=torch._dynamo.source.GlobalSource,
+        tracing=torch._dynamo.symbolic_convert.tls,
         AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
         GuardBuilder=torch._dynamo.guards.GuardBuilder,
         install_guard=torch._dynamo.guards.install_guard,
@@ -677,3 +683,14 @@ def dynamo_names() -> Any:
         unimplemented=torch._dynamo.exc.unimplemented,
         wrap_fx_proxy=torch._dynamo.variables.builder.wrap_fx_proxy,
     )
+
+
+def guard_on(make: Callable[[], Any], attribute: str) -> None:
+    """Guard the code that Dynamo traces, if it does, on the attribute of an object, which is made for that."""
+    if _DYNAMO not in sys.modules:
+        return
+    names = dynamo_names()
+    tx = getattr(names.tracing, "current_tx", None)
+    if tx is not None:
+        source = names.AttrSource(names.GlobalSource(tx.output.install_global_by_id("fullgrad_reads", make())), attribute)
+        names.install_guard(source.make_guard(names.GuardBuilder.EQUALS_MATCH))

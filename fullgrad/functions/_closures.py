@@ -360,12 +360,13 @@ def _parts(value: Any) -> Iterator[Any]:
             with contextlib.suppress(ValueError):  # a name that has no value yet
                 yield cell.cell_contents
         yield from (value.__defaults__ or (), value.__kwdefaults__ or {})
-        named = [value.__globals__.get(name) for name in _names(value.__code__)]
+        named = [value.__globals__.get(name) for name in names_in(value.__code__)]
         yield from [v for v in named if isinstance(v, (nn.Module, Tensor, types.FunctionType, functools.partial))]
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in code, and in that of functions which it makes."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

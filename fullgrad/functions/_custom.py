@@ -155,10 +155,6 @@ class Custom(Made):
             self._constants = Constants(self.label, *self.parts())
         return self._constants
 
-    def parts(self) -> list[Any]:
-        """The function and its rules."""
-        raise NotImplementedError
-
     def has_rules(self) -> bool:
         """Whether the rules have been given."""
         raise NotImplementedError

@@ -86,6 +86,9 @@ class LinearMap(Made):
         self.functions, self.method, self.like, self.made_of = (apply, transpose), method, like, (apply, transpose, method, like)
         self.constants = Constants(self.kind, apply, transpose)
 
+    def parts(self) -> list[Any]:
+        return list(self.functions)
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if len(args) != 1 or kwargs:
             raise TypeError(f"linear_map: one argument is taken, by position, got {len(args)} and {sorted(kwargs)}.")

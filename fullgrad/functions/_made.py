@@ -8,9 +8,11 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._dispatch import pytree, traced_below
+from fullgrad.functions._reads import guard
 
 
 class Made:
@@ -40,6 +42,10 @@ class Made:
         if torch.compiler.is_exporting():
             return self.function(*args, **kwargs)
         return _node[0](self, *pytree.tree_map(lambda v: _NOTHING if v is None else v, (args, kwargs)))
+
+    def parts(self) -> list[Any]:
+        """The functions that it is made of."""
+        return [self.function]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in eager code, or while a tracer records it."""
@@ -84,6 +90,7 @@ pytree.register_constant(_Nothing)
 def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_nothing = lambda v: isinstance(v, _Nothing)  # noqa: E731
     args, kwargs = pytree.tree_map(lambda v: None if is_nothing(v) else v, (args, kwargs), is_leaf=is_nothing)
+    guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
     return function.run(args, kwargs)
 
 

@@ -108,6 +108,9 @@ class WithReference(Made):
         self.made_of = kernel, reference, backward, constant, method, like
         self.reference, self.backward, self.constant, self.method, self.like = self.made_of[1:]
 
+    def parts(self) -> list[Any]:
+        return [self.function, self.reference, self.backward]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not is_differentiating():
             return self.function(*args, **kwargs)

@@ -12,6 +12,7 @@ from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded,
 from fullgrad._dispatch import can_reuse_buffers, has_shape, level_of, unpack_dual
 from fullgrad.functions._closures import Constants
 from fullgrad.functions._made import made
+from fullgrad.functions._reads import guard
 from fullgrad.functions._replay import Replay
 
 
@@ -86,6 +87,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
             refuse_hidden(
                 f"straight_through: {name} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS]
             )
+            guard(hard, soft)
             y = hard(*inputs)
             # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y

@@ -243,6 +243,9 @@ class Root(Made):
         self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
         self.equation, self.minimizes = _EQUATIONS[kind], kind == "argmin"
 
+    def parts(self) -> list[Any]:
+        return [self.function, self.given]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
             raise TypeError(f"{self.label} is called with `init` first, by position.")

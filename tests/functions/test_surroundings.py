@@ -2,6 +2,7 @@
 
 import types
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -193,6 +194,170 @@ def test_a_rule_must_not_change_its_residuals():
     op.defvjp(lambda x: (torch.sin(x), x), lambda x, g: (g * x.cos_(),))
     with pytest.raises(RuntimeError, match="custom_vjp: sin: `bwd` changes an argument in place"):
         op(X.clone().requires_grad_() * 1).sum().backward()
+
+
+class Settings:
+    """Numbers on a class."""
+
+    scale = 1.0
+
+
+class Neuron(nn.Module):
+    """Numbers on a module, and one that no function reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.calls = 1.0, 0
+
+    def soft(self, x):
+        return self.scale * torch.sin(x)
+
+    def slope(self, x):
+        return self.scaled() * torch.cos(x)
+
+    def scaled(self):
+        return self.scale
+
+
+@pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled_code_follows_numbers_that_functions_read(name, where):
+    """It is compiled again where they change, and is not where others do."""
+    neuron, scale = Neuron(), 1.0
+    functions = {
+        "a class": (lambda x: Settings.scale * torch.sin(x), lambda x: Settings.scale * torch.cos(x)),
+        "a module": (neuron.soft, neuron.slope),
+        "a variable": (lambda x: scale * torch.sin(x), lambda x: scale * torch.cos(x)),
+    }
+    f, slope = functions[where]
+    if name == "root":
+        root = implicit.root(lambda z, x: z - f(x), vmap_method="map")(lambda init, x: f(x))
+        op = lambda x: root(torch.zeros_like(x), x)  # noqa: E731
+    else:
+        op = OPERATORS[name](f, slope)
+    torch.compiler.reset()
+    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    for scale in (1.0, 3.0, 0.5):
+        Settings.scale = neuron.scale = scale
+        for _ in range(2):
+            neuron.calls += 1
+            x = X.clone().requires_grad_()
+            with torch.compiler.set_stance("default" if neuron.calls % 2 else "fail_on_recompile"):
+                y = compiled(x)
+            torch.testing.assert_close(y.detach(), scale * X.sin())
+            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], scale * X.cos())
+
+
+@pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp"])
+def test_compiled_code_follows_the_mode_of_a_module(name):
+    """A module among the arguments is in training or evaluation mode."""
+    dropout, x = nn.Dropout(0.5), torch.ones(64)
+    if name == "custom_vjp":
+        op = fullgrad.custom_vjp(lambda m, x: m(x) * 1)
+        op.defvjp(lambda m, x: (m(x) * 1, None), lambda r, g: (None, g))
+    else:
+        op = fullgrad.custom_jvp(lambda m, x: m(x) * 1)
+        op.defjvp(lambda primals, tangents: (op(*primals), tangents[1]))
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: op(dropout, x), backend="aot_eager")
+    assert (compiled(x) == 0).any()
+    dropout.eval()
+    assert (compiled(x) == 1).all()
+
+
+def reversed_dict(d):
+    return dict(reversed(d.items()))
+
+
+def test_structures_are_matched_by_key():
+    """The order of the entries of a dict does not count."""
+    d = {"a": X, "b": 2 * X}
+    by_rule = fullgrad.custom_vjp(lambda d: d["a"] * 2 + d["b"] * 3)
+    by_rule.defvjp(lambda d: (by_rule(d), None), lambda r, g: ({"b": g * 3, "a": g * 2},))
+    pulled = fullgrad.custom_gradient(lambda d: (d["a"] * 2 + d["b"] * 3, lambda g: {"b": g * 3, "a": g * 2}))
+    kernel = fullgrad.with_reference(
+        lambda d: d["a"] * 2 + d["b"] * 3,
+        lambda d: d["a"] * 2 + d["b"] * 3,
+        backward=lambda inputs, outputs, g: ({"b": g * 3, "a": g * 2},),
+    )
+    for op in (by_rule, pulled, kernel):
+        for given in (d, reversed_dict(d)):
+            found = grad(lambda d, op=op: op(d).sum())(given)
+            torch.testing.assert_close((found["a"], found["b"]), (torch.full_like(X, 2), torch.full_like(X, 3)))
+    tangents = fullgrad.custom_jvp(lambda x: {"u": x, "v": 2 * x})
+    tangents.defjvp(lambda primals, t: (tangents(*primals), {"v": 2 * t[0], "u": t[0]}))
+    replaced = fullgrad.grad_replace(lambda x, forward: {"u": x, "v": 2 * x} if forward else {"v": 2 * x, "u": 1 * x})
+    reference = fullgrad.with_reference(lambda x: {"u": x, "v": 2 * x}, lambda x: {"v": 2 * x, "u": 1 * x})
+    solve = implicit.root(lambda z, x: {"v": z["v"] - 2 * x, "u": z["u"] - x})(lambda init, x: {"u": x, "v": 2 * x})
+    for op in (tangents, replaced, reference, lambda x: solve({"v": x, "u": x}, x)):
+        found = jacrev(op)(torch.ones(()))
+        assert (found["u"], found["v"]) == (1, 2)
+
+
+def test_modules_get_gradients_by_name():
+    """The dict of a rule may be in any order."""
+    norm, x = nn.LayerNorm(3), torch.randn(4, 3)
+    op = fullgrad.custom_vjp(lambda m, x: m(x))
+
+    def bwd(residuals, g):
+        m, x = residuals
+        unit = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + m.eps).sqrt()
+        return {"bias": g.sum(0), "weight": (g * unit).sum(0)}, None
+
+    op.defvjp(lambda m, x: (m(x), (m, x)), bwd)
+    expected = torch.autograd.grad(norm(x).square().sum(), (norm.weight, norm.bias))
+    found = torch.autograd.grad(op(norm, x).square().sum(), (norm.weight, norm.bias))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("owner", ["numpy", "torch"])
+def test_code_that_returns_one_buffer_in_each_call(owner):
+    """Samples and calls keep their values, as where a kernel writes into memory of its own."""
+    array, tensor = numpy.empty(2), torch.empty(2, dtype=torch.float64)
+
+    def twice(x):
+        return torch.from_numpy(numpy.multiply(x.numpy(), 2, out=array)) if owner == "numpy" else torch.mul(x, 2, out=tensor)
+
+    op = fullgrad.linear_map(twice, twice, vmap_method="sequential")
+    torch.testing.assert_close(jacrev(op)(X), 2 * torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(vmap(op)(torch.stack([X, 3 * X])), torch.stack([2 * X, 6 * X]))
+    if owner == "numpy":
+        first, _ = op(X), op(3 * X)
+        torch.testing.assert_close(first, 2 * X)
+
+
+def test_a_rule_of_tangents_in_a_batch_of_gradients():
+    """torch's legacy vmap, where the rule calls the function itself."""
+    op = OPERATORS["custom_jvp"](torch.sin, torch.cos)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(op, X, vectorize=True), torch.diag(X.cos()))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_backward_inside_saved_tensor_hooks(name):
+    """Hooks that move saved tensors, in the first call of an operator."""
+    op, x = OPERATORS[name](torch.sin, torch.cos), X.clone().requires_grad_()
+    with torch.autograd.graph.save_on_cpu():
+        torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], X.cos())
+
+
+def test_a_rule_that_looks_linear_at_0_is_found_later():
+    """An affine rule is linear where what it adds is 0."""
+    op = fullgrad.custom_vjp(lambda w: w * 1)
+    op.defvjp(lambda w: (w * 1, w), lambda w, g: (g + 0.1 * w,))
+    jvp(op, (torch.zeros(2),), (torch.ones(2),))
+    with pytest.raises(NotImplementedError, match="its rule is no linear"):
+        jvp(op, (torch.ones(2),), (torch.ones(2),))
+
+
+def test_rules_under_autocast_may_return_what_it_makes():
+    """A gradient of a lower precision is cast to the argument's dtype, as autograd does."""
+    w = torch.randn(4, 4)
+    op = fullgrad.custom_vjp(lambda x: x @ w)
+    op.defvjp(lambda x: (x @ w, None), lambda r, g: (g @ w.mT,))
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = op(x)
+    assert torch.autograd.grad(y.sum(), x)[0].dtype is torch.float32
 
 
 def whole_message(error):

@@ -809,3 +809,11 @@ def test_subnormal_cotangents(method):
     x = torch.ones(3, dtype=F64, requires_grad=True)
     found = torch.autograd.grad(solve(None, x), x, torch.full((3,), 6e-323, dtype=F64))[0]
     assert (found.abs() < 1e-321).all()
+
+
+@pytest.mark.parametrize("value", [1000.0, torch.inf])
+def test_a_solution_at_which_the_equation_has_no_number_warns(value):
+    """An infinite residual is no small one, whatever the scale."""
+    solve = implicit.root(lambda z, x: z.exp() - x)(lambda init, x: init)
+    with pytest.warns(RuntimeWarning, match="leaves a residual"):
+        solve(torch.tensor(value, dtype=F64), torch.tensor(1e6, dtype=F64))

@@ -106,6 +106,20 @@ def test_newton_of_a_batch():
     torch.testing.assert_close(found, x.sqrt(), equal_nan=True)
 
 
+@pytest.mark.parametrize("x", [1e1, 1e5, 1e12])
+def test_newton_makes_no_step_to_where_there_is_no_number(x):
+    """The first step for an exponential overflows."""
+    found = implicit.newton(lambda z: z.exp() - x, torch.zeros((), dtype=F64), maxiter=400)
+    torch.testing.assert_close(found, torch.tensor(x, dtype=F64).log())
+
+
+def test_bisection_between_infinities_is_nan():
+    """There is no middle."""
+    most = torch.finfo(torch.float32).max
+    found = implicit.bisection(lambda z: z - most / 2, torch.tensor([-most, -torch.inf]), most)
+    torch.testing.assert_close(found, torch.tensor([most / 2, torch.nan]), equal_nan=True)
+
+
 def test_newton_of_a_structure():
     """Solutions are structures of tensors."""
     found = implicit.newton(

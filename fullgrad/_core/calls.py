@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fullgrad._core.watching import seen
 from fullgrad._dispatch import ordered, pytree
@@ -160,7 +161,14 @@ def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a module, by name."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in state.items():
+        if is_lazy(tensor):
+            raise RuntimeError(
+                f"A {type(module).__name__} has no size yet for its {name}. Call it once before an operator made of functions "
+                "does."
+            )
+    return state
 
 
 def modes_of(module: nn.Module) -> list[tuple[nn.Module, bool]]:
@@ -253,7 +261,7 @@ class Result:
         if spec != self.spec:
             like = self.tree([0.0] * len(self.leaves), None)
             leaves, spec = flattened(ordered(tree, like))
-        if spec != self.spec:
-            wanted, found = (pytree.tree_structure(t) for t in (like, tree))
-            raise TypeError(f"{label} must have the structure of the result, {wanted}, got {found}.")
+            if spec != self.spec:
+                wanted, found = (pytree.tree_structure(t) for t in (like, tree))
+                raise TypeError(f"{label} must have the structure of the result, {wanted}, got {found}.")
         return [leaf for leaf, mark in zip(leaves, self.leaves, strict=True) if mark is _Tensor]

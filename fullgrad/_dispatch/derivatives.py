@@ -69,10 +69,10 @@ def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ..
     if rule == "jvp" and without is not None and "NoneType" in str(error):
         reason = f"the tangent of input {without} is None, as that has none; leave its part out"
     elif (
-        code is not None
+        isinstance(error, (ValueError, IndexError))  # before the tensors are asked for, which may be an error of its own
+        and code is not None
         and "saved_tensors" in code.co_names
         and not ctx.saved_tensors
-        and isinstance(error, (ValueError, IndexError))
     ):
         reason = f"it reads ctx.saved_tensors, and setup_context saves nothing for it by ctx.{save}"
     else:

@@ -122,6 +122,11 @@ class Closure:
 
     def constant(self, tensor: Tensor, noting: bool) -> Tensor:
         """A tensor that a function uses and that has no derivative, which must be the same in each call."""
+        if noting and is_compiling() and has_data(innermost(tensor)):
+            raise NotImplementedError(
+                f"{self.name} uses a tensor of shape {tuple(tensor.shape)} that is none of its arguments, which compiled code "
+                "cannot follow. Pass it as an argument."
+            )
         if level_of(tensor) or tensor.is_inference() or is_tracing():
             return tensor
         ref, version = self.constants.get(id(tensor), (None, 0))

@@ -57,7 +57,7 @@ def apart(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     own: list[Tensor] = []
     others = [innermost(t) for t in inputs]
     for y in values:
-        below = innermost(y)
+        y, below = y.detach() if y.requires_grad else y, innermost(y)
         own.append(y.clone() if any(t is not below and is_alias_of(t, below) for t in others) else y)
         others.append(below)
     return own
@@ -215,6 +215,11 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     try:
         result = function(*given)
     except RuntimeError as error:
+        if "does not require grad" in str(error):
+            raise RuntimeError(
+                f"{name} takes a derivative by a tensor that has none where the function is called for its value. Use "
+                "torch.func.grad inside it, or x.requires_grad_() before."
+            ) from error
         if not has_methods or "Vmap" not in active_transforms() or str(error).startswith(name):
             raise
         raise RuntimeError(
@@ -224,9 +229,26 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     if versions_of(tensors) != versions:
         raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
-    if is_differentiated([t for t in leaves if isinstance(t, Tensor)]):
+    results = [t for t in leaves if isinstance(t, Tensor)]
+    if is_differentiated(results) and (
+        # Code may have made its arguments, which are of this call alone, require a gradient.
+        transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}
+    ):
         raise RuntimeError(message)
     return result
+
+
+def leaves_of(tensors: Sequence[Tensor]) -> set[int]:
+    """The identities of the leaf tensors of graphs."""
+    found, seen, stack = set(), set(), [t.grad_fn for t in tensors]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.add(id(getattr(node, "variable", None)))
+        stack += [next_node for next_node, _ in node.next_functions]
+    return (found | {id(t) for t in tensors if t.is_leaf and t.requires_grad}) - {id(None)}
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:

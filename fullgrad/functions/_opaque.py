@@ -27,7 +27,7 @@ from fullgrad._dispatch import (
     without_modes,
 )
 from fullgrad.functions._closures import Closure, Refusing
-from fullgrad.functions._declared import CHANGED, versions_of
+from fullgrad.functions._declared import CHANGED, leaves_of, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]
@@ -73,6 +73,9 @@ class _Code:
             results = self.closure.first(self.function, given[: self.count], given[self.count :])
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
+        # Code may have made its arguments, which are of this call alone, require a gradient.
+        mine = {id(t) for t in given}
+        results = [y.detach() if y.requires_grad and leaves_of([y]) <= mine else y for y in results]
         self.closure.check(results)
         # Results do not share memory with arguments or each other, as is true for any operator.
         own: list[Tensor] = []

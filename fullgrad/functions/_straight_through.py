@@ -11,6 +11,7 @@ from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import can_reuse_buffers, has_shape, level_of, unpack_dual
 from fullgrad.functions._closures import Constants
+from fullgrad.functions._declared import leaves_of
 from fullgrad.functions._made import made
 from fullgrad.functions._reads import guard
 from fullgrad.functions._replay import Replay
@@ -71,7 +72,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         if can_reuse_buffers():
             y, some = recorded(soft, inputs, where)
-            _check_output(name, y, ctx.like, bool(_leaves(y) - {id(v) for v in some}))
+            _check_output(name, y, ctx.like, bool(leaves_of([y]) - {id(v) for v in some}))
             found = iter(gradients(y, some, g))
         else:
             _check_alone(name, soft, inputs, ctx.like)
@@ -127,19 +128,6 @@ def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
     with torch.enable_grad():
         alone = soft(*[v.detach() if isinstance(v, Tensor) else v for v in inputs])
     _check_output(name, alone, like, alone.requires_grad)
-
-
-def _leaves(y: Tensor) -> set[int]:
-    """The identities of the leaf tensors of a graph."""
-    found, seen, stack = set(), set(), [y.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found.add(id(getattr(node, "variable", None)))
-        stack += [next_node for next_node, _ in node.next_functions]
-    return found - {id(None)}
 
 
 def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: bool) -> None:

@@ -329,8 +329,8 @@ class Solution:
         def like(*given: Tensor) -> list[Tensor]:
             if owner.like is None and (owner.has_aux or not self.count):
                 raise RuntimeError(
-                    f"{self.label}: compiled code must know what the solver returns, and it is not `init`. State it by `like`, a "
-                    "function of the same arguments that returns empty tensors like the result."
+                    f"{self.label}: compiled code, and a batch of no samples, must know what the solver returns, and it is not "
+                    "`init`. State it by `like`, a function of the same arguments that returns empty tensors like the result."
                 )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 

@@ -360,6 +360,35 @@ def test_rules_under_autocast_may_return_what_it_makes():
     assert torch.autograd.grad(y.sum(), x)[0].dtype is torch.float32
 
 
+def forces(q):
+    """The negative gradient of an energy by the argument."""
+    return -torch.autograd.grad(q.requires_grad_().cos().sum(), q, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("name", CALLED_AGAIN)
+def test_functions_that_differentiate_by_their_argument(name):
+    """Code of models of forces."""
+    op, x = OPERATORS[name](forces, None), X.clone().requires_grad_()
+    y = op(x)
+    torch.testing.assert_close(y.detach(), X.sin())
+    slope = torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+    torch.testing.assert_close(slope.detach(), X.cos())
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], -X.sin())
+
+
+def test_functions_that_differentiate_by_what_has_no_gradient():
+    """The error says what works."""
+    x = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=r"checkpoint: <lambda> takes a derivative .* Use torch.func.grad inside it, or"):
+        fullgrad.checkpoint(lambda x: torch.autograd.grad(x.cos().sum(), x, create_graph=True)[0], x)
+
+
+def test_modules_without_a_size():
+    """A lazy module is called once before."""
+    with pytest.raises(RuntimeError, match="A LazyLinear has no size yet for its weight"):
+        fullgrad.checkpoint(nn.LazyLinear(2), X.clone().requires_grad_())
+
+
 def whole_message(error):
     """The messages of an error and of those that led to it: Dynamo raises one of its own."""
     parts = []
@@ -388,14 +417,18 @@ def test_results_share_no_memory(name):
     torch.testing.assert_close(jvp(f, (X,), (X,)), (expected @ X, expected @ X))
 
 
-SCALE = types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0)))
+SCALES = {
+    "a tensor that needs a derivative": types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0))),
+    "a tensor of shape": types.SimpleNamespace(of=torch.tensor(3.0)),
+}
 
 
 @pytest.mark.parametrize("name", ["with_reference", "root"])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_grad):
-    """To a compiler such a tensor is a constant: a gradient would be lost."""
-    p = SCALE.of
+@pytest.mark.parametrize("what", SCALES)
+def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_grad, what):
+    """To a compiler such a tensor is a constant: a gradient or a change would be lost."""
+    p = SCALES[what].of
 
     def f(x):
         return p * x
@@ -408,4 +441,4 @@ def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_gr
     x = torch.tensor(0.7, requires_grad=requires_grad)
     with pytest.raises(Exception) as found:
         torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)(x)
-    assert "uses a tensor that needs a derivative" in whole_message(found.value)
+    assert f"uses {what}" in whole_message(found.value)

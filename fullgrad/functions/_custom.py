@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
@@ -134,6 +135,8 @@ class Custom(Made):
 
         ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
         """
+        if is_dynamo_compiling():  # compiled autograd, which traces a backward
+            return
         constants = call.constants()
         found = self.verdicts.get((key, constants))
         if found is None:

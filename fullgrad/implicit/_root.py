@@ -406,19 +406,20 @@ class Solution:
                 f = self.system.batched(leading)
                 r = f(*solution, *v)
                 near = [x * (1 + _STEP) for x in solution]
-                self._warn(r, flat(solution, leading).isnan().any(-1), lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
+                self._warn(r, flat(solution, leading).isfinite().all(-1), lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
             return []
 
         opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [torch.empty(()), *start, *z, *v])
         return z
 
     @torch.no_grad()
-    def _warn(self, r: Tensor, is_nan: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
+    def _warn(self, r: Tensor, is_finite: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
         size = norm(r).squeeze(-1)
         if not (size != 0).any():
             return
         scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
-        bad = (size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale) | (~size.isfinite() & ~is_nan)
+        bad = (size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale) | ~size.isfinite()
+        bad = bad & is_finite  # infinity and NaN are loud enough
         if bad.any():
             first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
             warn(

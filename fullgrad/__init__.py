@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fullgrad import (
         adoption,
         clamping,
+        completion,
         functions,
         gradients,
         implicit,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fullgrad import testing as testing
     from fullgrad.adoption import *  # noqa: F403
     from fullgrad.clamping import *  # noqa: F403
+    from fullgrad.completion import *  # noqa: F403
     from fullgrad.functions import *  # noqa: F403
     from fullgrad.gradients import *  # noqa: F403
     from fullgrad.rounding import *  # noqa: F403
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         "Function",
         *adoption.__all__,
         *clamping.__all__,
+        *completion.__all__,
         *functions.__all__,
         *gradients.__all__,
         *rounding.__all__,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `functions` needs all of `soft`.
-_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions")
+_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion")
 _MODULES = ("implicit", "quantizers", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")

@@ -76,6 +76,7 @@ from fullgrad._dispatch.torch_private import (
     require_grad,
     sequence_number,
     set_forward_mode,
+    torch_kernel,
     traced_below,
     traced_class,
     transforms_active,

@@ -694,3 +694,11 @@ def guard_on(make: Callable[[], Any], attribute: str) -> None:
     if tx is not None:
         source = names.AttrSource(names.GlobalSource(tx.output.install_global_by_id("fullgrad_reads", make())), attribute)
         names.install_guard(source.make_guard(names.GuardBuilder.EQUALS_MATCH))
+
+
+# --- Names for `completing` ------------------------------------------------------------------------------------------------
+
+
+def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
+    """torch's own kernel of an operator at a dispatch key, a function of the set of keys and the arguments."""
+    return torch.library.get_kernel(op, key).call_boxed

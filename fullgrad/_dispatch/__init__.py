@@ -51,6 +51,7 @@ from fullgrad._dispatch.torch_private import (
     TorchDispatchMode,
     add_legacy_dim,
     below_transforms,
+    compile_again,
     current_level,
     first_sample,
     get_unwrapped,

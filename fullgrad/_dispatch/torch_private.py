@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch._guards
 import torch._subclasses
 import torch.fx.traceback
@@ -702,3 +703,18 @@ def guard_on(make: Callable[[], Any], attribute: str) -> None:
 def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     """torch's own kernel of an operator at a dispatch key, a function of the set of keys and the arguments."""
     return torch.library.get_kernel(op, key).call_boxed
+
+
+def compile_again(is_changed: bool) -> None:
+    """Forget compiled code, as what torch's operators do has changed or is as before. Changed code goes to no cache on disk."""
+    if _DYNAMO in sys.modules:
+        dynamo_names().reset_code_caches()
+    config = torch._functorch.config
+    if is_changed:
+        _kept_config.append(config.enable_autograd_cache)
+        config.enable_autograd_cache = False
+    elif _kept_config:
+        config.enable_autograd_cache = _kept_config.pop()
+
+
+_kept_config: list[bool] = []

@@ -1,4 +1,4 @@
-"""`completing`: while it is open, torch's dispatcher has other rules for the operators whose derivatives torch gets wrong or lacks."""
+"""`completing`: while it is open, torch's dispatcher has other rules for operators whose derivatives are wrong or missing."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import forward_mode_is_on, pytree, torch_kernel, transforms_active
+from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, torch_kernel, transforms_active
 from fullgrad.completion._operators import COMPLETED, NO_SECOND, Completed
 from fullgrad.functions._declared import Rule, by_reference, declared
 
@@ -28,9 +28,9 @@ class completing(contextlib.ContextDecorator):  # a function to its users
 
     Some of torch's operators are wrong without an error where forward mode is differentiated again, such as ``layer_norm``,
     ``batch_norm`` and ``solve``, and others have no such derivative, such as attention. Inside the context each of those that
-    :func:`operators` lists is computed, under a transform of ``torch.func`` and in forward mode, by its formula in plain
-    operations, equal up to rounding, whose derivatives are right in every nesting. Elsewhere it is torch's own, bit for bit,
-    forward and backward.
+    `fullgrad.completion.operators` lists is computed, under a transform of ``torch.func`` and in forward mode, by its formula
+    in plain operations, equal up to rounding, whose derivatives are right in every nesting. Elsewhere it is torch's own, bit for
+    bit, forward and backward.
 
     It reaches calls from C++, such as those of ``torch.nn.TransformerEncoderLayer``, since torch's dispatcher is told. So it holds
     for the whole process, in all threads, until the last one that entered it has left it. Saved, under transforms: what the plain
@@ -56,6 +56,7 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         with _lock:
             if not _open:
                 _library = _installed()
+                compile_again(True)
             _open += 1
 
     def __exit__(self, *_: object) -> None:
@@ -65,6 +66,7 @@ class completing(contextlib.ContextDecorator):  # a function to its users
             if not _open and _library is not None:
                 _library._destroy()
                 _library = None
+                compile_again(False)
 
 
 def operators() -> dict[str, str]:
@@ -103,7 +105,8 @@ def _installed() -> torch.library.Library:
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if transforms_active() or forward_mode_is_on():
-            return own.formula(*args, **kwargs)
+            found = own.formula(*args, **kwargs)
+            return original(keys, *args, **kwargs) if found is NotImplemented else found
         if own.lacks != NO_SECOND or not torch.is_grad_enabled():
             return original(keys, *args, **kwargs)
         return _with_second_derivative(functools.partial(original, keys), own.formula, args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import innermost, is_batched
+from fullgrad._dispatch import below_transforms, innermost
 
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
@@ -100,8 +100,10 @@ def _batch_norm(
                 _update(kept, new.reshape(-1), momentum)
         saved = _stored(mean.reshape(-1), x), _stored(inverse.reshape(-1), x)
     else:
-        assert running_mean is not None and running_var is not None, "torch checks this"
-        y = (own - running_mean.reshape(shape)) * torch.rsqrt(running_var.reshape(shape) + eps)
+        mean, variance = running_mean, running_var
+        if mean is None or variance is None:
+            raise RuntimeError("Batch norm in evaluation mode needs running statistics.")
+        y = (own - mean.reshape(shape)) * torch.rsqrt(variance.reshape(shape) + eps)
         saved = x.new_empty(0), x.new_empty(0)
     y = y if weight is None else y * weight.reshape(shape)
     y = y if bias is None else y + bias.reshape(shape)
@@ -109,13 +111,17 @@ def _batch_norm(
 
 
 def _update(kept: Tensor, new: Tensor, momentum: float) -> None:
-    if is_batched(new) and not is_batched(kept):
+    if innermost(new).shape != innermost(kept).shape:
         raise RuntimeError(
             "Batch norm got a batched tensor, and running statistics that are not batched, which it would update in place. "
             "Set track_running_stats=False, or call .eval()."
         )
-    with torch.no_grad():
-        innermost(kept).lerp_(innermost(new).detach().to(kept.dtype), momentum)
+
+    def update() -> None:
+        with torch.no_grad():
+            innermost(kept).lerp_(innermost(new).detach().to(kept.dtype), momentum)
+
+    below_transforms(update)
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------------
@@ -139,7 +145,7 @@ def _attention(
         scores = scores.masked_fill(torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1), -torch.inf)
     if attn_mask is not None:
         scores = scores + attn_mask
-    return (torch.softmax(scores, -1) @ value_).to(query.dtype), torch.logsumexp(scores, -1)
+    return (_safe_softmax(scores, -1) @ value_).to(query.dtype), torch.logsumexp(scores, -1)
 
 
 @completes("_safe_softmax", WRONG)
@@ -180,8 +186,8 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
     factors, pivots, info = torch.linalg.lu_factor_ex(a, check_errors=check_errors)
     is_vector = left and (b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1]))
-    right = b.unsqueeze(-1) if is_vector else b
-    x = torch.linalg.lu_solve(factors, pivots, right, left=left)
+    right, inverse = b.unsqueeze(-1) if is_vector else b, torch.linalg.inv_ex(a)[0]
+    x = inverse @ right if left else right @ inverse  # torch's lu_solve is wrong in a batch of Hessians
     return x.squeeze(-1) if is_vector else x, factors.detach(), pivots, info
 
 
@@ -217,7 +223,7 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     return _reduced(torch.where(size < delta, 0.5 * error * error, delta * (size - 0.5 * delta)), reduction)
 
 
-@completes("soft_margin_loss", NO_FORWARD)
+@completes("soft_margin_loss", NO_SECOND)
 def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     return _reduced(torch.log1p(torch.exp(-target * x)), reduction)
 
@@ -227,10 +233,12 @@ def _taken(x: Tensor, target: Tensor) -> Tensor:
     return x.gather(-1, target.unsqueeze(-1))
 
 
-@completes("multi_margin_loss", NO_FORWARD, batched=True)
+@completes("multi_margin_loss", NO_SECOND, batched=True)
 def _multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
+    x = torch.atleast_1d(x)
+    target = target.reshape(x.shape[:-1])
     loss = (margin - _taken(x, target) + x).clamp(min=0).pow(p)
     if weight is not None:
         loss = loss * weight[target].unsqueeze(-1)
@@ -238,15 +246,24 @@ def _multi_margin_loss(
     return _reduced(torch.where(others, loss, 0).sum(-1) / x.shape[-1], reduction)
 
 
-@completes("multilabel_margin_loss_forward", NO_FORWARD, batched=True)
+@completes("multilabel_margin_loss_forward", NO_SECOND, batched=True)
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    shape, x, target = target.shape, torch.atleast_1d(x), torch.atleast_1d(target)
     classes = torch.arange(x.shape[-1], device=x.device)
     counts = (target < 0).long().cumsum(-1) == 0  # the labels before the first negative one
     labels = torch.where(counts, target, 0)
     is_label = ((labels.unsqueeze(-1) == classes) & counts.unsqueeze(-1)).any(-2)
     margins = (1 - x.gather(-1, labels).unsqueeze(-1) + x.unsqueeze(-2)).clamp(min=0)
     loss = torch.where(counts.unsqueeze(-1) & ~is_label.unsqueeze(-2), margins, 0).sum((-1, -2)) / x.shape[-1]
-    return _reduced(loss, reduction), is_label.to(x.dtype)
+    return _reduced(loss, reduction), is_label.to(x.dtype).reshape(shape)
+
+
+@completes("logaddexp", "it is NaN where both are -inf")
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    most = torch.maximum(a, b).detach()
+    most = torch.where(most.isinf(), 0, most)
+    total = torch.exp(a - most) + torch.exp(b - most)
+    return torch.where(total == 0, -torch.inf, most + torch.where(total == 0, 1, total).log())
 
 
 # --- Distances --------------------------------------------------------------------------------------------------------------
@@ -312,7 +329,7 @@ def _pixels(grid: Tensor, size: int, padding: int, align: bool) -> Tensor:
 
 
 def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> Tensor:
-    """The values of images at the points of a grid: of shape (N, C, *sizes) at (N, *points, dimensions), by lines or the nearest."""
+    """The values of images ``(N, C, *sizes)`` at points ``(N, *points, dimensions)``, by lines between pixels or the nearest."""
     sizes, n = x.shape[2:], x.shape[0]
     positions = [_pixels(grid[..., i], size, padding, align) for i, size in enumerate(reversed(sizes))][::-1]
     corners = [torch.floor(p.detach()) for p in positions] if mode == 0 else [torch.round(p.detach()) for p in positions]
@@ -344,3 +361,79 @@ def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_m
 @completes("grid_sampler_3d", NO_SECOND, batched=True)
 def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
+
+
+# --- Reductions at indices: each place of the result looks at each element, n m numbers for n places and m elements --------
+
+
+def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
+    """The reduction of ``source[..., chosen[i]]`` with ``own[..., i]``; of nothing it is the latter."""
+    counts, every = chosen.sum(-1), source.unsqueeze(-2)
+    kept = torch.ones_like(chosen[..., :1]) if include_self else counts.unsqueeze(-1) == 0
+    if reduce == "mean":
+        total = torch.where(chosen, every, 0).sum(-1) + torch.where(kept.squeeze(-1), own, 0)
+        return total / (counts + kept.squeeze(-1)).to(own.dtype)
+    neutral, function = {"prod": (1, torch.prod), "amax": (-torch.inf, torch.amax), "amin": (torch.inf, torch.amin)}[reduce]
+    parts = torch.cat([torch.where(chosen, every, neutral), torch.where(kept, own.unsqueeze(-1), neutral)], -1)
+    return function(parts, -1)
+
+
+@completes("scatter_reduce.two", "forward mode of products is wrong")
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
+    if reduce != "prod":
+        return NotImplemented
+    if not x.ndim:
+        return _scatter_reduce(
+            *map(torch.atleast_1d, (x,)), 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self
+        ).reshape(())
+    dim = dim % x.ndim
+    x_, index_ = x.movedim(dim, -1), index.movedim(dim, -1)
+    src_ = src.movedim(dim, -1)[tuple([slice(0, n) for n in index_.shape])]
+    chosen = index_.unsqueeze(-2) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
+    part = x_[tuple([slice(0, n) for n in index_.shape[:-1]])]  # the index may leave the ends of other dimensions out
+    y = _combined(part, src_, chosen, reduce, include_self)
+    for d in range(x.ndim - 1):
+        rest = x_.narrow(d, y.shape[d], x_.shape[d] - y.shape[d])
+        y = torch.cat([y, rest[tuple([slice(0, n) if i > d else slice(None) for i, n in enumerate(y.shape)])]], d)
+    return y.movedim(-1, dim)
+
+
+@completes("index_reduce", NO_FORWARD, batched=True)
+def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    if not x.ndim:
+        y = _index_reduce(x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self)
+        return y.reshape(())
+    x_, source_ = x.movedim(dim, -1), source.movedim(dim, -1)
+    chosen = index.reshape(1, -1) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
+    chosen = chosen.expand(*x_.shape, chosen.shape[-1])
+    return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim)
+
+
+@completes("_embedding_bag", NO_SECOND, batched=True)
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    if scale_grad_by_freq:
+        return NotImplemented  # whose gradient is no derivative
+    starts = offsets[:-1] if include_last_offset else offsets
+    place = torch.arange(indices.shape[0], device=indices.device, dtype=offsets.dtype)
+    bag = torch.searchsorted(starts, place, right=True) - 1
+    chosen = (bag == torch.arange(starts.shape[0], device=bag.device).unsqueeze(-1)) & (indices != padding_idx)
+    rows, sizes = weight[indices], chosen.sum(-1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if mode == 2:
+        most = torch.where(chosen.unsqueeze(-1), rows, -torch.inf).amax(1)
+        y = torch.where((sizes == 0).unsqueeze(-1), 0, most)
+    else:
+        y = chosen.to(rows.dtype) @ rows
+        y = y if mode == 0 else y / sizes.clamp(min=1).unsqueeze(-1)
+    return y, bag, sizes, torch.zeros_like(sizes)

@@ -1,0 +1,381 @@
+"""torch's own operators inside `completing`: next to differences, next to torch's value and gradient, and as before after it."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+import fullgrad
+from fullgrad.completion._operators import COMPLETED
+
+# torch.cholesky is deprecated, and index_reduce in beta.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+NESTINGS = {
+    "reverse over reverse": lambda f: jacrev(jacrev(f)),
+    "forward over reverse": lambda f: jacfwd(jacrev(f)),
+    "reverse over forward": lambda f: jacrev(jacfwd(f)),
+    "forward over forward": lambda f: jacfwd(jacfwd(f)),
+}
+
+
+def of_differences(f, x):
+    """The second derivative by differences of the first, which torch's own reverse mode has right."""
+    step, rows = 1e-5, []
+    for e in torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape):
+        rows.append((grad(f)(x + step * e) - grad(f)(x - step * e)) / (2 * step))
+    return torch.stack(rows).reshape(*x.shape, *x.shape)
+
+
+def seeded(*shape, low=None):
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return x if low is None else x.abs() + low
+
+
+def matrix():
+    return seeded(3, 3) / 4 + torch.eye(3, dtype=torch.float64)
+
+
+W, B = seeded(2, 6)
+# A function that calls each operator, and where its second derivative is taken.
+CALLS = {
+    "native_layer_norm": (lambda x: F.layer_norm(x, (6,), W, B), seeded(2, 6)),
+    "native_group_norm": (lambda x: F.group_norm(x, 2, W[:4], B[:4]), seeded(2, 4, 2)),
+    "native_batch_norm": (lambda x: F.batch_norm(x, None, None, W[:3], B[:3], training=True), seeded(4, 3)),
+    "native_batch_norm in evaluation": (lambda x: F.batch_norm(x, W[:3], B[:3].square(), W[3:], B[3:]), seeded(4, 3)),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        lambda x: F.scaled_dot_product_attention(*x.reshape(3, 1, 1, 3, 2).unbind(), is_causal=True),
+        seeded(3, 3, 2),
+    ),
+    "_safe_softmax": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.tensor([[True, False], [False, False]])),
+        seeded(1, 1, 2, 3),
+    ),
+    "_linalg_det": (torch.linalg.det, matrix()),
+    "_linalg_slogdet": (lambda a: torch.linalg.slogdet(a)[1], matrix()),
+    "_linalg_solve_ex": (lambda a: torch.linalg.solve(a, a @ W[:3] + B[:3]) + torch.linalg.solve(a, W[3:].expand(3)), matrix()),
+    "cholesky_inverse": (lambda a: torch.cholesky_inverse(a.tril()), matrix()),
+    "glu": (F.glu, seeded(2, 6)),
+    "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
+    "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
+    "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), p=2, weight=W[:3].square()), seeded(2, 3)),
+    "multilabel_margin_loss_forward": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[2, 0, -1], [1, -1, 0]])),
+        seeded(2, 3),
+    ),
+    "logaddexp": (lambda x: torch.logaddexp(x, W), seeded(6)),
+    "_cdist_forward": (lambda x: torch.cdist(x[:2], x[2:], p=3), seeded(5, 2)),
+    "_euclidean_dist": (lambda x: torch.cdist(x[:2], x[2:], compute_mode="use_mm_for_euclid_dist"), seeded(5, 2)),
+    "_pdist_forward": (lambda x: F.pdist(x, 1.5), seeded(4, 2)),
+    "cholesky": (lambda a: torch.cholesky(a @ a.mT), matrix()),
+    "mvlgamma": (lambda x: torch.mvlgamma(x, 2), seeded(3, low=2)),
+    "grid_sampler_2d": (lambda x: F.grid_sample(W.reshape(1, 1, 2, 3), x.reshape(1, 2, 1, 2), align_corners=True), seeded(4) / 3),
+    "grid_sampler_2d, bicubic": (
+        lambda x: F.grid_sample(W.reshape(1, 1, 2, 3), x.reshape(1, 2, 1, 2), mode="bicubic", align_corners=False),
+        seeded(4) / 3,
+    ),
+    "grid_sampler_3d": (
+        lambda x: F.grid_sample(
+            x[:8].reshape(1, 1, 2, 2, 2), x[8:].reshape(1, 1, 1, 1, 3), padding_mode="reflection", align_corners=False
+        ),
+        seeded(11) / 3,
+    ),
+    "scatter_reduce.two": (
+        lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 2, 0]), x[:4] * torch.tensor([0, 1, 2, 3.0]), "prod"),
+        seeded(5),
+    ),
+    "index_reduce": (lambda x: x.index_reduce(0, torch.tensor([0, 0, 2, 0]), x[:4] + 1, "prod"), seeded(5)),
+    "index_reduce, mean": (
+        lambda x: x.index_reduce(0, torch.tensor([0, 0, 2]), x[:3] * x[:3], "mean", include_self=False),
+        seeded(4),
+    ),
+    "_embedding_bag": (
+        lambda x: F.embedding_bag(
+            torch.tensor([0, 2, 1, 2]), x, torch.tensor([0, 3]), mode="sum", per_sample_weights=x[:2].flatten()
+        ),
+        seeded(3, 2),
+    ),
+    "_embedding_bag, max": (
+        lambda x: F.embedding_bag(torch.tensor([0, 2, 1, 2]), x, torch.tensor([0, 3]), mode="max"),
+        seeded(3, 2),
+    ),
+}
+
+
+def test_every_operator_has_a_call():
+    """And `operators` lists it."""
+    assert {name.partition(",")[0].removesuffix(" in evaluation") for name in CALLS} == set(COMPLETED)
+    assert set(fullgrad.completion.operators()) == {f"aten::{name}" for name in COMPLETED}
+
+
+def scalar(name):
+    f, x = CALLS[name]
+    return lambda x: (f(x) * 0.7).sin().sum(), x
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("name", CALLS)
+def test_second_derivatives(name, nesting):
+    """In each nesting they are those of differences."""
+    f, x = scalar(name)
+    with fullgrad.completing():
+        expected = of_differences(f, x)
+        found = NESTINGS[nesting](f)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "batch_norm" not in name])
+def test_batches(name):
+    """Gradients and Hessians of a batch are those of its samples."""
+    f, x = scalar(name)
+    batch = torch.stack([x, 0.9 * x])
+    with fullgrad.completing():
+        for of in (grad(f), hessian(f)):
+            torch.testing.assert_close(vmap(of)(batch), torch.stack([of(v) for v in batch]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_eager_code_is_torchs_own(name):
+    """Value and gradient are the same to the last bit, and have derivatives of their own."""
+    f, x = scalar(name)
+
+    def first():
+        leaf = x.clone().requires_grad_()
+        y = f(leaf)
+        return y.detach(), torch.autograd.grad(y, leaf)[0]
+
+    expected = first()
+    with fullgrad.completing():
+        torch.testing.assert_close(first(), expected, rtol=0, atol=0)
+        leaf = x.clone().requires_grad_()
+        slope = torch.autograd.grad(f(leaf), leaf, create_graph=True)[0]
+        second = torch.autograd.grad(slope.sum(), leaf)[0]
+        torch.testing.assert_close(second, jvp(grad(f), (x,), (torch.ones_like(x),))[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["native_layer_norm", "native_group_norm", "native_batch_norm", "glu", "hardsigmoid"])
+def test_values_of_the_formulas_in_other_dtypes(name, dtype):
+    """Under a transform the value is torch's up to rounding, in its dtype."""
+    calls = {
+        "native_layer_norm": lambda x: F.layer_norm(x, (6,)),
+        "native_group_norm": lambda x: F.group_norm(x, 2),
+        "native_batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+        "glu": F.glu,
+        "hardsigmoid": F.hardsigmoid,
+    }
+    x = seeded(4, 6).to(dtype)
+    expected = calls[name](x)
+    with fullgrad.completing():
+        found = jvp(calls[name], (x,), (x,))[0]
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=4 * eps, atol=4 * eps)
+
+
+def wrong_by_torch():
+    """Whether torch's forward over forward of a norm is wrong."""
+    f, x = scalar("native_layer_norm")
+    return not torch.allclose(jacfwd(jacfwd(f))(x), of_differences(f, x), atol=1e-4)
+
+
+def test_torch_is_as_before_afterwards():
+    """Also after an error, and where contexts are nested."""
+    before = wrong_by_torch()
+    with fullgrad.completing():
+        with pytest.raises(ZeroDivisionError), fullgrad.completing():
+            1 / 0  # noqa: B018
+        assert not wrong_by_torch()
+    assert wrong_by_torch() == before
+    assert not fullgrad.completing()(wrong_by_torch)()
+    assert wrong_by_torch() == before
+
+
+def test_other_threads():
+    """The context is that of the process, until the last thread has left it."""
+    found, entered, leave = [], threading.Event(), threading.Event()
+
+    def other():
+        with fullgrad.completing():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait()
+    with fullgrad.completing():
+        pass
+    found.append(wrong_by_torch())
+    leave.set()
+    thread.join()
+    assert found == [False]
+
+
+def test_compiled_code_is_compiled_again():
+    """A transform that was compiled before follows the context. What it gives outside is wrong in several ways."""
+    x, t = seeded(2, 6), seeded(2, 6).flip(-1)
+    f = lambda x: (F.layer_norm(x, (6,)) * 0.7).sin().sum()  # noqa: E731
+    compiled = torch.compile(lambda x: jvp(lambda x: jvp(f, (x,), (t,))[1], (x,), (t,))[1], backend="aot_eager")
+    compiled(x)
+    expected = (jvp(grad(f), (x,), (t,))[1] * t).sum()
+    with fullgrad.completing():
+        torch.testing.assert_close(compiled(x), expected)
+
+
+def test_running_statistics():
+    """A norm under a transform updates them once, as torch does, and refuses those that a batch shares."""
+    x = seeded(4, 3)
+    kept = {}
+    for transformed in (False, True):
+        kept[transformed] = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        f = lambda x, kept=kept[transformed]: F.batch_norm(x, *kept, training=True)  # noqa: E731
+        with fullgrad.completing():
+            if transformed:
+                jvp(lambda x, f=f: jvp(f, (x,), (x,))[1], (x,), (x,))
+            else:
+                f(x)
+    torch.testing.assert_close(kept[True], kept[False])
+    with fullgrad.completing(), pytest.raises(RuntimeError, match="running statistics that are not batched"):
+        vmap(jacfwd(lambda x: F.batch_norm(x, *kept[True], training=True)))(torch.stack([x, x]))
+
+
+# --- Whole models -----------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A block of a language model, with causal attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.of, self.out = nn.LayerNorm(4), nn.Linear(4, 12), nn.Linear(4, 4)
+
+    def forward(self, x):
+        q, k, v = self.of(self.norm(x)).unflatten(-1, (2, 6)).transpose(-2, -3).chunk(3, -1)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).flatten(-2))
+
+
+class Residual(nn.Module):
+    """A block of a ResNet. torch.func refuses the counter of running statistics, for torch's own derivatives too."""
+
+    def __init__(self, track=False):
+        super().__init__()
+        norm = nn.BatchNorm2d(2, track_running_stats=track)
+        self.layers = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, bias=False), norm, nn.SiLU(), nn.Conv2d(2, 2, 1))
+
+    def forward(self, x):
+        return torch.tanh(x + self.layers(x))
+
+
+class Upsampling(nn.Module):
+    """A block of a U-Net."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        return F.interpolate(F.silu(self.norm(self.conv(x))), scale_factor=2, mode="bilinear")
+
+
+class Recurrent(nn.Module):
+    """The states of a recurrent network."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell = kind(2, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(x)[0]
+
+
+class Decoder(nn.Module):
+    """torch's decoder layer, with itself as the memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x, x)
+
+
+class Experts(nn.Module):
+    """A mixture of experts with soft routing."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(3, 2), nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.GELU()) for _ in range(2)])
+
+    def forward(self, x):
+        shares = self.gate(F.layer_norm(x, (3,))).softmax(-1)
+        return sum(shares[..., i : i + 1] * e(x) for i, e in enumerate(self.experts))
+
+
+MODELS = {
+    "encoder": (lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), (1, 3, 4)),
+    "encoder in evaluation": (lambda: nn.TransformerEncoderLayer(4, 2, 6, batch_first=True).eval(), (1, 3, 4)),
+    "decoder": (Decoder, (1, 2, 4)),
+    "LSTM": (lambda: Recurrent(nn.LSTM), (1, 3, 2)),
+    "GRU": (lambda: Recurrent(nn.GRU), (1, 3, 2)),
+    "ResNet": (Residual, (2, 2, 2, 2)),
+    "ResNet in evaluation": (lambda: Residual(track=True).eval(), (1, 2, 2, 2)),
+    "GPT": (Attention, (1, 3, 4)),
+    "U-Net": (Upsampling, (1, 2, 2, 2)),
+    "experts": (Experts, (2, 3)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    torch.manual_seed(0)
+    make, shape = MODELS[request.param]
+    return make().double(), seeded(*shape)
+
+
+def test_second_derivatives_of_models(model):
+    """All nestings agree with differences, for untouched modules."""
+    module, x = model
+    f = lambda x: module(x).sin().sum()  # noqa: E731
+    expected = of_differences(f, x)
+    with fullgrad.completing():
+        for nesting in NESTINGS.values():
+            torch.testing.assert_close(nesting(f)(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_fourth_derivatives_along_a_line(model):
+    """Nested tangents to the fourth order are those of differences of the third."""
+    module, x = model
+    t = seeded(*x.shape).flip(-1)
+
+    def line(f, order):
+        for _ in range(order):
+            f = lambda s, f=f: jvp(f, (s,), (torch.ones_like(s),))[1]  # noqa: E731
+        return f
+
+    f, zero, step = lambda s: module(x + s * t).sin().sum(), torch.zeros((), dtype=torch.float64), 1e-4
+    with fullgrad.completing():
+        third = line(f, 3)
+        expected = (third(zero + step) - third(zero - step)) / (2 * step)
+        torch.testing.assert_close(line(f, 4)(zero), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_samples(model):
+    """`vmap(grad)` by parameters, as for per-sample gradients, and `vmap(hessian)` by the input."""
+    module, x = model
+    if isinstance(module, Recurrent):
+        pytest.skip("torch's recurrent networks add batched numbers in place to those of parameters")
+    parameters, batch = dict(module.named_parameters()), torch.stack([x, 0.5 * x])
+
+    def loss(parameters, x):
+        return functional_call(module, parameters, (x,)).sin().sum()
+
+    with fullgrad.completing():
+        found = vmap(grad(loss), (None, 0))(parameters, batch)
+        seconds = vmap(hessian(lambda x: module(x).sin().sum()))(batch)
+        for i, v in enumerate(batch):
+            expected = torch.autograd.grad(loss(parameters, v), list(parameters.values()))
+            torch.testing.assert_close([g[i] for g in found.values()], list(expected))
+            torch.testing.assert_close(seconds[i], hessian(lambda x: module(x).sin().sum())(v))

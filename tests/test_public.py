@@ -10,7 +10,7 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
-TOOLS = {"adopt", "adopting"}  # they make operators of other packages' classes
+TOOLS = {"adopt", "adopting", "completing"}  # they make operators of other packages' classes, and of torch's operators
 FUNCTIONS = [n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, n)) and n not in ALIASES | TOOLS]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
@@ -26,7 +26,7 @@ SOLVERS = [f"implicit.{name}" for name in ("anderson", "bisection", "cg", "gmres
 IMPLICIT = [f"implicit.{name}" for name in fullgrad.implicit.__all__ if f"implicit.{name}" not in SOLVERS]
 KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
 BASES = ("Elementwise", "Function")
-CLASSES = [name for name in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, name)) and name not in BASES]
+CLASSES = [n for n in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, n)) and n not in BASES and n not in TOOLS]
 OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), fullgrad.Function)]
 
 

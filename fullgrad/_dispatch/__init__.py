@@ -77,6 +77,8 @@ from fullgrad._dispatch.torch_private import (
     require_grad,
     sequence_number,
     set_forward_mode,
+    set_graph_cache,
+    torch_formula,
     torch_kernel,
     traced_below,
     traced_class,

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -705,16 +705,23 @@ def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     return torch.library.get_kernel(op, key).call_boxed
 
 
-def compile_again(is_changed: bool) -> None:
-    """Forget compiled code, as what torch's operators do has changed or is as before. Changed code goes to no cache on disk."""
+def torch_formula(op: Any) -> Callable[..., Any]:
+    """torch's own decomposition of an operator."""
+    import torch._decomp
+
+    return torch._decomp.decomposition_table[op]
+
+
+def compile_again(changed: Sequence[Any]) -> None:
+    """Forget compiled code, and the kernels that torch found for operators while it traced, as they are other ones now."""
+    for op in changed:
+        op._dispatch_cache.clear()
     if _DYNAMO in sys.modules:
         dynamo_names().reset_code_caches()
+
+
+def set_graph_cache(enabled: bool) -> bool:
+    """Whether graphs go to torch's cache on disk, which does not know of changed kernels; and set it."""
     config = torch._functorch.config
-    if is_changed:
-        _kept_config.append(config.enable_autograd_cache)
-        config.enable_autograd_cache = False
-    elif _kept_config:
-        config.enable_autograd_cache = _kept_config.pop()
-
-
-_kept_config: list[bool] = []
+    before, config.enable_autograd_cache = config.enable_autograd_cache, enabled
+    return before

@@ -10,14 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, torch_kernel, transforms_active
+from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import compile_again, forward_mode_is_on, set_graph_cache, torch_kernel, transforms_active
 from fullgrad.completion._operators import COMPLETED, NO_SECOND, Completed
-from fullgrad.functions._declared import Rule, by_reference, declared
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _lock = threading.Lock()
-_open = 0
-_library: torch.library.Library | None = None
+
+
+class _State:
+    """How many contexts are open, the library of the other kernels, and whether graphs go to torch's cache on disk outside."""
+
+    count = 0
+    library: torch.library.Library | None = None
+    graph_cache = True
+
+
+_state = _State()
 
 
 class completing(contextlib.ContextDecorator):  # a function to its users
@@ -32,41 +41,47 @@ class completing(contextlib.ContextDecorator):  # a function to its users
     in plain operations, equal up to rounding, whose derivatives are right in every nesting. Elsewhere it is torch's own, bit for
     bit, forward and backward.
 
-    It reaches calls from C++, such as those of ``torch.nn.TransformerEncoderLayer``, since torch's dispatcher is told. So it holds
-    for the whole process, in all threads, until the last one that entered it has left it. Saved, under transforms: what the plain
-    operations save.
+    It reaches calls from C++, such as those of ``torch.nn.TransformerEncoderLayer``, since torch's dispatcher is told. So it
+    holds for the whole process, in all threads, until the last one that entered it has left it. Code that was compiled before is
+    compiled again. Saved, under transforms: what the plain operations save.
+
+    Args:
+        None.
+
+    Returns:
+        The context.
+
+    Raises:
+        RuntimeError: Inside, running statistics of a norm that are not batched get those of a batch, as in torch.
 
     Example:
         >>> import torch, fullgrad
         >>> f = lambda x: torch.nn.functional.layer_norm(x, (3,)).sin().sum()
         >>> x, t = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 0.0, 0.0])
-        >>> def curvature(x):
-        ...     return torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (t,))[1], (x,), (t,))[1]
-        >>> curvature(x)  # torch alone, without an error
-        tensor(0.0352)
-        >>> with fullgrad.completing():
-        ...     curvature(x)
-        tensor(0.0352)
+        >>> with fullgrad.completing():  # torch alone is wrong without an error
+        ...     torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (t,))[1], (x,), (t,))[1]
+        tensor(-0.0185)
+        >>> torch.func.hessian(f)(x) @ t @ t
+        tensor(-0.0185)
 
     Source: the formulas of each operator's documentation; https://github.com/pytorch/pytorch/issues/198017.
     """
 
     def __enter__(self) -> None:
-        global _open, _library
         with _lock:
-            if not _open:
-                _library = _installed()
-                compile_again(True)
-            _open += 1
+            if not _state.count:
+                _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
+                compile_again([*_overloads().values()])
+            _state.count += 1
 
     def __exit__(self, *_: object) -> None:
-        global _open, _library
         with _lock:
-            _open -= 1
-            if not _open and _library is not None:
-                _library._destroy()
-                _library = None
-                compile_again(False)
+            _state.count -= 1
+            if not _state.count and _state.library is not None:
+                _state.library._destroy()
+                _state.library = None
+                set_graph_cache(_state.graph_cache)
+                compile_again([*_overloads().values()])
 
 
 def operators() -> dict[str, str]:
@@ -77,23 +92,26 @@ def operators() -> dict[str, str]:
         >>> fullgrad.completion.operators()["aten::native_layer_norm"]
         'forward mode, differentiated again, is wrong'
     """
-    return {f"aten::{name}": own.lacks for name, own in COMPLETED.items() if _overload(name) is not None}
+    return {f"aten::{name}": COMPLETED[name].lacks for name in _overloads()}
 
 
-def _overload(name: str) -> Any:
-    """The operator, or None where this torch lacks it."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+def _overloads() -> dict[str, Any]:
+    """The operators, by name, that this torch has."""
+    found: dict[str, Any] = {}
+    for name in COMPLETED:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None:
+            found[name] = op
+    return found
 
 
 def _installed() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are overridden, as they are to be
-        for name, own in COMPLETED.items():
-            op = _overload(name)
-            if op is None:
-                continue
+        for name, op in _overloads().items():
+            own = COMPLETED[name]
             for backend in _BACKENDS:
                 kernel = _kernel(torch_kernel(op, f"Autograd{backend}"), own)
                 library.impl(name, kernel, f"Autograd{backend}", with_keyset=True)
@@ -116,37 +134,51 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
 
 def _with_second_derivative(original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """torch's value and gradient, with the formula as what derivatives of the gradient are taken of."""
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    where = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.requires_grad]
-    if not where:
+    where = [i for i, v in enumerate(args) if isinstance(v, Tensor) and v.requires_grad]
+    names = [k for k, v in kwargs.items() if isinstance(v, Tensor) and v.requires_grad]
+    if not where and not names:
         return original(*args, **kwargs)
+    inputs = [*[args[i] for i in where], *[kwargs[k] for k in names]]
+    args = [None if i in where else v for i, v in enumerate(args)]
 
     def call(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
-        all_ = list(leaves)
-        for i, v in zip(where, given, strict=True):
+        all_ = list(args)
+        for i, v in zip(where, given, strict=False):
             all_[i] = v
-        args, kwargs = pytree.tree_unflatten(all_, structure)
-        return function(*args, **kwargs)
+        return function(*all_, **{**kwargs, **dict(zip(names, given[len(where) :], strict=True))})
 
-    inputs, alone = [leaves[i] for i in where], [leaves[i].detach().requires_grad_() for i in where]
-    for i in where:
-        leaves[i] = None
-    recorded = call(original, alone)
-    results = [recorded] if isinstance(recorded, Tensor) else list(recorded)
-    differ = [i for i, y in enumerate(results) if y.requires_grad]
-    again = by_reference(lambda *given: [y for i, y in enumerate(_listed(call(formula, given))) if i in differ])
-
-    def pull(given: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Any:
-        if torch.is_grad_enabled():
-            return again.pull(given, cotangents, needs)
-        graphs = [results[i] for i in differ]
-        return torch.autograd.grad(graphs, alone, cotangents, retain_graph=True, allow_unused=True)
-
-    values = [y.detach() for y in results]
-    for i, y in zip(differ, declared(Rule(pull, again.push), [values[i] for i in differ], inputs), strict=True):
-        values[i] = y
-    return values[0] if isinstance(recorded, Tensor) else tuple(values)
+    call_original, call_formula = functools.partial(call, original), functools.partial(call, formula)
+    kwargs = {k: None if k in names else v for k, v in kwargs.items()}
+    return _Twice.apply(call_original, call_formula, *inputs)
 
 
-def _listed(value: Any) -> Sequence[Tensor]:
-    return [value] if isinstance(value, Tensor) else value
+class _Twice(torch.autograd.Function):
+    """An operator in plain eager code, where no transform is: torch's own graph, or in a backward that is differentiated the
+    formula's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, original: Any, formula: Any, *inputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch.enable_grad():
+            ctx.alone = [x.detach().requires_grad_() for x in inputs]
+            found = original(ctx.alone)
+        ctx.results, ctx.formula = [found] if isinstance(found, Tensor) else [*found], formula
+        ctx.save_for_backward(*inputs)
+        values = [y.detach() for y in ctx.results]
+        ctx.mark_non_differentiable(*[v for v, y in zip(values, ctx.results, strict=True) if not y.requires_grad])
+        return values[0] if isinstance(found, Tensor) else tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        differ = [i for i, y in enumerate(ctx.results) if y.requires_grad]
+        given = [cotangents[i] for i in differ]
+        if not torch.is_grad_enabled():
+            graphs = [ctx.results[i] for i in differ]
+            return None, None, *torch.autograd.grad(graphs, ctx.alone, given, retain_graph=True, allow_unused=True)
+
+        def formula(*inputs: Tensor) -> tuple[Tensor, ...]:
+            found = ctx.formula(inputs)
+            return tuple([y for i, y in enumerate([found] if isinstance(found, Tensor) else found) if i in differ])
+
+        inputs = ctx.saved_tensors
+        return None, None, *pulled_back(formula, inputs, tuple(range(len(inputs))), tuple(given))

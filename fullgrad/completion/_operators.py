@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import below_transforms, innermost
+from fullgrad._dispatch import below_transforms, innermost, torch_formula
 
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
@@ -51,7 +51,7 @@ def _stored(x: Tensor, like: Tensor) -> Tensor:
 # --- Normalizations ---------------------------------------------------------------------------------------------------------
 
 
-def _normalized(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The tensor with mean 0 and variance 1, the mean, and the inverse of the standard deviation."""
     mean = x.mean(dims, keepdim=True)
     centered = x - mean
@@ -89,7 +89,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    dims, shape = [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
+    dims, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
     own = _accumulated(x)
     if training:
         y, mean, inverse = _normalized(own, dims, eps)
@@ -335,7 +335,8 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
     corners = [torch.floor(p.detach()) for p in positions] if mode == 0 else [torch.round(p.detach()) for p in positions]
     total: Any = 0
     for corner in range(2 ** len(sizes)) if mode == 0 else (0,):
-        weight, index, inside = torch.ones_like(positions[0]), 0, torch.ones_like(positions[0], dtype=torch.bool)
+        weight, inside = torch.ones_like(positions[0]), torch.ones_like(positions[0], dtype=torch.bool)
+        index = torch.zeros_like(positions[0], dtype=torch.long)
         for d, size in enumerate(sizes):
             is_next = corner >> d & 1
             place = corners[d] + is_next
@@ -353,8 +354,7 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
 @completes("grid_sampler_2d", NO_SECOND, batched=True)
 def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     if interpolation_mode == 2:
-        decompose: Any = torch._decomp.decomposition_table[torch.ops.aten.grid_sampler_2d.default]
-        return decompose(x, grid, interpolation_mode, padding_mode, align_corners)
+        return torch_formula(torch.ops.aten.grid_sampler_2d.default)(x, grid, interpolation_mode, padding_mode, align_corners)
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
 
 

@@ -1,6 +1,7 @@
 """torch's own operators inside `completing`: next to differences, next to torch's value and gradient, and as before after it."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -379,3 +380,10 @@ def test_gradients_of_samples(model):
             expected = torch.autograd.grad(loss(parameters, v), list(parameters.values()))
             torch.testing.assert_close([g[i] for g in found.values()], list(expected))
             torch.testing.assert_close(seconds[i], hessian(lambda x: module(x).sin().sum())(v))
+
+
+def test_the_page_has_every_operator():
+    """With what torch lacks."""
+    page = (Path(__file__).parents[2] / "docs" / "completing.md").read_text()
+    for name, lacks in fullgrad.completion.operators().items():
+        assert f"| `{name.removeprefix('aten::')}` | {lacks} |" in page

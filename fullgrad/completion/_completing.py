@@ -52,6 +52,7 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         The context.
 
     Raises:
+        NotImplementedError: torch is too old for it, and lacks ``torch.library.get_kernel``.
         RuntimeError: Inside, running statistics of a norm that are not batched get those of a batch, as in torch.
 
     Example:
@@ -107,6 +108,8 @@ def _overloads() -> dict[str, Any]:
 
 
 def _installed() -> torch.library.Library:
+    if not hasattr(torch.library, "get_kernel"):
+        raise NotImplementedError(f"completing needs torch.library.get_kernel, which torch {torch.__version__} lacks.")
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are overridden, as they are to be
@@ -116,8 +119,15 @@ def _installed() -> torch.library.Library:
                 kernel = _kernel(torch_kernel(op, f"Autograd{backend}"), own)
                 library.impl(name, kernel, f"Autograd{backend}", with_keyset=True)
             if own.batched:
-                library.impl(name, own.formula, "FuncTorchBatched")
+                library.impl(name, functools.partial(_batched, name, own.formula), "FuncTorchBatched")
     return library
+
+
+def _batched(name: str, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = formula(*args, **kwargs)
+    if found is NotImplemented:
+        raise NotImplementedError(f"aten::{name} cannot be batched with these arguments.")
+    return found
 
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:

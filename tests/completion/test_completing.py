@@ -13,7 +13,10 @@ import fullgrad
 from fullgrad.completion._operators import COMPLETED
 
 # torch.cholesky is deprecated, and index_reduce in beta.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it"),
+]
 
 NESTINGS = {
     "reverse over reverse": lambda f: jacrev(jacrev(f)),

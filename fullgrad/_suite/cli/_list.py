@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     packages = {name: getattr(fullgrad, name) for name in fullgrad.__all__ if inspect.ismodule(getattr(fullgrad, name))}
     for name in (*fullgrad.__all__, *[f"{within}.{name}" for within, found in packages.items() for name in found.__all__]):
         function = operator.attrgetter(name)(fullgrad)
-        if inspect.isfunction(function):
+        if inspect.isfunction(function) or (inspect.isclass(function) and name.islower()):  # a context is a class
             families.setdefault(inspect.unwrap(function).__module__.split(".")[1], []).append(name)
     width = max(len(name) for names in families.values() for name in names)
     for family, names in families.items():

@@ -3,19 +3,18 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.devices.test_second_device import pytestmark as with_the_plugin
-
 SLICES = 12
 
 pytestmark = [
-    with_the_plugin,
     pytest.mark.long,
     pytest.mark.in_turn(SLICES),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the second device is not built without g++"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
 ]
 

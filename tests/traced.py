@@ -39,7 +39,7 @@ OF_KINDS = (
     "scale_grad",
     "argmin_st softsort c0",
     "quantizers.fake_quantize",
-    "sampling.categorical_st",
+    "sampling.binary_st",
     "with_reference",
 )
 OF_ALGORITHMS = (

@@ -131,7 +131,9 @@ PROBLEMS = {
 
 @pytest.mark.short
 @pytest.mark.parametrize("transform", NAMES)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(
+    "problem", [pytest.param(name, marks=[] if i % 3 == 0 else pytest.mark.long) for i, name in enumerate(PROBLEMS)]
+)
 def test_transforms(problem, transform):
     """Every transform is that of the closed form, or of an unrolled iteration."""
     ours, expected = PROBLEMS[problem]

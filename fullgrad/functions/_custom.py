@@ -69,7 +69,7 @@ class Custom(Made):
         self.method, self.like = method, like
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
-        self.verdicts: dict[Any, list[Any]] = {}  # whether a rule is linear, and for how many calls it was asked
+        self.verdicts: dict[Any, bool] = {}
         self._constants: Constants | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,8 +130,7 @@ class Custom(Made):
         return found[0], values
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
-        """Refuse a rule that is not linear, tried for each kind of arguments on the inputs of one sample: in the first call, the
-        second, the fourth and so on, as it may look linear where an input is 0.
+        """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
 
         ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
         """
@@ -144,11 +143,10 @@ class Custom(Made):
                 constants = tuple([kind for kind, _ in constants])
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = self.verdicts.setdefault((key, constants), [True, 0])
-        found[1] += 1
-        if found[0] and not found[1] & (found[1] - 1):  # a power of 2
-            found[0] = _try_linear(function, inputs, like)
-        if not found[0]:
+            found = self.verdicts.get((key, constants))
+            if found is None:
+                found = self.verdicts[key, constants] = _try_linear(function, inputs, like)
+        if not found:
             raise NotImplementedError(self.not_linear())
 
     @property
@@ -549,6 +547,16 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
 
     def attempt() -> bool:
         x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
+        # A rule may look linear where an input is 0. Other numbers need not fit it.
+        others = [torch.where(x == 0, torch.randn_like(x), x) if may_differ(x) else x for x in x]
+        if not linear_at(x):
+            return False
+        try:
+            return linear_at(others)
+        except Exception:
+            return True
+
+    def linear_at(x: Sequence[Tensor]) -> bool:
         v = [_random(*own) for own in like]
         return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
 

@@ -170,12 +170,14 @@ def found(case) -> dict:
 
     compiled = torch.compile(lambda *v: case.operator(*v), fullgraph=True, dynamic=False)
     results, codes = run_and_get_code(run, compiled)
-    pairs = [(a.cpu(), b.cpu()) for a, b in zip(results, run(case.operator), strict=True) if a is not None and b is not None]
+    both = list(zip(results, run(case.operator), strict=True))
+    pairs = [(a.cpu(), b.cpu()) for a, b in both if a is not None and b is not None]
     return {
         "name": case.name,
         "kernels": [len(re.findall(r"= async_compile\.triton\(", code)) for code in codes],
         "parameters": len(where) - 1,
-        "equal": all(torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in pairs),
+        "equal": all((a is None) == (b is None) for a, b in both)
+        and all(torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in pairs),
     }
 
 

@@ -340,13 +340,12 @@ def test_backward_inside_saved_tensor_hooks(name):
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], X.cos())
 
 
-def test_a_rule_that_looks_linear_at_0_is_found_later():
-    """An affine rule is linear where what it adds is 0."""
+def test_a_rule_that_looks_linear_at_0_is_found():
+    """An affine rule is linear where what it adds is 0, as inputs often are at first."""
     op = fullgrad.custom_vjp(lambda w: w * 1)
     op.defvjp(lambda w: (w * 1, w), lambda w, g: (g + 0.1 * w,))
-    jvp(op, (torch.zeros(2),), (torch.ones(2),))
     with pytest.raises(NotImplementedError, match="its rule is no linear"):
-        jvp(op, (torch.ones(2),), (torch.ones(2),))
+        jvp(op, (torch.zeros(2),), (torch.ones(2),))
 
 
 def test_rules_under_autocast_may_return_what_it_makes():

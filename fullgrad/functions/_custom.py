@@ -141,11 +141,12 @@ class Custom(Made):
         if found is None:
             if len(self.verdicts) >= _MOST:
                 constants = tuple([kind for kind, _ in constants])
+                found = self.verdicts.get((key, constants))
+            key = key, constants
+        if found is None:
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = self.verdicts.get((key, constants))
-            if found is None:
-                found = self.verdicts[key, constants] = _try_linear(function, inputs, like)
+            found = self.verdicts[key] = _try_linear(function, inputs, like)
         if not found:
             raise NotImplementedError(self.not_linear())
 
@@ -548,7 +549,7 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
     def attempt() -> bool:
         x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
         # A rule may look linear where an input is 0. Other numbers need not fit it.
-        others = [torch.where(x == 0, torch.randn_like(x), x) if may_differ(x) else x for x in x]
+        others = [torch.where(t == 0, torch.randn_like(t), t) if may_differ(t) else t for t in x]
         if not linear_at(x):
             return False
         try:

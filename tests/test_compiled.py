@@ -210,7 +210,7 @@ def test_every_chain_is_one_kernel_each_way(cases):
     check_kernels(chain(cases))
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("quantizer", "kernels"),
     [

@@ -27,7 +27,7 @@ from fullgrad.testing._report import FAILED
 from fullgrad.testing._subject import float64_devices, scalar
 from fullgrad.testing._together import TOGETHER, check_together
 from tests.conftest import exhaustive_slice
-from tests.traced import NAMES, OF_KINDS, TRACED, machinery
+from tests.traced import NAMES, OF_BASES, OF_KINDS, TRACED, machinery
 
 EVERYDAY = [c for c in CASES if not c.exhaustive]
 SHORT = [c for c in EVERYDAY if not c.long]
@@ -120,8 +120,9 @@ LIMITED = {
 }
 
 
-# The checks whose graphs take longest.
+# The checks whose graphs take longest, and those of threads, which all bases share.
 HEAVY = (
+    "threads",
     "compile_hessian",
     "compile_forward_over_forward",
     "compile_dynamic_shapes",
@@ -130,9 +131,13 @@ HEAVY = (
 )
 
 
+# The checks of graphs that a larger one of the same algorithm holds: `compile_vmap_of_grad`.
+CONTAINED = ("compile_vmap", "compile_grad")
+
+
 def traced_in_short(case, name):
     """Whether the short suite traces a check of a case."""
-    return case.name in (OF_KINDS if name in HEAVY else NAMES)
+    return case.name in (OF_KINDS if name in HEAVY else OF_BASES if name in CONTAINED else NAMES)
 
 
 def groups(cases, name, size=10):

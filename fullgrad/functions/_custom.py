@@ -601,7 +601,8 @@ def custom_jvp(
     for the rule :math:`r`, given by ``defjvp``: ``rule(primals, tangents)`` returns the pair of the result and its tangent. It is
     plain torch code and may call the function; higher derivatives are those of its code, and the gradient is its transpose, by
     autograd. ``defjvps`` gives a rule for each argument, ``rule(tangent, result, *primals)``, or None for 0. The rule must be
-    linear in the tangents, which is tried once for each kind of arguments where a gradient is computed.
+    linear in the tangents, which is tried once for each kind of arguments where a gradient is computed; on a device the host
+    waits for that.
 
     Arguments and results are any structure (tuples, lists, dicts); everything that is not a tensor is constant, and the tangent
     of a number is 0. A module counts as its parameters and buffers, and its tangent is a dict by name. Random numbers that the
@@ -673,7 +674,7 @@ def custom_vjp(
     lost. The value's derivative is the declared one at every order.
 
     Forward mode is the transpose of ``bwd``, by autograd, which must be linear in g; that is tried once for each kind of
-    arguments. Where it is not, as for a clipped gradient, forward mode raises, unless ``jvp="identity"`` declares that of the
+    arguments, and on a device the host waits for that. Where it is not, as for a clipped gradient, forward mode raises, unless ``jvp="identity"`` declares that of the
     identity. Arguments, results, modules and random numbers are as in :func:`custom_jvp`; the gradient of a module is a dict by
     name. Saved: the inputs and the residuals.
 

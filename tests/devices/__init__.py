@@ -95,7 +95,9 @@ def register() -> types.ModuleType:
 
 @contextlib.contextmanager
 def log() -> Iterator[list[tuple[str, str, int]]]:
-    """A list that holds, after the block, each "launch", "wait" or "upload" in it, with the operation and its elements."""
+    """A list that holds, after the block, each "launch", "wait" or "upload" in it, with the operation and its elements. Blocks
+    do not nest.
+    """
     entries: list[tuple[str, str, int]] = []
     register().start_log()
     try:

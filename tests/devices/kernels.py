@@ -22,12 +22,12 @@ HEAD = """\
 # Kernels
 
 On a device, a call of a few thousand elements takes the time of its launches. The table counts them, forward + backward, for 128
-rows of {row} float32 numbers in eager code, next to the composite of torch operators that a user would write, and to the operator
-of another package. They are counted on the second device of the tests (PrivateUse1). "Waits" are the times that the host waits
-for a number; where an operator waits, its docstring says so.
+rows of {row} float32 numbers in eager code, next to the composite of torch operators that a user would write. They are counted
+on the second device of the tests (PrivateUse1). "Waits" are the times that the host waits for a number; where an operator waits,
+its docstring says so. Solvers of equations wait in each iteration and are not counted.
 
-The geometric mean of all launches over the composite's is {mean:.2f}, of {count} operators that have one. A test compares every
-count; `python -m tests.devices.kernels` counts again and writes this page.
+The geometric mean of all launches over the composite's is {mean:.2f}, of {count} operators that have one. A test counts both
+again; `python -m tests.devices.kernels` writes this page.
 
 Where there are more launches than in the composite:
 
@@ -36,20 +36,24 @@ Where there are more launches than in the composite:
   straight-through version computes the relaxation again, where the composite keeps n numbers for each element.
 - *`clip_grad_norm`*: the norm is taken in a unit in which it neither overflows nor underflows, and has a derivative at 0.
 - *`codebook_quantize`, `power_of_two`*: the backward finds the level of each number again, where the composite saves it.
-- *Smooth `sigmoidal`, `heaviside`, `greater`*: a second gate, so that the slope is not 0 where the value rounds to 1.
-- *`relaxed_bernoulli`, `hard_concrete`, `fsq`, `binarize`, `ternarize`, `logical_or`, a `sigmoid` that learns*: not looked into.
+- *Smooth `sigmoidal`, `heaviside`, `greater`, `greater_equal`*: a second gate, so that the slope is not 0 where the value rounds
+  to 1.
+- *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.
+- *`relaxed_bernoulli`, `hard_concrete`, `bernoulli_logits_st`, `fsq`, `binarize`, `ternarize`, `logical_or`, `clamp_by_linear`,
+  `affine_k_bit_quantize`, a `sigmoid` that learns*: not looked into.
 
-| operator | launches | composite | other package | waits |
-|---|---|---|---|---|"""
+| operator | launches | composite | waits |
+|---|---|---|---|"""
 # Launches of solvers depend on numbers.
 COUNTED = [case for case in CASES if not case.exhaustive and not case.name.startswith("implicit.")]
 
 
-def counts(case: Any, rivals_too: bool = True) -> dict[str, list[int]]:
-    """Launches forward and backward, and waits and uploads in both, of a case and of its composite and peer."""
+def counts(case: Any) -> dict[str, list[int]]:
+    """Launches forward and backward, and waits and uploads in both, of a case and of its composite."""
     inputs = enlarged(case, N, ROW, torch.float32, devices.NAME)
     found = {}
-    for name, function in {"ours": case.operator, **(rivals(case, inputs, N * ROW) if rivals_too else {})}.items():
+    composite = {name: f for name, f in rivals(case, inputs, N * ROW).items() if name == "composite"}
+    for name, function in {"ours": case.operator, **composite}.items():
         try:
             found[name] = _counts_of(bound(function, inputs), tensors(inputs))
         except Exception:
@@ -78,7 +82,7 @@ def page(found: dict[str, dict[str, list[int]]]) -> str:
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     lines = [HEAD.format(row=ROW, mean=mean, count=len(ratios))]
     for name, row in found.items():
-        cells = [f"{row[who][0]} + {row[who][1]}" if who in row else "" for who in ("ours", "composite", "peer")]
+        cells = [f"{row[who][0]} + {row[who][1]}" if who in row else "" for who in ("ours", "composite")]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['ours'][2] or ''} |")
     return "\n".join(lines) + "\n"
 

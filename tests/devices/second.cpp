@@ -221,6 +221,7 @@ struct Call {
   std::string name;
   std::optional<Device> device;
   int64_t elements = 0;
+  bool has_mask = false;
 
   struct Argument {
     Tensor ours, cpu;
@@ -281,7 +282,11 @@ struct Call {
       if (value.isDevice()) value = Device(kCPU);
       else if (value.isGenerator()) value = on_cpu(value.toGenerator());
       else if (value.isNone() && schema[i].type()->str() == "Generator?") value = on_cpu(default_generator(device->index()));
-      else value = map_tensors(value, [&](const Tensor& tensor) { return lower(tensor, is_written); });
+      else value = map_tensors(value, [&](const Tensor& tensor) {
+        // A mask among indices is turned into indices, whose number the host must know.
+        has_mask |= schema[i].name() == "indices" && tensor.defined() && (tensor.scalar_type() == kBool || tensor.scalar_type() == kByte);
+        return lower(tensor, is_written);
+      });
     }
   }
 
@@ -331,7 +336,7 @@ struct Call {
     lower_arguments();
     operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     write_back();
-    bool waits = raise_results();
+    bool waits = raise_results() || has_mask;
     for (const auto& tag : operation.getTags()) waits |= tag == at::Tag::data_dependent_output || tag == at::Tag::dynamic_output_shape;
     events.add(waits ? Kind::wait : Kind::launch, name, elements);
   }
@@ -454,6 +459,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("start_log", [] {
     std::lock_guard<std::mutex> lock(events.mutex);
+    TORCH_CHECK(!events.is_on, "there is one log at a time");
     events.entries.clear();
     events.is_on = true;
   });

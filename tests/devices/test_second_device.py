@@ -35,7 +35,23 @@ def test_launches_waits_and_uploads_are_logged():
     assert entries[1] == ("launch", "aten::mul.out", 3)
 
 
-@pytest.mark.parametrize("wait", [torch.Tensor.cpu, torch.Tensor.tolist, lambda x: bool(x.sum() > 0), torch.nonzero])
+def by_mask(x):
+    x[x > 1] = x[x > 1]
+
+
+WAITS = [torch.Tensor.cpu, torch.Tensor.tolist, lambda x: bool(x.sum() > 0), torch.nonzero, lambda x: x[x > 1], by_mask]
+
+
+def test_logs_do_not_nest():
+    """A log inside a log raises, and the outer one goes on."""
+    with devices.log() as entries:
+        with pytest.raises(RuntimeError, match="one log at a time"), devices.log():
+            pass
+        on(0)
+    assert [kind for kind, *_ in entries] == ["upload"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
 def test_waiting_may_be_an_error(wait):
     """Waiting for numbers, for their count, or for a copy may raise."""
     x = on(0)

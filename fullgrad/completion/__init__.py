@@ -1,5 +1,17 @@
 """torch's own operators with all their derivatives: inside `completing`, whole models are right under every transform."""
 
+from fullgrad.completion import (  # noqa: F401  each enters its operators
+    _attention,
+    _distances,
+    _embedding_bag,
+    _grid_sample,
+    _linalg,
+    _losses,
+    _norms,
+    _pointwise,
+    _recurrent,
+    _reductions,
+)
 from fullgrad.completion._completing import completing
 from fullgrad.completion._completing import operators as operators
 

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import compile_again, forward_mode_is_on, set_graph_cache, torch_kernel, transforms_active
-from fullgrad.completion._operators import COMPLETED, NO_SECOND, Completed
+from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_SECOND, Completed
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
+_FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
 _lock = threading.Lock()
+_inside = threading.local()
 
 
 class _State:
@@ -44,9 +47,6 @@ class completing(contextlib.ContextDecorator):  # a function to its users
     It reaches calls from C++, such as those of ``torch.nn.TransformerEncoderLayer``, since torch's dispatcher is told. So it
     holds for the whole process, in all threads, until the last one that entered it has left it. Code that was compiled before is
     compiled again. Saved, under transforms: what the plain operations save.
-
-    Args:
-        None.
 
     Returns:
         The context.
@@ -116,10 +116,12 @@ def _installed() -> torch.library.Library:
         for name, op in _overloads().items():
             own = COMPLETED[name]
             for backend in _BACKENDS:
-                kernel = _kernel(torch_kernel(op, f"Autograd{backend}"), own)
-                library.impl(name, kernel, f"Autograd{backend}", with_keyset=True)
+                key = f"Autograd{backend}"
+                library.impl(name, _kernel(torch_kernel(op, key), own, backend), key, with_keyset=True)
             if own.batched:
                 library.impl(name, functools.partial(_batched, name, own.formula), "FuncTorchBatched")
+            if own.lean is not None:
+                library.impl(name, _or_torch(own.lean, torch_kernel(op, _FRONT)), _FRONT, with_keyset=True)
     return library
 
 
@@ -130,36 +132,48 @@ def _batched(name: str, formula: Callable[..., Any], *args: Any, **kwargs: Any) 
     return found
 
 
-def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
+def _or_torch(formula: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if transforms_active() or forward_mode_is_on():
-            found = own.formula(*args, **kwargs)
-            return original(keys, *args, **kwargs) if found is NotImplemented else found
-        if own.lacks != NO_SECOND or not torch.is_grad_enabled():
-            return original(keys, *args, **kwargs)
-        return _with_second_derivative(functools.partial(original, keys), own.formula, args, kwargs)
+        found = formula(*args, **kwargs)
+        return original(keys, *args, **kwargs) if found is NotImplemented else found
 
     return kernel
 
 
-def _with_second_derivative(original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _kernel(original: Callable[..., Any], own: Completed, backend: str) -> Callable[..., Any]:
+    has_second = own.lacks != NO_SECOND and not (own.lacks == NO_BATCH and backend == "CUDA")
+    mathematics = _or_torch(own.formula, original)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if transforms_active() or forward_mode_is_on():
+            return mathematics(keys, *args, **kwargs)
+        if has_second or not torch.is_grad_enabled() or getattr(_inside, "is_on", False):
+            return original(keys, *args, **kwargs)
+        return _with_second_derivative(functools.partial(original, keys), own, args, kwargs)
+
+    return kernel
+
+
+def _with_second_derivative(original: Callable[..., Any], own: Completed, args: Any, kwargs: Any) -> Any:
     """torch's value and gradient, with the formula as what derivatives of the gradient are taken of."""
-    where = [i for i, v in enumerate(args) if isinstance(v, Tensor) and v.requires_grad]
-    names = [k for k, v in kwargs.items() if isinstance(v, Tensor) and v.requires_grad]
-    if not where and not names:
+    leaves, spec = flattened([args, kwargs] if kwargs else args)
+    where = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.requires_grad]
+    if not where:
         return original(*args, **kwargs)
-    inputs = [*[args[i] for i in where], *[kwargs[k] for k in names]]
-    args = [None if i in where else v for i, v in enumerate(args)]
+    inputs = [leaves[i] for i in where]
+    for i in where:
+        leaves[i] = None
+    has_names = bool(kwargs)
 
     def call(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
-        all_ = list(args)
-        for i, v in zip(where, given, strict=False):
+        all_ = list(leaves)
+        for i, v in zip(where, given, strict=True):
             all_[i] = v
-        return function(*all_, **{**kwargs, **dict(zip(names, given[len(where) :], strict=True))})
+        args, kwargs = unflattened(all_, spec) if has_names else (unflattened(all_, spec), {})
+        return function(*args, **kwargs)
 
-    call_original, call_formula = functools.partial(call, original), functools.partial(call, formula)
-    kwargs = {k: None if k in names else v for k, v in kwargs.items()}
-    return _Twice.apply(call_original, call_formula, *inputs)
+    formula = own.formula if own.lean is None else own.lean
+    return _Twice.apply(functools.partial(call, original), functools.partial(call, formula), *inputs)
 
 
 class _Twice(torch.autograd.Function):
@@ -169,9 +183,13 @@ class _Twice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, original: Any, formula: Any, *inputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with torch.enable_grad():
-            ctx.alone = [x.detach().requires_grad_() for x in inputs]
-            found = original(ctx.alone)
+        _inside.is_on = True  # what torch's operator calls is torch's, too
+        try:
+            with torch.enable_grad():
+                ctx.alone = [x.detach().requires_grad_() for x in inputs]
+                found = original(ctx.alone)
+        finally:
+            _inside.is_on = False
         ctx.results, ctx.formula = [found] if isinstance(found, Tensor) else [*found], formula
         ctx.save_for_backward(*inputs)
         values = [y.detach() for y in ctx.results]
@@ -188,6 +206,8 @@ class _Twice(torch.autograd.Function):
 
         def formula(*inputs: Tensor) -> tuple[Tensor, ...]:
             found = ctx.formula(inputs)
+            if found is NotImplemented:
+                raise NotImplementedError("torch has no derivative of the backward with these arguments, nor has completing.")
             return tuple([y for i, y in enumerate([found] if isinstance(found, Tensor) else found) if i in differ])
 
         inputs = ctx.saved_tensors

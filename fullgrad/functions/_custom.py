@@ -674,9 +674,9 @@ def custom_vjp(
     lost. The value's derivative is the declared one at every order.
 
     Forward mode is the transpose of ``bwd``, by autograd, which must be linear in g; that is tried once for each kind of
-    arguments, and on a device the host waits for that. Where it is not, as for a clipped gradient, forward mode raises, unless ``jvp="identity"`` declares that of the
-    identity. Arguments, results, modules and random numbers are as in :func:`custom_jvp`; the gradient of a module is a dict by
-    name. Saved: the inputs and the residuals.
+    arguments, and on a device the host waits for that. Where it is not, as for a clipped gradient, forward mode raises, unless
+    ``jvp="identity"`` declares that of the identity. Arguments, results, modules and random numbers are as in :func:`custom_jvp`;
+    the gradient of a module is a dict by name. Saved: the inputs and the residuals.
 
     Args:
         f: A function of positional parameters, which may have defaults and be named in a call. It leaves its arguments unchanged.

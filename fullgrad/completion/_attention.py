@@ -1,0 +1,106 @@
+"""Attention: by blocks of queries that are computed again where a derivative is, so that no numbers of all pairs are kept."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fullgrad._dispatch import has_data, innermost
+from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes
+from fullgrad.functions import checkpoint
+
+# Below so many queries the numbers of all pairs are kept, and a block has about as many queries as numbers of a query.
+_WHOLE = 1024
+
+
+def _safe(scores: Tensor, dim: int = -1) -> Tensor:
+    """The softmax, 0 where every score is -inf."""
+    nothing = (scores == -torch.inf).all(dim, keepdim=True)
+    return torch.where(nothing, 0, torch.softmax(torch.where(nothing, 0, scores), dim))
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
+    """The logarithms of the weights of some rows; ``first`` is the place of the first one where attention is causal."""
+    scores = query @ key.mT
+    if first is not None:
+        rows, columns = [torch.arange(n, device=query.device) for n in scores.shape[-2:]]
+        scores = scores.masked_fill(columns > first + rows.unsqueeze(-1), -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores
+
+
+def _rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
+    scores = _scores(query, key, mask, first)
+    weights = torch.softmax(scores, -1) if mask is None else _safe(scores)
+    return weights @ value
+
+
+def _by_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    size: int | None = None,
+) -> Tensor:
+    if query.is_nested or key.is_nested or value.is_nested or (is_causal and attn_mask is not None):
+        return NotImplemented
+    if dropout_p:  # torch's own mathematics, since numbers are drawn
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    own_query, own_key, own_value = map(accumulated, (query, key, value))
+    own_query = own_query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if enable_gqa:
+        own_key, own_value = [v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (own_key, own_value)]
+    n = query.shape[-2]
+    if size is None or n <= size:
+        return _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
+    found = []
+    for first in range(0, n, size):
+        part = attn_mask
+        if part is not None and part.ndim > 1 and part.shape[-2] > 1:
+            part = part[..., first : first + size, :]
+        rows = own_query[..., first : first + size, :]
+        found.append(checkpoint(_rows, rows, own_key, own_value, part, first if is_causal else None))
+    return torch.cat(found, -2).to(query.dtype)
+
+
+def _lean(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
+    if torch.is_autocast_enabled(query.device.type):
+        return NotImplemented
+    is_large = query.shape[-2] > _WHOLE and has_data(innermost(query))
+    return _by_blocks(query, key, value, *args, size=max(query.shape[-1], 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
+
+
+@completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean)
+def _attention(*args: Tensor, **kwargs: object) -> Tensor:
+    return _by_blocks(*args, **kwargs)  # type: ignore[arg-type]
+
+
+@completes("_scaled_dot_product_flash_attention_for_cpu", NO_SECOND, batched=True)
+def _attention_on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    own_query, own_key, own_value = map(accumulated, (query, key, value))
+    scaled = own_query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
+    return (_safe(scores) @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
+
+
+@completes("_safe_softmax", WRONG)
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return _safe(x if dtype is None else x.to(dtype), dim)

@@ -1,0 +1,38 @@
+"""Distances of all pairs of rows."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fullgrad.completion._registry import NO_SECOND, completes
+
+
+def _norm(d: Tensor, p: float) -> Tensor:
+    """The norm of vectors, whose derivative at 0 is 0."""
+    size = d.abs()
+    if p == 0:
+        return (d != 0).sum(-1).to(d.dtype)
+    if p == 1:
+        return size.sum(-1)
+    if p == math.inf:
+        return size.amax(-1)
+    size = size * size if p == 2 else torch.where(size == 0, 0, torch.where(size == 0, 1, size).pow(p))
+    total = size.sum(-1)
+    return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))
+
+
+@completes("_cdist_forward", NO_SECOND, batched=True)
+def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
+    return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+@completes("_euclidean_dist", NO_SECOND, batched=True)
+def _euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
+    return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), 2)
+
+
+@completes("_pdist_forward", NO_SECOND, batched=True)
+def _pdist(x: Tensor, p: float = 2) -> Tensor:
+    i, j = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return _norm(x[i] - x[j], p)

@@ -1,0 +1,80 @@
+"""Determinants, solutions and inverses of matrices."""
+
+import torch
+from torch import Tensor
+
+from fullgrad.completion._registry import NO_FORWARD, WRONG, completes
+
+
+def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factors, pivots, the diagonal of U, and the sign of the permutation."""
+    factors, pivots, _ = torch.linalg.lu_factor_ex(a)
+    count = torch.arange(1, a.shape[-1] + 1, device=a.device)
+    sign = torch.where(pivots != count, -1, 1).prod(-1).to(a.dtype)
+    return factors, pivots, factors.diagonal(dim1=-2, dim2=-1), sign
+
+
+def _small_det(a: Tensor) -> Tensor:
+    """The determinant of up to three rows, as a polynomial."""
+    if a.shape[-1] == 0:
+        return torch.ones(a.shape[:-2], dtype=a.dtype, device=a.device)
+    rows = [row.unbind(-1) for row in a.unbind(-2)]
+    if len(rows) == 1:
+        return rows[0][0]
+    if len(rows) == 2:
+        return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
+    minors = [rows[1][i] * rows[2][j] - rows[1][j] * rows[2][i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return rows[0][0] * minors[0] + rows[0][1] * minors[1] + rows[0][2] * minors[2]
+
+
+@completes("_linalg_det", WRONG)
+def _det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The determinant, by \(\det B = \det B_{11} \det(B_{22} - B_{21} B_{11}^{-1} B_{12})\) with three rows in the second block.
+
+    B is the matrix in its own singular bases, constants, so that the smallest singular values, which may be 0, are in the second
+    block, whose determinant divides by nothing. Below the rank n - 3 the value and its first three derivatives are 0.
+    """
+    constant, k = a.detach(), max(a.shape[-1] - 3, 0)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(constant)
+    if k == 0:
+        return _small_det(a), factors, pivots
+    u, s, vh = torch.linalg.svd(constant)
+    b = u.mH @ a @ vh.mH
+    is_0 = s[..., k - 1] <= s[..., 0] * torch.finfo(s.dtype).eps * k
+    first = torch.where(is_0[..., None, None], torch.eye(k, dtype=a.dtype, device=a.device), b[..., :k, :k])
+    second = b[..., k:, k:] - b[..., k:, :k] @ torch.linalg.inv_ex(first)[0] @ b[..., :k, k:]
+    turns = _by_factors(u) * _by_factors(vh)
+    return torch.where(is_0, 0, turns * _by_factors(first) * _small_det(second)), factors, pivots
+
+
+def _by_factors(a: Tensor) -> Tensor:
+    _, _, diagonal, sign = _lu(a)
+    return sign * diagonal.prod(-1)
+
+
+@completes("_linalg_slogdet", WRONG)
+def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    factors, pivots, diagonal, sign = _lu(a)
+    size = diagonal.abs()
+    return sign * (diagonal / size).prod(-1), size.log().sum(-1), factors.detach(), pivots
+
+
+@completes("_linalg_solve_ex", WRONG)
+def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
+    factors, pivots, info = torch.linalg.lu_factor_ex(a, check_errors=check_errors)
+    is_vector = left and (b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1]))
+    right, inverse = b.unsqueeze(-1) if is_vector else b, torch.linalg.inv_ex(a)[0]
+    x = inverse @ right if left else right @ inverse  # torch's lu_solve is wrong in a batch of Hessians
+    return x.squeeze(-1) if is_vector else x, factors.detach(), pivots, info
+
+
+@completes("cholesky_inverse", WRONG)
+def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    unit = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
+    inverse = torch.linalg.solve_triangular(factor, unit, upper=upper)
+    return inverse @ inverse.mH if upper else inverse.mH @ inverse
+
+
+@completes("cholesky", NO_FORWARD, batched=True)
+def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
+    return torch.linalg.cholesky(a, upper=upper)

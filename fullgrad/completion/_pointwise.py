@@ -1,0 +1,34 @@
+"""Functions of single elements."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
+
+
+@completes("glu", NO_FORWARD)
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+@completes("hardsigmoid", NO_SECOND)
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.where(x >= 3, 1, torch.where(x <= -3, 0, x / 6 + 0.5)).to(x.dtype)
+
+
+@completes("logaddexp", "it is NaN where both are -inf")
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    most = torch.maximum(a, b).detach()
+    most = torch.where(most.isinf(), 0, most)
+    total = torch.exp(a - most) + torch.exp(b - most)
+    return torch.where(total == 0, -torch.inf, most + torch.where(total == 0, 1, total).log())
+
+
+@completes("mvlgamma", NO_FORWARD, batched=True)
+def _mvlgamma(x: Tensor, p: int) -> Tensor:
+    own = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    steps = torch.arange(p, dtype=own.dtype, device=x.device) / 2
+    return torch.lgamma(own.unsqueeze(-1) - steps).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)

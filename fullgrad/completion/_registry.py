@@ -1,0 +1,47 @@
+"""The operators that `completing` completes, by name, with their formulas in operations whose derivatives torch has right.
+
+A formula takes and returns what the operator of torch does, or returns NotImplemented where torch's own is to be called.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+WRONG = "forward mode, differentiated again, is wrong"
+NO_SECOND = "there is no derivative of its backward"
+NO_FORWARD = "there is no forward mode"
+NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
+
+
+class Completed(NamedTuple):
+    """An operator of torch.
+
+    ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
+    ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
+    torch cannot batch it.
+    """
+
+    formula: Callable[..., Any]
+    lacks: str
+    batched: bool = False
+    lean: Callable[..., Any] | None = None
+
+
+COMPLETED: dict[str, Completed] = {}
+
+
+def completes(name: str, lacks: str, *, batched: bool = False, lean: Any = None) -> Callable[[Any], Any]:
+    """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
+
+    def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
+        COMPLETED[name] = Completed(formula, lacks, batched, lean)
+        return formula
+
+    return enter
+
+
+def accumulated(x: Tensor) -> Tensor:
+    """The tensor in the precision of sums: half precision in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

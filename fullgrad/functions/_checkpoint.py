@@ -13,7 +13,7 @@ from fullgrad._core.calls import Call, Result
 from fullgrad._core.watching import made
 from fullgrad._dispatch import is_differentiating, transforms_active
 from fullgrad.functions._closures import Closure, frozen
-from fullgrad.functions._declared import apart, by_reference, declared, is_differentiated, values_of
+from fullgrad.functions._declared import apart, declared, is_differentiated, recomputed, values_of
 from fullgrad.functions._replay import Replay
 
 
@@ -88,4 +88,4 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with replay.again():
             return closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
 
-    return result.tree(declared(by_reference(again), result.release(), inputs))
+    return result.tree(declared(recomputed(again), result.release(), inputs))

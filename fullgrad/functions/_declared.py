@@ -160,6 +160,36 @@ def by_reference(reference: Callable[..., Sequence[Tensor]]) -> Rule:
     return Rule(pull, push)
 
 
+def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
+    """`by_reference` where each derivative is itself such an operator, which keeps its inputs alone.
+
+    Else a derivative keeps what it computes wherever it might be differentiated again, as torch.func lets any gradient be.
+    """
+
+    def floating(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y for y in reference(*inputs) if may_differ(y)])
+
+    def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
+        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
+        return scattered(n, where, _kept_alone(back, [*inputs, *[g for g in cotangents if may_differ(g)]]))
+
+    def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        where, n = tuple([i for i, t in enumerate(tangents) if t is not None]), len(inputs)
+        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
+        pushed = lambda *all: transposed(back, all[:n], like)(*all[n:])  # noqa: E731
+        return _kept_alone(pushed, [*inputs, *[t for t in tangents if t is not None]])
+
+    return Rule(pull, push)
+
+
+def _kept_alone(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``function(*tensors)``, whose graph holds the tensors alone."""
+    if not is_differentiated(tensors) or in_legacy_vmap():
+        return function(*tensors)
+    return declared(recomputed(function), function(*[t.detach() for t in tensors]), tensors)
+
+
 def transpose(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], where: tuple[int, ...]
 ) -> Callable[..., tuple[Tensor, ...]]:

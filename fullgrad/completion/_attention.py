@@ -76,7 +76,7 @@ def _lean(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: ob
     if torch.is_autocast_enabled(query.device.type):
         return NotImplemented
     is_large = query.shape[-2] > _WHOLE and has_data(innermost(query))
-    return _by_blocks(query, key, value, *args, size=max(query.shape[-1], 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
+    return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
 
 
 @completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean)

@@ -9,6 +9,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _losses,
     _norms,
     _pointwise,
+    _products,
     _recurrent,
     _reductions,
 )

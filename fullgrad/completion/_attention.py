@@ -79,12 +79,12 @@ def _lean(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: ob
     return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
 
 
-@completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean)
+@completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean, issue=116350)
 def _attention(*args: Tensor, **kwargs: object) -> Tensor:
     return _by_blocks(*args, **kwargs)  # type: ignore[arg-type]
 
 
-@completes("_scaled_dot_product_flash_attention_for_cpu", NO_SECOND, batched=True)
+@completes("_scaled_dot_product_flash_attention_for_cpu", NO_SECOND, batched=True, issue=128971)
 def _attention_on_cpu(
     query: Tensor,
     key: Tensor,

@@ -22,7 +22,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
     return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))
 
 
-@completes("_cdist_forward", NO_SECOND, batched=True)
+@completes("_cdist_forward", NO_SECOND, batched=True, issue=83510)
 def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 

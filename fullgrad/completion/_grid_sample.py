@@ -46,7 +46,7 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
     return total
 
 
-@completes("grid_sampler_2d", NO_SECOND, batched=True)
+@completes("grid_sampler_2d", NO_SECOND, batched=True, issue=34704)
 def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     if interpolation_mode == 2:
         return torch_formula(torch.ops.aten.grid_sampler_2d.default)(x, grid, interpolation_mode, padding_mode, align_corners)

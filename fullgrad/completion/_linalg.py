@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, WRONG, completes
+from fullgrad.completion._registry import NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
 def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -27,7 +27,7 @@ def _small_det(a: Tensor) -> Tensor:
     return rows[0][0] * minors[0] + rows[0][1] * minors[1] + rows[0][2] * minors[2]
 
 
-@completes("_linalg_det", WRONG)
+@completes("_linalg_det", WRONG, issue=196696)
 def _det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r"""The determinant, by \(\det B = \det B_{11} \det(B_{22} - B_{21} B_{11}^{-1} B_{12})\) with three rows in the second block.
 
@@ -52,14 +52,14 @@ def _by_factors(a: Tensor) -> Tensor:
     return sign * diagonal.prod(-1)
 
 
-@completes("_linalg_slogdet", WRONG)
+@completes("_linalg_slogdet", WRONG, issue=196697)
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     factors, pivots, diagonal, sign = _lu(a)
     size = diagonal.abs()
     return sign * (diagonal / size).prod(-1), size.log().sum(-1), factors.detach(), pivots
 
 
-@completes("_linalg_solve_ex", WRONG)
+@completes("_linalg_solve_ex", WRONG, issue=192540)
 def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
     factors, pivots, info = torch.linalg.lu_factor_ex(a, check_errors=check_errors)
     is_vector = left and (b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1]))
@@ -68,7 +68,7 @@ def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = F
     return x.squeeze(-1) if is_vector else x, factors.detach(), pivots, info
 
 
-@completes("cholesky_inverse", WRONG)
+@completes("cholesky_inverse", WRONG, issue=198017)
 def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     unit = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
     inverse = torch.linalg.solve_triangular(factor, unit, upper=upper)
@@ -78,3 +78,33 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
 @completes("cholesky", NO_FORWARD, batched=True)
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
     return torch.linalg.cholesky(a, upper=upper)
+
+
+@completes("cholesky_solve", WRONG_FORWARD, issue=196694)
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, half, upper=True)
+
+
+def _reflectors(a: Tensor) -> list[Tensor]:
+    """The vectors, one column each, of the reflections that ``geqrf`` returns."""
+    unit = torch.eye(a.shape[-2], a.shape[-1], dtype=a.dtype, device=a.device)
+    return [*(a.tril(-1) + unit).unsqueeze(-1).unbind(-2)]
+
+
+@completes("linalg_householder_product", WRONG, issue=196698)
+def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    q = torch.eye(a.shape[-2], a.shape[-1], dtype=a.dtype, device=a.device).expand(a.shape)
+    for i, v in reversed([*enumerate(_reflectors(a)[: tau.shape[-1]])]):
+        q = q - tau[..., i, None, None] * v @ (v.mH @ q)
+    return q
+
+
+@completes("ormqr", NO_FORWARD)
+def _ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    y, vectors = other if left else other.mH, _reflectors(a)
+    for i in range(tau.shape[-1]) if left == transpose else reversed(range(tau.shape[-1])):
+        scale = tau[..., i, None, None]
+        y = y - (scale.conj() if left == transpose else scale) * vectors[i] @ (vectors[i].mH @ y)
+    return y if left else y.mH

@@ -23,7 +23,7 @@ def _normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, T
     return centered * inverse, mean, inverse
 
 
-@completes("native_layer_norm", WRONG)
+@completes("native_layer_norm", WRONG, issue=196700)
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
     y, mean, inverse = _normalized(accumulated(x), tuple(range(-len(shape), 0)), eps)
     y = y if weight is None else y * weight
@@ -31,7 +31,7 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Te
     return y.to(x.dtype), _stored(mean, x), _stored(inverse, x)
 
 
-@completes("native_group_norm", WRONG)
+@completes("native_group_norm", WRONG, issue=198017)
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, ...]:
@@ -42,7 +42,7 @@ def _group_norm(
     return y.to(x.dtype), _stored(mean.squeeze(-1), x), _stored(inverse.squeeze(-1), x)
 
 
-@completes("native_batch_norm", WRONG)
+@completes("native_batch_norm", WRONG, issue=196699)
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -88,7 +88,7 @@ def _update(kept: Tensor, new: Tensor, momentum: float) -> None:
     below_transforms(update)
 
 
-@completes("cudnn_batch_norm", WRONG)
+@completes("cudnn_batch_norm", WRONG, issue=196699)
 def _cudnn_batch_norm(*args: Any) -> tuple[Tensor, ...]:
     return *_batch_norm(*args), torch.empty(0, dtype=torch.uint8, device=args[0].device)
 

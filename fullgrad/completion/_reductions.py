@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, completes
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
 
 
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
@@ -20,7 +20,7 @@ def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_
     return function(parts, -1)
 
 
-@completes("scatter_reduce.two", "forward mode of products is wrong")
+@completes("scatter_reduce.two", "forward mode of products is wrong", issue=196702)
 def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
     if reduce != "prod":
         return NotImplemented
@@ -49,3 +49,37 @@ def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: st
     chosen = index.reshape(1, -1) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
     chosen = chosen.expand(*x_.shape, chosen.shape[-1])
     return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim)
+
+
+@completes("segment_reduce", NO_SECOND, batched=True)
+def _segment_reduce(
+    x: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Any:
+    if indices is not None or (lengths is None and offsets is None):
+        return NotImplemented
+    ends = lengths.cumsum(-1) if offsets is None else offsets[..., 1:]  # type: ignore[union-attr]
+    starts = ends - lengths if offsets is None else offsets[..., :-1]
+    axis, place = axis % x.ndim, torch.arange(x.shape[axis], device=x.device)
+    chosen = (place >= starts.unsqueeze(-1)) & (place < ends.unsqueeze(-1))
+    chosen = chosen.reshape(*chosen.shape, *[1] * (x.ndim - axis - 1))
+    neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}[reduce]
+    parts = torch.where(chosen, x.unsqueeze(axis), neutral)
+    first = torch.full_like(parts.narrow(axis + 1, 0, 1) if x.shape[axis] else parts.sum(axis + 1, keepdim=True), neutral)
+    parts = torch.cat([parts, first if initial is None else torch.full_like(first, initial)], axis + 1)
+    if reduce in ("max", "min"):
+        return (torch.amax if reduce == "max" else torch.amin)(parts, axis + 1)
+    if reduce == "prod":
+        return torch.prod(parts, axis + 1)
+    total, count = parts.sum(axis + 1), chosen.sum(axis + 1)
+    if reduce == "sum":
+        return total
+    empty = torch.full_like(total, torch.nan) if initial is None else total
+    return torch.where(count == 0, empty, total / count.clamp(min=1))

@@ -12,6 +12,7 @@ from torch import Tensor
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_FORWARD = "there is no forward mode"
+WRONG_FORWARD = "forward mode is wrong"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 
@@ -20,23 +21,26 @@ class Completed(NamedTuple):
 
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
-    torch cannot batch it.
+    torch cannot batch it, and ``issue`` is torch's public one.
     """
 
     formula: Callable[..., Any]
     lacks: str
     batched: bool = False
     lean: Callable[..., Any] | None = None
+    issue: int | None = None
 
 
 COMPLETED: dict[str, Completed] = {}
 
 
-def completes(name: str, lacks: str, *, batched: bool = False, lean: Any = None) -> Callable[[Any], Any]:
+def completes(
+    name: str, lacks: str, *, batched: bool = False, lean: Any = None, issue: int | None = None
+) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        COMPLETED[name] = Completed(formula, lacks, batched, lean)
+        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue)
         return formula
 
     return enter

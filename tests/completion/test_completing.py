@@ -51,6 +51,7 @@ networks = {
     "tanh": nn.RNN(2, 3).double(),
     "relu": nn.RNN(2, 3, nonlinearity="relu").double(),
 }
+ZEROS = torch.tensor([1.0, 0.0, 2.0, 0.0, 3.0, -1.0], dtype=torch.float64)
 # Formulas of what has no kernel on the CPU are called as they are.
 ELSEWHERE = {"cudnn_batch_norm"}
 # A function that calls each operator, and where its second derivative is taken.
@@ -90,6 +91,24 @@ CALLS = {
     "_linalg_slogdet": (lambda a: torch.linalg.slogdet(a)[1], matrix()),
     "_linalg_solve_ex": (lambda a: torch.linalg.solve(a, a @ W[:3] + B[:3]) + torch.linalg.solve(a, W[3:].expand(3)), matrix()),
     "cholesky_inverse": (lambda a: torch.cholesky_inverse(a.tril()), matrix()),
+    "cholesky_solve": (lambda a: torch.cholesky_solve(W[:3, None] @ a[:1], a.tril()), matrix()),
+    "linalg_householder_product": (lambda x: torch.linalg.householder_product(x[:2].mT, x[2, :2]), seeded(3, 3)),
+    "ormqr": (lambda x: torch.ormqr(x[:2].mT, x[2, :2], x.sin(), transpose=True), seeded(3, 3)),
+    "ormqr, from the right": (lambda x: torch.ormqr(x[:2].mT, x[2, :2], x.sin(), left=False), seeded(3, 3)),
+    "prod": (lambda x: torch.prod(x), ZEROS),
+    "prod.dim_int": (lambda x: x.reshape(2, 3).prod(0, keepdim=True), ZEROS),
+    "cumprod": (lambda x: x.cumprod(0), ZEROS),
+    "segment_reduce": (
+        lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([2, 0, 1, 1]), initial=2.0),
+        seeded(4, 2),
+    ),
+    "segment_reduce, mean": (
+        lambda x: torch.segment_reduce(
+            x * x, "mean", offsets=torch.tensor([[0, 1, 3], [0, 0, 3]]), axis=1, unsafe=True, initial=0
+        ),
+        seeded(2, 3),
+    ),
+    "segment_reduce, max": (lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([2, 2])), seeded(4)),
     "glu": (F.glu, seeded(2, 6)),
     "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
@@ -173,6 +192,22 @@ def test_batches(name):
     with fullgrad.completing():
         for of in (grad(f), hessian(f)):
             torch.testing.assert_close(vmap(of)(batch), torch.stack([of(v) for v in batch]))
+
+
+def test_third_derivatives_of_products():
+    """They are right where factors are 0, too."""
+    z, v = torch.zeros((), dtype=torch.float64), seeded(6)
+    for f in (torch.prod, lambda x: x.cumprod(0).sum(), lambda x: x.reshape(3, 2).prod(0).sum()):
+        line = lambda s, f=f: f(ZEROS + s * v)  # noqa: E731
+        with fullgrad.completing():
+            for _ in range(3):
+                line = lambda s, f=line: jvp(f, (s,), (torch.ones_like(s),))[1]  # noqa: E731
+            found = line(z)
+        # A polynomial of degree 6, by its values at 7 points.
+        points = torch.arange(-3.0, 4.0, dtype=torch.float64)
+        values = torch.stack([f(ZEROS + s * v) for s in points])
+        coefficients = torch.linalg.solve(points[:, None] ** torch.arange(7), values)
+        torch.testing.assert_close(found, 6 * coefficients[3])
 
 
 @pytest.mark.parametrize("name", CALLS)

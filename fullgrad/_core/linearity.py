@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.generators import same_draws
+from fullgrad._dispatch import below_transforms, innermost
 
 _SCALES = (1e-3, 1.0, 1e2)  # clipping or normalizing shows at one of them
 GENERIC = 0.7  # a number that no code treats specially
@@ -19,12 +20,18 @@ GENERIC = 0.7  # a number that no code treats specially
 def is_linear(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> bool:
     """Whether a function is linear in all its arguments together, which are tensors like the given ones."""
     outputs = lambda *v: tuple(function(*v))  # noqa: E731
-    v, *hs = ([scale * torch.randn_like(a) for a in arguments] for scale in (1.0, *_SCALES))
-    hs += [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[1]] for share in (0.5, 0.0)]
+
+    def drawn() -> list[list[Tensor]]:
+        hs = [[scale * torch.randn_like(a) for a in arguments] for scale in (1.0, *_SCALES)]
+        return hs + [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[2]] for share in (0.5, 0.0)]
+
+    # A function may close over tensors of transforms, below which the numbers are drawn, as in vmap they may not be.
+    v, *hs = below_transforms(drawn)
     with same_draws():
         values, push = _vjp(outputs, v)
+    cotangents = below_transforms(lambda: [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in values])
     with same_draws():
-        again = torch.func.vjp(push, tuple(torch.randn_like(y) for y in values))[1]
+        again = torch.func.vjp(push, tuple(cotangents))[1]
     for h in hs:
         with same_draws():  # the function may draw: the same numbers each time
             expected = outputs(*h)
@@ -42,6 +49,9 @@ def _vjp(
 
 def _differs(found: Tensor, expected: Tensor) -> bool:
     """Whether tensors differ by more than rounding. Nonfinite elements are skipped: eager double backward has them too."""
+    if not found.numel():
+        return False
     both = found.isfinite() & expected.isfinite()
-    error, size = ((found - expected)[both].abs(), expected[both].abs())
-    return bool((error > min(1e3 * torch.finfo(found.dtype).eps, 0.1) * size.max()).any()) if len(size) else False
+    error, size = [torch.where(both, v.abs(), 0) for v in (found - expected, expected)]
+    differs = (error > min(1e3 * torch.finfo(found.dtype).eps, 0.1) * size.amax()).any()
+    return bool(innermost(differs).any())

@@ -27,7 +27,10 @@ def pushed_forward(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...], ta
 
     It is the transpose of the transpose, since torch does not allow forward mode inside a forward rule.
     """
-    n, zeros = len(inputs), [torch.zeros(shape, dtype=dtype, device=tangents[0].device) for shape, dtype in like]
+    device = tangents[0].device
+    if device.type != "cpu":  # torch cannot transpose the gradient of a number on the CPU
+        inputs = [v.to(device) if isinstance(v, Tensor) and not v.ndim else v for v in inputs]
+    n, zeros = len(inputs), [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in like]
 
     def back(*all: Any) -> tuple[Tensor, ...]:  # of the inputs, too, so that the result is differentiable by them
         g: Any = all[n:]

@@ -87,7 +87,7 @@ def as_differentiable_jvp(operator: Any) -> Any:
 
     def call(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         try:
-            result = jvp(ctx, *tangents)
+            result = jvp(ctx, *(tangents if len(tangents) == 1 else _on_one_device(tangents)))
         except Exception as error:
             _explain(operator, "jvp", "save_for_forward", ctx, tangents, error)
             raise
@@ -110,6 +110,14 @@ def as_differentiable_jvp(operator: Any) -> Any:
 
 def _is_tangent(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _on_one_device(tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tangents, with that of a number on the CPU moved to the device of the others: not every kernel takes such a number."""
+    device = next((t.device for t in tangents if isinstance(t, Tensor) and not t.is_cpu), None)
+    if device is None:
+        return tangents
+    return tuple([t.to(device) if isinstance(t, Tensor) and t.is_cpu and not t.ndim else t for t in tangents])
 
 
 def clone_if_aliased(result: Any, tangents: tuple[Any, ...]) -> Any:

@@ -46,7 +46,8 @@ def adopt(
     * The first derivative is the class's own backward; each further one is that of the backward's operations, as in eager double
       backward. Saved inputs and outputs stay connected; an intermediate that an old-style ``forward`` saves is a constant.
     * ``jvp`` is the class's own, or the transpose of the backward. A backward that is not linear in the gradient is detected: if
-      the value is the identity, ``jvp`` is the identity; otherwise forward mode raises.
+      the value is the identity, ``jvp`` is the identity; otherwise forward mode raises. On a device the host waits for that, once
+      for each class and its constants.
     * ``vmap`` runs the class's code for the whole batch. Code that looks at numbers runs sample by sample, with one warning.
     * ``forward`` runs once per call, below all transforms, so random numbers are drawn and counters count once.
 

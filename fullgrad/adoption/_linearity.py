@@ -62,8 +62,8 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
             tensors = [_random_like(t) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
-            if not traced:  # a failure with random inputs tells nothing
-                verdicts[key] = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
+            if not traced:  # a failure with random inputs tells nothing; this one may be of this call alone
+                call.verdict = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
 
 
 def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:

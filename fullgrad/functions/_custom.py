@@ -144,9 +144,12 @@ class Custom(Made):
                 found = self.verdicts.get((key, constants))
             key = key, constants
         if found is None:
+            found = _try_linear(function, inputs, like)
+            if found is None:
+                return
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
-            found = self.verdicts[key] = _try_linear(function, inputs, like)
+            self.verdicts[key] = found
         if not found:
             raise NotImplementedError(self.not_linear())
 
@@ -535,10 +538,10 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     return found
 
 
-def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool:
+def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
     """Whether ``function(*inputs, *v)`` is linear in v, as far as one can try.
 
-    Traced code tries random inputs, which need not fit the function.
+    Traced code tries random inputs, which need not fit the function: None where it raises.
     """
     if in_legacy_vmap():
         pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
@@ -546,19 +549,22 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
             return _try_linear(function, [x[0] if count else x for x, count in pairs], like)
     traced = is_tracing() or not all(has_data(innermost(x)) for x in inputs)
 
-    def attempt() -> bool:
+    def points() -> tuple[list[Tensor], list[Tensor]]:
         x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
         # A rule may look linear where an input is 0. Other numbers need not fit it.
-        others = [torch.where(t == 0, torch.randn_like(t), t) if may_differ(t) else t for t in x]
+        return x, [torch.where(t == 0, torch.randn_like(t), t) if may_differ(t) else t for t in x]
+
+    def attempt() -> bool | None:
+        x, others = below_transforms(points)
         if not linear_at(x):
             return False
         try:
             return linear_at(others)
         except Exception:
-            return True
+            return None if traced else True
 
     def linear_at(x: Sequence[Tensor]) -> bool:
-        v = [_random(*own) for own in like]
+        v = below_transforms(lambda: [_random(*own) for own in like])
         return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
 
     if not traced:
@@ -569,12 +575,13 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
         except RuntimeError:
             if not transforms_active():
                 raise
-            return True  # it may close over tensors of transforms
+            with torch.no_grad(), same_draws(), outside_saved_tensor_hooks():
+                return attempt()  # it may close over tensors of transforms
     try:
         with without_modes(), torch.no_grad(), same_draws():
             return below_transforms(attempt)
     except Exception:
-        return True
+        return None
 
 
 def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

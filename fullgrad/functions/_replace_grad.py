@@ -56,6 +56,10 @@ def of_pair(value: Tensor, surrogate: Tensor) -> Tensor:
             "replace_grad: `value` and `surrogate` must have one shape, got shapes "
             f"{tuple(value.shape)} and {tuple(surrogate.shape)}."
         )
+    if value.device != surrogate.device:
+        raise RuntimeError(
+            f"replace_grad: `value` and `surrogate` must be on one device, got devices {value.device} and {surrogate.device}."
+        )
     return ReplaceGrad.apply(value, surrogate)
 
 

@@ -32,6 +32,7 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
     Raises:
         TypeError: ``x`` is not a real tensor, or ``max_value`` is neither a number nor a real tensor.
         ValueError: ``max_value`` is not positive and finite, or has a shape that does not broadcast to that of ``x``.
+        RuntimeError: ``max_value`` is on another device.
 
     Example:
         >>> import torch, fullgrad
@@ -44,6 +45,7 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
     checks.real_tensor("clip_grad", "x", x)
     checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
     checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
+    checks.on_device("clip_grad", "max_value", max_value, x, or_number=False)
     return ClipGrad.apply(x, max_value)
 
 

@@ -29,6 +29,7 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     Raises:
         TypeError: ``x`` is not a real tensor, or ``mask`` is not a bool tensor.
         ValueError: ``mask`` has a shape that does not broadcast to that of ``x``.
+        RuntimeError: ``mask`` is on another device.
 
     Example:
         >>> import torch, fullgrad
@@ -41,6 +42,7 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
     checks.real_tensor("mask_grad", "x", x)
     checks.bool_tensor("mask_grad", "mask", mask)
     checks.broadcasts_to("mask_grad", "mask", mask, "x", x.shape)
+    checks.on_device("mask_grad", "mask", mask, x)
     return MaskGrad.apply(x, mask)
 
 

@@ -36,6 +36,7 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
     Raises:
         TypeError: ``x`` is not a real tensor, or a factor is neither a number nor a real tensor.
         ValueError: ``backward`` has a shape that does not broadcast to that of the output.
+        RuntimeError: ``backward`` is on another device.
 
     Example:
         >>> import torch, fullgrad
@@ -50,6 +51,7 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
     if backward.__class__ is not float and isinstance(backward, Tensor):
         shape = checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
         checks.broadcasts_to("scale", "backward", backward, "the output", shape)
+        checks.on_device("scale", "backward", backward, x)
     return Scale.apply(x, forward, backward)
 
 
@@ -102,6 +104,7 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
     Raises:
         TypeError: ``input`` is not a real tensor, or ``scale`` is neither a number nor a real tensor.
         ValueError: ``scale`` has a shape that does not broadcast to that of ``input``.
+        RuntimeError: ``scale`` is on another device.
 
     Example:
         >>> import torch, fullgrad
@@ -113,6 +116,7 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
     checks.real_tensor("scale_bwd", "input", input)
     checks.real_number_or_tensor("scale_bwd", "scale", scale)
     checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
+    checks.on_device("scale_bwd", "scale", scale, input)
     return Scale.apply(input, 1.0, scale)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fullgrad._core.autocast import matmul
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -117,8 +119,8 @@ def gmres(
         if products:
             former, of_former = torch.stack(products, -2), torch.stack(directions, -2)
             for _ in range(2):  # the second time removes what rounding left
-                parts = former @ q.unsqueeze(-1)
-                q, p = q - (former.mT @ parts).squeeze(-1), p - (of_former.mT @ parts).squeeze(-1)
+                parts = matmul(former, q.unsqueeze(-1))
+                q, p = q - matmul(former.mT, parts).squeeze(-1), p - matmul(of_former.mT, parts).squeeze(-1)
         length = norm(q)
         p, q = p / nonzero(length), q / nonzero(length)
         step = torch.where(runs, dot(q, r), 0)

@@ -73,7 +73,8 @@ def root(
         has_aux: Whether the solver returns a pair of the solution and something else, which has no derivative.
         tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
             this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. The
-            host waits for the device. None leaves both out, and compiled code the first.
+            host waits for the device, as it does once for each derivative, to learn whether the matrix is singular. None leaves
+            both looks out, and compiled code the first.
         like: For compiled code where the result of the solver is not like ``init``: a function of the same arguments that returns
             empty tensors like the result.
 

@@ -27,7 +27,7 @@ def solve(
 
     at every order and under every transform. Derivatives solve equations with the same matrix or its transpose, which autograd
     finds; arguments and tensors that ``matvec`` closes over get derivatives, too. Compiled code makes the matrix and its inverse.
-    Saved: the arguments and the solution.
+    On a device the host waits, to learn whether the matrix is singular. Saved: the arguments and the solution.
 
     Args:
         matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``: torch code that is linear in w, which is like b.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.autocast import matmul
 from fullgrad._core.calls import Result
 from fullgrad._dispatch import has_data, innermost, is_tracing, transforms_active
 from fullgrad.implicit._linear import nonzero, norm
@@ -22,7 +23,7 @@ def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxi
 
     For use in a solver of :func:`fullgrad.implicit.root`; it has no derivative of its own that is of use. In `torch.func.vmap`
     each sample stops by itself, and all run until the last one has stopped. The Jacobian is made, so it is for some hundred
-    unknowns. Compiled code runs all ``maxiter`` iterations.
+    unknowns. Compiled code runs all ``maxiter`` iterations. On a device the host waits in each.
 
     Args:
         f: The function of a structure of tensors like ``init``, which returns one like it.
@@ -117,10 +118,10 @@ def anderson(
         if changes:
             # Weights of the last changes by which the residual falls most.
             rows = torch.stack(changes, -2)
-            gram, right = (rows @ rows.mT).to(own), (rows @ r.unsqueeze(-1)).to(own)
+            gram, right = matmul(rows, rows.mT).to(own), matmul(rows, r.unsqueeze(-1)).to(own)
             ridge = 10 * torch.finfo(z.dtype).eps * torch.eye(len(changes), dtype=own, device=z.device)
             weights = torch.linalg.solve_ex(gram + ridge, right)[0].to(z.dtype)
-            mixed = mixed - (torch.stack(moves, -2).mT @ weights).squeeze(-1)
+            mixed = mixed - matmul(torch.stack(moves, -2).mT, weights).squeeze(-1)
         z = torch.where(runs, mixed, z)
         before, former = value, r
         value = g(z)

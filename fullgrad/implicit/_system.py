@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from fullgrad._core.autocast import matmul
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
 from fullgrad.functions._opaque import opaque_values
@@ -52,7 +53,7 @@ class System:
         if is_dynamo_compiling() and b.shape[-1] <= DENSE:  # compiled autograd, which traces a backward
             unit = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
             inverse = torch.linalg.inv(torch.func.vmap(lambda w: self.product(True, w, zv))(unit))
-            return (inverse.mT if is_transposed else inverse) @ b
+            return matmul(inverse.mT if is_transposed else inverse, b)
         function = functools.partial(self._value, is_transposed)
         w = opaque_values(Refusing(self.label), "broadcast", function, lambda b, *_: [torch.empty_like(b)], [b, *zv])[0]
         return self._differentiable(is_transposed, w, [b, *zv])

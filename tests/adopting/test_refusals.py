@@ -281,3 +281,26 @@ def test_roundings_are_no_difference():
     for found, expected in (([inf, 1.0], [2.0, 1.0]), ([2.0, 1.0], [nan, 1.0]), ([nan, 1.0], [inf, 1.0]), ([nan], [1.0])):
         assert not _differs(torch.tensor(found), torch.tensor(expected))
     assert _differs(torch.tensor([inf, 2.0]), torch.tensor([inf, 1.0]))
+
+
+def test_an_error_that_passes_is_no_verdict():
+    """A class whose backward failed once, for want of memory say, has forward mode afterwards."""
+    calls = []
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            calls.append(g)
+            if len(calls) == 1:
+                raise torch.OutOfMemoryError("once")
+            return g * ctx.saved_tensors[0].cos()
+
+    f, x = fullgrad.adopt(Sine), torch.ones(3)
+    with pytest.raises(NotImplementedError, match="once"):
+        torch.func.jvp(f, (x,), (x,))
+    torch.testing.assert_close(torch.func.jvp(f, (x,), (x,))[1], x.cos())

@@ -1,9 +1,12 @@
 """The host never waits for the device: no operator looks at numbers, or uploads some, to decide what to compute."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
+import fullgrad
 from fullgrad._suite.bench._operators import tensors
 from fullgrad._suite.cases import clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking
 from tests import devices
@@ -62,3 +65,45 @@ def test_waiting_is_seen():
     run()
     with devices.no_waiting(), pytest.raises(RuntimeError, match="the host waits for the device"):
         run()
+
+
+def test_numbers_on_the_cpu():
+    """A number on the CPU is a parameter in every derivative, as in torch's own kernels; or it is refused at once."""
+    x, number = torch.linspace(-1, 1, 12).reshape(3, 4), torch.tensor(0.25)
+    on_device = x.to(devices.NAME)
+    operators = {
+        "eq": lambda x: fullgrad.soft.eq(x, number),
+        "softness of eq": lambda x: fullgrad.soft.eq(x, 0.3 * x.detach(), softness=number),
+        "greater": lambda x: fullgrad.soft.greater(x, number),
+        "rect": lambda x: fullgrad.spikes.rect(x, threshold=number),
+        "leaky_k_relu": lambda x: fullgrad.spikes.leaky_k_relu(x, threshold=number),
+        "topk_mask_st": lambda x: fullgrad.topk_mask_st(x, 2, softness=number),
+        **{m: lambda x, m=m: fullgrad.soft.sort(x, softness=number, method=m)[0] for m in ("softsort", "neuralsort", "ot")},
+    }
+    for name, f in operators.items():
+        for how in (lambda x: jvp(f, (x,), (x,))[1], torch.func.hessian(lambda x: f(x).sin().sum()), grad(lambda x: f(x).sum())):  # noqa: B023
+            torch.testing.assert_close(how(on_device).cpu(), how(x), rtol=1e-4, atol=1e-4, msg=name)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    for f, argument in (
+        (lambda: fullgrad.clip_grad(on_device, number), "max_value"),
+        (lambda: fullgrad.mask_grad(on_device, mask), "mask"),
+        (lambda: fullgrad.scale(on_device, 1.0, x), "backward"),
+        (lambda: fullgrad.scale_bwd(on_device, x), "scale"),
+        (lambda: fullgrad.replace_grad(on_device, x), "surrogate"),
+    ):
+        with pytest.raises(RuntimeError, match=f"`{argument}` must be on"):
+            f()
+
+
+def test_a_wait_in_a_trial_is_not_lost():
+    """Where a rule is tried, and waiting is an error, it raises; afterwards the rule is tried again."""
+
+    @fullgrad.custom_vjp
+    def clipped(x):
+        return x.sin()
+
+    clipped.defvjp(lambda x: (x.sin(), x), lambda x, g: ((g * x.cos()).clamp(-0.1, 0.1),))
+    x = torch.ones(3).to(devices.NAME)
+    for context, error in ((devices.no_waiting(), "the host waits"), (contextlib.nullcontext(), "no forward mode")):
+        with context, pytest.raises((RuntimeError, NotImplementedError), match=error):
+            jvp(clipped, (x,), (x,))

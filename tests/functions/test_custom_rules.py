@@ -389,3 +389,48 @@ def test_a_pull_of_vjp_is_called_later():
     pull = vjp(cube(), X)[1]
     assert_close(pull(torch.ones_like(X))[0], X.exp())
     assert_close(vmap(pull)(torch.eye(3, dtype=torch.float64))[0], torch.diag(X.exp()))
+
+
+@pytest.mark.parametrize("in_forward_mode", [True, False])
+def test_linearity_of_rules_that_close_over_a_batch(in_forward_mode):
+    """It is tried under the transform, so that vmap refuses what a loop does, and no verdict outlives it."""
+
+    def f(x, t, bound, clips):
+        @fullgrad.custom_vjp
+        def by_vjp(x):
+            return x * 1
+
+        @fullgrad.custom_jvp
+        def by_jvp(x):
+            return x * 1
+
+        change = (lambda g: g.clamp(-bound, bound)) if clips else (lambda g: g * bound)
+        by_vjp.defvjp(lambda x: (x * 1, None), lambda _, g: (change(g),))
+        by_jvp.defjvp(lambda x, t: (x[0] * 1, change(t[0])))
+        return torch.func.jvp(by_vjp, (x,), (t,))[1] if in_forward_mode else torch.func.grad(lambda x: by_jvp(x).sum())(x)
+
+    x, bound = torch.ones(3, 2), torch.tensor([0.1, 0.2, 0.3])
+    with pytest.raises(NotImplementedError, match="no linear"):
+        torch.func.vmap(lambda *a: f(*a, True))(x, x, bound)
+    found = torch.func.vmap(lambda *a: f(*a, False))(x, x, bound)
+    torch.testing.assert_close(found, bound[:, None].expand(3, 2))
+
+
+def test_an_error_in_a_trial_is_no_verdict():
+    """An error that passes, such as a lack of memory, decides nothing about the rule."""
+    calls = []
+
+    @fullgrad.custom_vjp
+    def f(x):
+        return x.sin()
+
+    def backward(x, g):
+        calls.append(g)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("once")
+        return ((g * x.cos()).clamp(-0.1, 0.1),)
+
+    f.defvjp(lambda x: (x.sin(), x), backward)
+    for _ in range(2):
+        with pytest.raises((NotImplementedError, torch.OutOfMemoryError)):
+            torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),))

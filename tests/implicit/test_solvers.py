@@ -187,3 +187,26 @@ def test_compiled_code_runs_all_iterations():
     f = lambda x: implicit.newton(lambda z: z**2 - x, torch.ones_like(x), maxiter=6)  # noqa: E731
     x = torch.tensor([2.0, 3.0])
     torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(x), x.sqrt())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gmres_and_anderson_under_autocast(dtype):
+    """Their own products are not those of a layer: solutions and gradients are those outside."""
+    x = torch.linspace(1, 100, 8)
+
+    def f(z, x):
+        return 0.5 * (z + x / z + 0.1 * z.roll(1))
+
+    @implicit.fixed_point(f, linear_solve="gmres")
+    def solve(init, x):
+        return implicit.anderson(lambda z: f(z, x), init)
+
+    def both():
+        return torch.func.vjp(lambda x: solve(torch.ones(8), x), x)
+
+    value, pull = both()
+    expected = pull(torch.ones(8))[0]
+    with torch.autocast("cpu", dtype=dtype):
+        found, pull = both()
+        torch.testing.assert_close(found, value)
+        torch.testing.assert_close(pull(torch.ones(8))[0], expected)

@@ -548,3 +548,11 @@ def test_levels_next_to_the_largest_number(dtype):
     x = torch.tensor([0.9, -0.7, 0.5, 0.6, -0.1], dtype=dtype) * largest
     expected = torch.tensor([0.85, -0.9, 0.3, 0.85, -0.3], dtype=dtype) * largest
     torch.testing.assert_close(quantizers.codebook_quantize(x, levels), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quantizer", [quantizers.binarize, lambda x: quantizers.ternarize(x, 0.5), quantizers.bsq])
+def test_compiled_codes_keep_nan(quantizer):
+    """inductor's kernels, too, for which NaN times 0 is 0."""
+    x = torch.tensor([torch.nan, 0.3, -0.6] * 8)
+    torch.testing.assert_close(torch.compile(quantizer)(x), quantizer(x), equal_nan=True, rtol=0, atol=0)

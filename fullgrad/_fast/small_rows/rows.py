@@ -68,7 +68,7 @@ class SmallRows:
     def constants(self, numbers: Any) -> Tensor:
         """Numbers, or rows of numbers, as a tensor, made on its device: a copy to an accelerator would have to be waited for."""
         if self.x.device.type == "cpu":
-            return torch.tensor(numbers, dtype=self.x.dtype)
+            return torch.tensor(numbers, dtype=self.x.dtype, device="cpu")
         if isinstance(numbers, (list, tuple)):
             return torch.stack([self.constants(v) for v in numbers])
         return torch.full((), numbers, dtype=self.x.dtype, device=self.x.device)

@@ -110,7 +110,7 @@ def per_row(name: str, value: Tensor, x: Tensor, dim: int, argument: str = "alph
     """A tensor that broadcasts with ``x`` as one number per row, with the rows last."""
     checks.broadcasts_to(name, argument, value, "`x`", x.shape)
     if value.ndim == 0:
-        return value.reshape(1)
+        return value.reshape(1).to(x.device)  # a row of one number is no number to kernels
     value = value.reshape(*(1,) * (x.ndim - value.ndim), *value.shape).movedim(dim, -1)
     if not holds(value.shape[-1] == 1):
         raise ValueError(f"{name}: `{argument}` must have the size 1 along `dim`, got {value.shape[-1]}.")

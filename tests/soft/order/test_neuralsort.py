@@ -430,3 +430,24 @@ def test_value_and_gradient_save_the_arguments_alone(blocks, name):
         assert max(saved) <= 2 * 300
         torch.autograd.grad(g.sin().sum(), u, create_graph=True)
     assert max(saved) <= 2**10
+
+
+def test_where_subnormal_numbers_are_flushed():
+    """The limit of windows is no subnormal number."""
+    x = torch.linspace(0, 1, 2048, dtype=torch.float64)
+    expected = soft.rank(x, method="neuralsort")
+    torch.set_flush_denormal(True)
+    try:
+        found = soft.rank(x, method="neuralsort")
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(found, expected)
+
+
+def test_a_default_device_changes_nothing():
+    """Constants are made on the device of the input."""
+    x = torch.randn(3, 8)
+    expected = soft.max(x, -1, mode="c0", method="neuralsort")
+    with torch.device("meta"):
+        found = soft.max(x, -1, mode="c0", method="neuralsort")
+    assert torch.equal(found[0], expected[0])

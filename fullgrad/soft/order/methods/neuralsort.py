@@ -74,7 +74,7 @@ class WeightFormula(Formula):
             return
         limits = torch.finfo(u.dtype)
         # A score lower by this much has the weight 0: its exponential underflows, or it is below any threshold.
-        beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal * limits.eps)
+        beyond = 1.0 if mode in POWERS else 1.0 - math.log(limits.smallest_normal) - math.log(limits.eps)
         # The rounding error of scores.
         slack = 16 * limits.eps * (n * u.abs().amax(-1, keepdim=True) + a.abs().amax(-1, keepdim=True))
         least = -beyond - slack

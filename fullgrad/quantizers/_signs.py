@@ -15,9 +15,9 @@ def sign(x: Tensor, at_zero: float) -> Tensor:
 
 
 def with_nan(code: Tensor, x: Tensor) -> Tensor:
-    """The code of ``x``, its zeros made positive, and NaN where ``x`` is NaN, for which torch's sign is 0."""
+    """The code of ``x``, and NaN where ``x`` is NaN, for which torch's sign is 0."""
     # Not by a product with 0, which inductor's vectorized code takes for 0 where x is NaN.
-    return torch.where(x.isnan(), x, torch.where(code == 0, 0, code)).to(code.dtype)
+    return torch.where(x.isnan(), x, code).to(code.dtype)
 
 
 def pass_in_window(g: Tensor, x: Tensor, window: Any) -> Tensor:

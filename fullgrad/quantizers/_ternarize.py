@@ -131,6 +131,7 @@ def _value(x: Tensor, threshold: Any, scale: Any, negative_scale: Any, window: A
         code = (x > t).to(x.dtype) - (x < -t).to(x.dtype)
     else:
         code = torch.sign(torch.nn.functional.hardshrink(x, t))
+        code = torch.where(code == 0, 0, code)  # no -0
     if has_negative_scale:  # one of the summands is 0
         return with_nan(torch.clamp(code, min=0) * p + torch.clamp(code, max=0) * n, x)
     return with_nan(code * p, x)

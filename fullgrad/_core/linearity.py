@@ -29,8 +29,8 @@ def is_linear(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Ten
     v, *hs = below_transforms(drawn)
     with same_draws():
         values, push = _vjp(outputs, v)
-    cotangents = below_transforms(lambda: [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in values])
-    with same_draws():
+    with same_draws():  # each call of the function begins with the same state
+        cotangents = below_transforms(lambda: [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in values])
         again = torch.func.vjp(push, tuple(cotangents))[1]
     for h in hs:
         with same_draws():  # the function may draw: the same numbers each time

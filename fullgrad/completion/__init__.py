@@ -12,6 +12,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _products,
     _recurrent,
     _reductions,
+    _transformer,
 )
 from fullgrad.completion._completing import completing
 from fullgrad.completion._completing import operators as operators

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from fullgrad._core.autocast import is_autocast
 from fullgrad._dispatch import has_data, innermost
 from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes
 from fullgrad.functions import checkpoint
@@ -55,7 +56,7 @@ def _by_blocks(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
     own_query, own_key, own_value = map(accumulated, (query, key, value))
-    own_query = own_query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    own_query = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     if enable_gqa:
         own_key, own_value = [v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (own_key, own_value)]
     n = query.shape[-2]
@@ -73,7 +74,7 @@ def _by_blocks(
 
 def _lean(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Tensor:
     """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
-    if torch.is_autocast_enabled(query.device.type):
+    if is_autocast(query.device.type):
         return NotImplemented
     is_large = query.shape[-2] > _WHOLE and has_data(innermost(query))
     return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
@@ -96,7 +97,7 @@ def _attention_on_cpu(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     own_query, own_key, own_value = map(accumulated, (query, key, value))
-    scaled = own_query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scaled = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
     return (_safe(scores) @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
 

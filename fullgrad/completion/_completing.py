@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
-from fullgrad._dispatch import compile_again, forward_mode_is_on, set_graph_cache, torch_kernel, transforms_active
-from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_SECOND, Completed
+from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, set_graph_cache, torch_kernel, transforms_active
+from fullgrad.completion._checks import check_arguments
+from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_SECOND, Completed
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -53,6 +55,7 @@ class completing(contextlib.ContextDecorator):  # a function to its users
 
     Raises:
         NotImplementedError: torch is too old for it, and lacks ``torch.library.get_kernel``.
+        TypeError: It decorates a generator or a coroutine, which would run outside.
         RuntimeError: Inside, running statistics of a norm that are not batched get those of a batch, as in torch.
 
     Example:
@@ -68,11 +71,17 @@ class completing(contextlib.ContextDecorator):  # a function to its users
     Source: the formulas of each operator's documentation; https://github.com/pytorch/pytorch/issues/198017.
     """
 
+    def __call__(self, function: Any) -> Any:
+        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_one(function) for is_one in kinds):
+            raise TypeError("completing decorates functions that return when they are called; open it inside of a generator.")
+        return super().__call__(function)
+
     def __enter__(self) -> None:
         with _lock:
             if not _state.count:
                 _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
-                compile_again([*_overloads().values()])
+                compile_again([*_overloads().values(), *_in_place().values()])
             _state.count += 1
 
     def __exit__(self, *_: object) -> None:
@@ -82,7 +91,7 @@ class completing(contextlib.ContextDecorator):  # a function to its users
                 _state.library._destroy()
                 _state.library = None
                 set_graph_cache(_state.graph_cache)
-                compile_again([*_overloads().values()])
+                compile_again([*_overloads().values(), *_in_place().values()])
 
 
 def operators() -> dict[str, str]:
@@ -117,41 +126,75 @@ def _installed() -> torch.library.Library:
             own = COMPLETED[name]
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
-                library.impl(name, _kernel(torch_kernel(op, key), own, backend), key, with_keyset=True)
+                library.impl(name, _kernel(op, torch_kernel(op, key), own, backend), key, with_keyset=True)
             if own.batched:
-                library.impl(name, functools.partial(_batched, name, own.formula), "FuncTorchBatched")
+                library.impl(
+                    name, _mathematics(op, own.formula, functools.partial(_refuse, name)), "FuncTorchBatched", with_keyset=True
+                )
             if own.lean is not None:
-                library.impl(name, _or_torch(own.lean, torch_kernel(op, _FRONT)), _FRONT, with_keyset=True)
+                library.impl(name, _mathematics(op, own.lean, torch_kernel(op, _FRONT)), _FRONT, with_keyset=True)
+        for name, op in _in_place().items():
+            for backend in _BACKENDS:
+                key = f"Autograd{backend}"
+                library.impl(op, _kernel_in_place(op, torch_kernel(op, key), COMPLETED[name]), key, with_keyset=True)
     return library
 
 
-def _batched(name: str, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    found = formula(*args, **kwargs)
-    if found is NotImplemented:
-        raise NotImplementedError(f"aten::{name} cannot be batched with these arguments.")
+def _in_place() -> dict[str, Any]:
+    """The operators that change their first argument, by the name of what they compute."""
+    found: dict[str, Any] = {}
+    for name, op in _overloads().items():
+        packet, _, overload = name.partition(".")
+        other = getattr(getattr(torch.ops.aten, f"{packet}_", None), overload or "default", None)
+        if other is not None and len(op._schema.arguments) == len(other._schema.arguments):
+            found[name] = other
     return found
 
 
-def _or_torch(formula: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse(name: str, *_: Any, **__: Any) -> Any:
+    raise NotImplementedError(f"aten::{name} cannot be batched with these arguments.")
+
+
+def _mathematics(op: Any, formula: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel of a formula, with torch's own checks of arguments; torch's kernel where that is for other arguments."""
+
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        check_arguments(op, args, kwargs)
         found = formula(*args, **kwargs)
         return original(keys, *args, **kwargs) if found is NotImplemented else found
 
     return kernel
 
 
-def _kernel(original: Callable[..., Any], own: Completed, backend: str) -> Callable[..., Any]:
-    has_second = own.lacks != NO_SECOND and not (own.lacks == NO_BATCH and backend == "CUDA")
-    mathematics = _or_torch(own.formula, original)
+def _kernel_in_place(op: Any, original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
+    mathematics = _mathematics(op, own.formula, lambda *_, **__: NotImplemented)
+
+    def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_on = transforms_active() or forward_mode_is_on()
+        y = mathematics(keys, x.clone(), *args, **kwargs) if is_on else NotImplemented
+        return original(keys, x, *args, **kwargs) if y is NotImplemented else x.copy_(y)
+
+    return kernel
+
+
+def _kernel(op: Any, original: Callable[..., Any], own: Completed, backend: str) -> Callable[..., Any]:
+    has_second = own.lacks not in (NO_SECOND, NO_DERIVATIVE) and not (own.lacks == NO_BATCH and backend == "CUDA")
+    mathematics = _mathematics(op, own.formula, original)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if transforms_active() or forward_mode_is_on():
             return mathematics(keys, *args, **kwargs)
         if has_second or not torch.is_grad_enabled() or getattr(_inside, "is_on", False):
             return original(keys, *args, **kwargs)
+        if own.lacks == NO_DERIVATIVE:
+            return mathematics(keys, *args, **kwargs) if _requires_grad(args, kwargs) else original(keys, *args, **kwargs)
         return _with_second_derivative(functools.partial(original, keys), own, args, kwargs)
 
     return kernel
+
+
+def _requires_grad(*args: Any) -> bool:
+    return any(isinstance(v, Tensor) and v.requires_grad for v in pytree.tree_leaves(args))
 
 
 def _with_second_derivative(original: Callable[..., Any], own: Completed, args: Any, kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
     if p == 1:
         return size.sum(-1)
     if p == math.inf:
-        return size.amax(-1)
+        return size.amax(-1) if size.shape[-1] else size.sum(-1)
     size = size * size if p == 2 else torch.where(size == 0, 0, torch.where(size == 0, 1, size).pow(p))
     total = size.sum(-1)
     return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))

@@ -44,6 +44,8 @@ def _multi_margin_loss(
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     shape, x, target = target.shape, torch.atleast_1d(x), torch.atleast_1d(target)
     classes = torch.arange(x.shape[-1], device=x.device)
+    places = torch.arange(-1, x.shape[-1], device=x.device)
+    target = places.gather(0, target.reshape(-1) + 1).reshape(target.shape)  # torch refuses what is out of range
     counts = (target < 0).long().cumsum(-1) == 0  # the labels before the first negative one
     labels = torch.where(counts, target, 0)
     is_label = ((labels.unsqueeze(-1) == classes) & counts.unsqueeze(-1)).any(-2)

@@ -21,14 +21,16 @@ def _hardsigmoid(x: Tensor) -> Tensor:
 
 @completes("logaddexp", "it is NaN where both are -inf")
 def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    most = torch.maximum(a, b).detach()
-    most = torch.where(most.isinf(), 0, most)
-    total = torch.exp(a - most) + torch.exp(b - most)
-    return torch.where(total == 0, -torch.inf, most + torch.where(total == 0, 1, total).log())
+    is_equal = a.isinf() & (a == b)  # whose difference is no number
+    high, low = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
+    y = high + torch.log1p(torch.exp(torch.where(is_equal, 0, low - high)))
+    return torch.where(is_equal, a.detach(), y)
 
 
 @completes("mvlgamma", NO_FORWARD, batched=True)
 def _mvlgamma(x: Tensor, p: int) -> Tensor:
+    if p < 1:
+        raise RuntimeError(f"mvlgamma: `p` must be at least 1, got {p}.")
     own = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     steps = torch.arange(p, dtype=own.dtype, device=x.device) / 2
     return torch.lgamma(own.unsqueeze(-1) - steps).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)

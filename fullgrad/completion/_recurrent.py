@@ -1,17 +1,20 @@
 """Recurrent networks, step by step: a step's formulas, and the walk through layers, directions and time."""
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad.completion._registry import NO_BATCH, completes
+from fullgrad._dispatch import innermost
+from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, completes
 
 # A step takes the input's part of the gates, the states, and the weights and biases of the states.
 State = tuple[Tensor, ...]
-Step = Callable[[Tensor, State, Sequence[Tensor]], State]
+Step = Callable[..., State]
 
 
 def _linear(x: Tensor, parameters: Sequence[Tensor], of: int) -> Tensor:
@@ -42,56 +45,114 @@ def _relu_step(given: Tensor, state: State, parameters: Sequence[Tensor]) -> Sta
     return (torch.relu(given + _linear(state[0], parameters, 1)),)
 
 
-def _walked(
-    step: Step,
-    x: Tensor,
-    states: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """The outputs of all steps, and the last states, of each layer and direction in turn."""
-    directions = 2 if bidirectional else 1
-    has_projection = len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
-    count = (4 if has_biases else 2) + has_projection
-    x = x.transpose(0, 1) if batch_first else x
-    last: list[State] = []
-    for layer in range(num_layers):
-        outputs = []
-        for direction in range(directions):
-            k = layer * directions + direction
-            own, state = parameters[k * count : (k + 1) * count], tuple([s[k] for s in states])
-            given, found = _linear(x, own, 0).unbind(0), []
-            for part in reversed(given) if direction else given:
-                state = step(part, state, own)
-                found.append(state[0])
-            outputs.append(torch.stack(found[::-1] if direction else found))
-            last.append(state)
-        x = torch.cat(outputs, -1)
-        if train and dropout and layer < num_layers - 1:
-            x = functional.dropout(x, dropout)
-    return (x.transpose(0, 1) if batch_first else x), *[torch.stack(parts) for parts in zip(*last, strict=True)]
+class _Walk(NamedTuple):
+    """The layers and directions of a network."""
+
+    step: Step
+    parameters: Sequence[Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+    def __call__(self, x: Tensor, states: Sequence[Tensor], run: Callable[..., Any]) -> tuple[Tensor, ...]:
+        """The outputs of all steps and the last states of each layer and direction; ``run`` takes one of them through time."""
+        directions = 2 if self.bidirectional else 1
+        has_projection = len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+        count = (4 if self.has_biases else 2) + has_projection
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                k = layer * directions + direction
+                own = self.parameters[k * count : (k + 1) * count]
+                step = functools.partial(self.step, parameters=own)
+                y, state = run(step, _linear(x, own, 0), tuple([s[k] for s in states]), bool(direction))
+                outputs.append(y)
+                last.append(state)
+            x = torch.cat(outputs, -1)
+            if self.train and self.dropout and layer < self.num_layers - 1:
+                x = functional.dropout(x, self.dropout)
+        return x, *[torch.stack(parts) for parts in zip(*last, strict=True)]
+
+
+def _through_time(step: Any, given: Tensor, state: State, is_reversed: bool) -> tuple[Tensor, State]:
+    found: list[Tensor] = []
+    for part in reversed(given.unbind(0)) if is_reversed else given.unbind(0):
+        state = step(part, state)
+        found.append(state[0])
+    return torch.stack(found[::-1] if is_reversed else found), state
+
+
+def _of_one_length(step: Step, x: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+    *options, batch_first = args
+    y, *last = _Walk(step, *options)(x.transpose(0, 1) if batch_first else x, states, _through_time)
+    return (y.transpose(0, 1) if batch_first else y), *last
+
+
+def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+    """Sequences of several lengths: the longest come first, and each step has those that have not ended."""
+    sizes: list[int] = innermost(batch_sizes).tolist()
+
+    def run(step: Any, given: Tensor, first: State, is_reversed: bool) -> tuple[Tensor, State]:
+        parts, found, ended = given.split(sizes), [], []
+        state = tuple([s[: sizes[-1 if is_reversed else 0]] for s in first])
+        for part in reversed(parts) if is_reversed else parts:
+            before, now = state[0].shape[0], part.shape[0]
+            if now > before:  # sequences that end here are the first to be read from their end
+                state = tuple([torch.cat([s, f[before:now]]) for s, f in zip(state, first, strict=True)])
+            elif now < before:
+                ended.append(tuple([s[now:] for s in state]))
+                state = tuple([s[:now] for s in state])
+            state = step(part, state)
+            found.append(state[0])
+        last = tuple([torch.cat(every) for every in zip(state, *reversed(ended), strict=True)])
+        return torch.cat(found[::-1] if is_reversed else found), last
+
+    return _Walk(step, *args)(x, states, run)
 
 
 @completes("lstm.input", NO_BATCH, batched=True)
 def _lstm(x: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
-    return _walked(_lstm_step, x, states, *args)
+    return _of_one_length(_lstm_step, x, states, *args)
 
 
-@completes("gru.input", NO_BATCH, batched=True)
-def _gru(x: Tensor, state: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return _walked(_gru_step, x, (state,), *args)
+@completes("lstm.data", NO_BATCH, batched=True)
+def _lstm_packed(x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+    return _packed(_lstm_step, x, batch_sizes, states, *args)
 
 
-@completes("rnn_tanh.input", NO_BATCH, batched=True)
-def _rnn_tanh(x: Tensor, state: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return _walked(_tanh_step, x, (state,), *args)
+def _completes_one_state(name: str, step: Step) -> None:
+    completes(f"{name}.input", NO_BATCH, batched=True)(lambda x, state, *args: _of_one_length(step, x, (state,), *args))
+    completes(f"{name}.data", NO_BATCH, batched=True)(lambda x, sizes, state, *args: _packed(step, x, sizes, (state,), *args))
 
 
-@completes("rnn_relu.input", NO_BATCH, batched=True)
-def _rnn_relu(x: Tensor, state: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return _walked(_relu_step, x, (state,), *args)
+_completes_one_state("gru", _gru_step)
+_completes_one_state("rnn_tanh", _tanh_step)
+_completes_one_state("rnn_relu", _relu_step)
+
+
+@completes("_pack_padded_sequence", NO_FORWARD, batched=True)
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    counts: list[int] = innermost(lengths).tolist()
+    if any(a < b for a, b in itertools.pairwise(counts)) or min(counts) <= 0 or len(counts) != x.shape[0 if batch_first else 1]:
+        return NotImplemented  # torch has the words
+    steps = x.unbind(1 if batch_first else 0)
+    sizes = [sum(n > t for n in counts) for t in range(counts[0])]
+    return torch.cat([step[:n] for step, n in zip(steps, sizes, strict=False)]), torch.tensor(sizes)
+
+
+@completes("_pad_packed_sequence", NO_BATCH, batched=True)
+def _pad(x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> tuple[Tensor, Tensor]:
+    sizes: list[int] = innermost(batch_sizes).tolist()
+    if 0 < total_length < len(sizes):
+        return NotImplemented
+    steps = [_filled(part, sizes[0], padding_value) for part in x.split(sizes)]
+    steps += [torch.full_like(steps[0], padding_value)] * (total_length - len(sizes))
+    return torch.stack(steps, 1 if batch_first else 0), torch.tensor([sum(n > i for n in sizes) for i in range(sizes[0])])
+
+
+def _filled(part: Tensor, count: int, value: float) -> Tensor:
+    rest = torch.full((count - part.shape[0], *part.shape[1:]), value, dtype=part.dtype, device=part.device)
+    return torch.cat([part, rest])

@@ -11,13 +11,19 @@ from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
     """The reduction of ``source[..., chosen[i]]`` with ``own[..., i]``; of nothing it is the latter."""
     counts, every = chosen.sum(-1), source.unsqueeze(-2)
-    kept = torch.ones_like(chosen[..., :1]) if include_self else counts.unsqueeze(-1) == 0
+    kept = torch.ones_like(counts, dtype=torch.bool).unsqueeze(-1) if include_self else counts.unsqueeze(-1) == 0
     if reduce == "mean":
         total = torch.where(chosen, every, 0).sum(-1) + torch.where(kept.squeeze(-1), own, 0)
         return total / (counts + kept.squeeze(-1)).to(own.dtype)
     neutral, function = {"prod": (1, torch.prod), "amax": (-torch.inf, torch.amax), "amin": (torch.inf, torch.amin)}[reduce]
     parts = torch.cat([torch.where(chosen, every, neutral), torch.where(kept, own.unsqueeze(-1), neutral)], -1)
     return function(parts, -1)
+
+
+def _within(index: Tensor, count: int) -> Tensor:
+    """The index, where torch refuses what is out of range: a comparison would leave it out."""
+    places = torch.arange(count, device=index.device)
+    return places.gather(0, index.reshape(-1)).reshape(index.shape) if count and index.numel() else index
 
 
 @completes("scatter_reduce.two", "forward mode of products is wrong", issue=196702)
@@ -29,7 +35,7 @@ def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
             *map(torch.atleast_1d, (x,)), 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self
         ).reshape(())
     dim = dim % x.ndim
-    x_, index_ = x.movedim(dim, -1), index.movedim(dim, -1)
+    x_, index_ = x.movedim(dim, -1), _within(index, x.shape[dim]).movedim(dim, -1)
     src_ = src.movedim(dim, -1)[tuple([slice(0, n) for n in index_.shape])]
     chosen = index_.unsqueeze(-2) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
     part = x_[tuple([slice(0, n) for n in index_.shape[:-1]])]  # the index may leave the ends of other dimensions out
@@ -37,7 +43,7 @@ def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
     for d in range(x.ndim - 1):
         rest = x_.narrow(d, y.shape[d], x_.shape[d] - y.shape[d])
         y = torch.cat([y, rest[tuple([slice(0, n) if i > d else slice(None) for i, n in enumerate(y.shape)])]], d)
-    return y.movedim(-1, dim)
+    return y.movedim(-1, dim).to(x.dtype)
 
 
 @completes("index_reduce", NO_FORWARD, batched=True)
@@ -46,9 +52,13 @@ def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: st
         y = _index_reduce(x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self)
         return y.reshape(())
     x_, source_ = x.movedim(dim, -1), source.movedim(dim, -1)
-    chosen = index.reshape(1, -1) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
+    if source_.shape != (*x_.shape[:-1], index.numel()):
+        raise RuntimeError(
+            f"index_reduce: `source` must have the shape of `self`, with {index.numel()} along `dim`, got {tuple(source.shape)}."
+        )
+    chosen = _within(index, x.shape[dim]).reshape(1, -1) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
     chosen = chosen.expand(*x_.shape, chosen.shape[-1])
-    return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim)
+    return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim).to(x.dtype)
 
 
 @completes("segment_reduce", NO_SECOND, batched=True)

@@ -1,0 +1,214 @@
+"""Edges at which formulas might differ from torch inside `completing`: bounds, infinities, nothing at all, wrong arguments."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, hessian, jvp, vmap
+
+import fullgrad
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it"),
+]
+X = torch.arange(8.0).reshape(2, 4)
+LONGS = torch.zeros(0, dtype=torch.long)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align", [True, False])
+def test_grids_that_end_on_bounds(padding, align):
+    """The identity's gradient is torch's, with and without a graph: what is clipped has no slope, nor has the bound."""
+    image, weight = [torch.sin(torch.arange(16.0, dtype=torch.float64) * k).reshape(1, 1, 4, 4) for k in (1, 2)]
+
+    def loss(theta):
+        grid = F.affine_grid(theta, (1, 1, 4, 4), align_corners=align)
+        return (F.grid_sample(image, grid, align_corners=align, padding_mode=padding) * weight).sum()
+
+    theta = torch.eye(2, 3, dtype=torch.float64)[None]
+    expected = grad(loss)(theta)
+    with fullgrad.completing():
+        leaf = theta.clone().requires_grad_()
+        for found in (
+            grad(loss)(theta),
+            *[torch.autograd.grad(loss(leaf), leaf, create_graph=graph)[0] for graph in (True, False)],
+        ):
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_grids_that_are_no_numbers(mode, value):
+    """They are outside; NaN stays NaN between pixels."""
+    f = lambda g: F.grid_sample(X.reshape(1, 1, 2, 4), g, mode=mode, align_corners=False)  # noqa: E731
+    with fullgrad.completing():
+        found = vmap(f)(torch.full((1, 1, 1, 1, 2), value))
+    assert found.item() == 0 or (math.isnan(value) and mode == "bilinear" and found.isnan().item())
+
+
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_reductions_of_nothing(reduce, include_self):
+    """An empty index leaves everything as it is."""
+    calls = (
+        lambda x: x.index_reduce(0, LONGS, x[:0], reduce, include_self=include_self),
+        lambda x: x.scatter_reduce(0, LONGS.reshape(0, 1).expand(0, 4), x[:0], reduce, include_self=include_self),
+    )
+    with fullgrad.completing():
+        for f in calls:
+            assert torch.equal(vmap(f)(X[None])[0], X)
+            assert torch.equal(grad(lambda x: f(x).sum())(X), torch.ones(2, 4))  # noqa: B023
+
+
+@pytest.mark.parametrize(("a", "b"), [(math.inf, 1.0), (1.0, math.inf), (math.inf, -math.inf), (-math.inf, -2.0), (3.0, 3.0)])
+def test_infinite_logarithms(a, b):
+    """Sums of exponentials with an infinite one have torch's gradients, and second derivatives of 0."""
+    x = torch.tensor([a, b], dtype=torch.float64)
+    f = lambda x: torch.logaddexp(x[0], x[1])  # noqa: E731
+    expected = grad(f)(x)
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(f)(x), expected)
+        if math.isinf(a) or math.isinf(b):
+            assert torch.equal(hessian(f)(x), torch.zeros(2, 2, dtype=torch.float64))
+
+
+WRONG_ARGUMENTS = {
+    "another normalized shape": (lambda x: F.layer_norm(x, (7,)), X),
+    "a weight of one": (lambda x: nn.LayerNorm(1)(x), X),
+    "a matrix that is not square": (torch.linalg.det, X),
+    "an odd size": (lambda x: F.glu(x[:, :3]), X),
+    "an index beyond": (lambda x: x.scatter_reduce(0, torch.full((1, 4), 9), x[:1], "prod"), X),
+    "an index below": (lambda x: x.index_reduce(0, torch.tensor([-1]), x[:1], "amax"), X),
+    "a source that is too short": (lambda x: x.index_reduce(0, torch.tensor([0, 1]), x[:1], "prod"), X),
+    "a row below": (lambda x: F.embedding_bag(torch.tensor([[-1, 1]]), x, mode="mean"), X),
+    "a bag beyond": (lambda x: F.embedding_bag(torch.tensor([0]), x, torch.tensor([0, 3])), X),
+    "a first bag that does not begin at 0": (lambda x: F.embedding_bag(torch.tensor([0, 1]), x, torch.tensor([1, 2])), X),
+    "a label below": (lambda x: F.multilabel_margin_loss(x[0], torch.tensor([-2, 0, 1, -1])), X),
+    "a negative norm": (lambda x: torch.cdist(x, x, p=-1), X),
+    "a threshold of 0": (lambda x: F.huber_loss(x, x + 1, delta=0), X),
+    "no factor": (lambda x: torch.mvlgamma(x + 9, 0), X),
+    "two dtypes": (lambda x: F.grid_sample(x.reshape(1, 1, 2, 4).double(), torch.zeros(1, 1, 1, 2), align_corners=True), X),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_what_torch_refuses_is_refused(name):
+    """Also under a transform, where a formula might compute a number."""
+    f, x = WRONG_ARGUMENTS[name]
+    with fullgrad.completing():
+        for run in (grad(lambda x: f(x).sum()), lambda x: jvp(f, (x,), (x,))):
+            with pytest.raises((RuntimeError, IndexError, ValueError)):
+                run(x)
+
+
+def test_nothing_to_attend_to():
+    """Queries without numbers, rows of distances without columns, bags without rows, and no data."""
+    q = torch.empty(1, 2, 3, 0)
+    with fullgrad.completing():
+        value = grad(lambda v: F.scaled_dot_product_attention(q, q, v).sum())(torch.ones(1, 2, 3, 4))
+        torch.testing.assert_close(value, torch.ones(1, 2, 3, 4))
+        assert grad(lambda x: torch.cdist(x, x, p=math.inf).sum())(torch.empty(2, 0)).shape == (2, 0)
+        bags = grad(lambda w: F.embedding_bag(LONGS, w, torch.tensor([0, 0]), mode="max").sum())(X)
+        assert torch.equal(bags, torch.zeros(2, 4))
+        meta = grad(lambda q: F.scaled_dot_product_attention(q, q, q).sum())(torch.empty(1, 2, 5, 4, device="meta"))
+        assert meta.shape == (1, 2, 5, 4)
+
+
+def test_long_attention_is_by_blocks(monkeypatch):
+    """Blocks have the values and derivatives of the whole, with masks, for causal rows, and for groups of queries."""
+    from fullgrad.completion import _attention
+
+    q = torch.sin(torch.arange(2 * 40 * 2, dtype=torch.float64)).reshape(1, 2, 40, 2)
+    mask = torch.cos(torch.arange(1600.0, dtype=torch.float64)).reshape(40, 40)
+    calls = {
+        "plain": lambda q: F.scaled_dot_product_attention(q, q, q),
+        "causal": lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        "mask": lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask * q[0, 0, :, :1]),
+        "bool mask": lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask > 0.9),
+        "groups": lambda q: F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True),
+    }
+    for name, f in calls.items():
+        g = lambda q: f(q).sin().sum()  # noqa: B023, E731
+        found = []
+        with fullgrad.completing():
+            for whole in (1024, 8):
+                monkeypatch.setattr(_attention, "_WHOLE", whole)
+                products = jvp(grad(g), (q,), (q,))[1], grad(lambda q: jvp(g, (q,), (q,))[1])(q)  # noqa: B023
+                leaf = q.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(g(leaf), leaf, create_graph=True)
+                found.append([*products, *torch.autograd.grad((slope * q).sum(), leaf)])
+        torch.testing.assert_close(found[0], found[1], msg=name)
+
+
+def test_operators_in_place():
+    """Those that change their input have the derivatives of those that do not."""
+    x = torch.tensor([0.0, 0.5, 2.0, 0.0])
+    calls = {
+        nn.Hardsigmoid(inplace=True): F.hardsigmoid,
+        lambda x: x.cumprod_(0): lambda x: x.cumprod(0),
+        lambda x: x.scatter_reduce_(0, torch.tensor([0, 0]), x[2:].clone(), "prod"): lambda x: x.scatter_reduce(
+            0, torch.tensor([0, 0]), x[2:], "prod"
+        ),
+        lambda x: x.index_reduce_(0, torch.tensor([0, 0]), x[2:].clone(), "mean"): lambda x: x.index_reduce(
+            0, torch.tensor([0, 0]), x[2:], "mean"
+        ),
+    }
+    with fullgrad.completing():
+        for inside, outside in calls.items():
+            f, g = [lambda x, h=h: (h(x * 1.5) ** 2).sum() for h in (inside, outside)]
+            for nested in (hessian, lambda f: lambda x: jvp(lambda x: jvp(f, (x,), (x.cos(),))[1], (x,), (x.sin() + 1,))[1]):
+                torch.testing.assert_close(nested(f)(x), nested(g)(x))
+
+
+def test_generators_are_not_decorated():
+    """They would run outside of the context."""
+
+    def numbers():
+        yield 1
+
+    async def later():
+        return 1
+
+    for function in (numbers, later):
+        with pytest.raises(TypeError, match="open it inside"):
+            fullgrad.completing()(function)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("mask", [None, torch.tensor([[False, False, True]])])
+def test_the_fast_path_of_an_encoder(norm_first, mask):
+    """Its fused kernel, taken where no parameter needs a gradient, has the derivatives of the layer."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=norm_first).double().eval()
+    x, t = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    run = lambda x: layer(x, src_key_padding_mask=mask)[:, :2].sin().sum()  # noqa: E731
+    ways = {
+        "forward": lambda: jvp(run, (x,), (t,))[1],
+        "forward over forward": lambda: jvp(lambda x: jvp(run, (x,), (t,))[1], (x,), (t,))[1],
+        "forward over reverse": lambda: jvp(grad(run), (x,), (t,))[1],
+    }
+    with fullgrad.completing():
+        expected = {name: way() for name, way in ways.items()}
+        layer.requires_grad_(False)
+        for name, way in ways.items():
+            torch.testing.assert_close(way(), expected[name], msg=name)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_gradients_of_samples_by_the_parameters_of_networks(kind):
+    """torch adds batched numbers in place to those of parameters, which `vmap` refuses."""
+    torch.manual_seed(0)
+    network, batch = kind(2, 3, 2, bidirectional=True, batch_first=True).double(), torch.randn(3, 1, 4, 2, dtype=torch.float64)
+    parameters = dict(network.named_parameters())
+
+    def loss(parameters, x):
+        return functional_call(network, parameters, (x,))[0].sin().sum()
+
+    with fullgrad.completing():
+        found = vmap(grad(loss), (None, 0))(parameters, batch)
+        for i, x in enumerate(batch):
+            expected = torch.autograd.grad(loss(parameters, x), list(parameters.values()))
+            torch.testing.assert_close([g[i] for g in found.values()], list(expected))

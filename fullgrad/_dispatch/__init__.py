@@ -66,6 +66,7 @@ from fullgrad._dispatch.torch_private import (
     is_wrapper_subclass,
     level_of,
     mark_for_dynamo,
+    operator_database,
     outside_dynamo,
     outside_dynamo_later,
     outside_legacy_vmap,

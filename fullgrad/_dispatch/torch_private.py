@@ -712,6 +712,13 @@ def torch_formula(op: Any) -> Callable[..., Any]:
     return torch._decomp.decomposition_table[op]
 
 
+def operator_database() -> list[Any]:
+    """torch's descriptions of its operators with samples of their inputs (OpInfo), which its own tests use."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db
+
+
 def compile_again(changed: Sequence[Any]) -> None:
     """Forget compiled code, and the kernels that torch found for operators while it traced, as they are other ones now."""
     for op in changed:

@@ -44,6 +44,28 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
+def issues() -> dict[str, int]:
+    """torch's public issues, by the name of an operator."""
+    return {
+        "cdist": 83510,
+        "cholesky_inverse": 198017,
+        "cholesky_solve": 196694,
+        "cumprod": 196701,
+        "linalg.det": 196696,
+        "linalg.householder_product": 196698,
+        "linalg.slogdet": 196697,
+        "linalg.solve": 192540,
+        "linalg.solve_ex": 192540,
+        "logdet": 196697,
+        "nn.functional.batch_norm": 196699,
+        "nn.functional.grid_sample": 34704,
+        "nn.functional.instance_norm": 196699,
+        "nn.functional.layer_norm": 196700,
+        "nn.functional.scaled_dot_product_attention": 116350,
+        "scatter_reduce.prod": 196702,
+    }
+
+
 def measured(op: Any, count: int) -> Found:
     """The first ``count`` samples of an operator that can be judged."""
     found, seen = Found(0, {}, {}), 0

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import fullgrad
 from fullgrad._suite.cli import main
 from fullgrad.audit import audit, audit_source
 from fullgrad.audit._probe import PROBES, probe
+from fullgrad.audit._torch import _OPERATOR, torch_operators
 
 
 def function(forward, backward, setup="", extra=""):
@@ -203,3 +205,30 @@ def test_probes_run_what_was_found(tmp_path):
     assert probe(finding) == {"not run": "it draws random numbers"}
     file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
     assert "RuntimeError: this runs" in probe(finding)["not run"]
+
+
+def test_operators_of_torch(tmp_path, capsys):
+    """Calls of torch's operators that lack derivatives are named, by what torch lacks; other code with such names is not."""
+    code = """
+from torch.nn import LayerNorm as Norm, functional as F
+import torch, torch.nn as nn
+norm, other = Norm(3), nn.LayerNorm(3)
+y = F.grid_sample(x, g) + torch.linalg.det(a) + sympy.det(a) + F.relu(x)
+"""
+    (tmp_path / "model.py").write_text(code)
+    (tmp_path / "broken.py").write_text("def")
+    found = torch_operators([str(tmp_path)])
+    assert {name: [p.rpartition(":")[2] for p in places] for name, (_, places) in found.items()} == {
+        "LayerNorm": ["4", "4"],
+        "grid_sample": ["5"],
+        "det": ["5"],
+    }
+    assert main(["audit", str(tmp_path / "model.py")]) == 0
+    told = capsys.readouterr().out
+    assert "forward mode, differentiated again, is wrong" in told
+    assert "LayerNorm (" in told
+
+
+def test_operators_of_torch_have_names():
+    """Those of the table are completed ones."""
+    assert {f"aten::{name}" for name in _OPERATOR.values()} <= set(fullgrad.completion.operators())

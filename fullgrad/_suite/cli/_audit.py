@@ -9,6 +9,7 @@ from typing import Any
 from fullgrad._suite.cli._errors import UsageError, extra
 from fullgrad.audit import Finding, audit
 from fullgrad.audit._probe import PROBES, probe
+from fullgrad.audit._torch import torch_operators
 
 
 def register(commands: Any) -> None:
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(told, indent=1))
     else:
         _print(found, probed)
+        _print_torch(torch_operators(options.targets))
     return int(bool(found))
 
 
@@ -54,6 +56,15 @@ def _print(found: list[Finding], probed: dict[int, dict[str, str]]) -> None:
         console.print(_probes(found, probed, table_module))
     counts = Counter(finding.kind for finding in found)
     console.print(", ".join(f"{kind}: {number}" for kind, number in counts.most_common()))
+
+
+def _print_torch(found: dict[str, tuple[str, list[str]]]) -> None:
+    """A line for each of torch's own operators, which are no findings: they are right inside `completing`."""
+    if found:
+        print("\nof torch, right inside of fullgrad.completing():")
+    for name, (lacks, places) in found.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        print(f"{name} ({places[0]}{more}): {lacks}")
 
 
 def _probes(found: list[Finding], probed: dict[int, dict[str, str]], table_module: Any) -> Any:

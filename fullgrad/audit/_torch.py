@@ -1,0 +1,77 @@
+"""torch's own operators whose derivatives are wrong or missing, where a source calls them by a name of torch."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from fullgrad.audit._sources import sources
+from fullgrad.completion import operators
+
+# What people call, by the operator that it comes to.
+_CALLS = {
+    "native_layer_norm": "layer_norm LayerNorm TransformerEncoderLayer TransformerDecoderLayer Transformer",
+    "native_group_norm": "group_norm GroupNorm",
+    "native_batch_norm": (
+        "batch_norm BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm instance_norm InstanceNorm1d InstanceNorm2d InstanceNorm3d"
+    ),
+    "scaled_dot_product_attention": "scaled_dot_product_attention MultiheadAttention",
+    "_linalg_det": "det logdet",
+    "_linalg_slogdet": "slogdet",
+    "_linalg_solve_ex": "solve solve_ex tensorsolve",
+    "cholesky_inverse": "cholesky_inverse",
+    "cholesky_solve": "cholesky_solve",
+    "linalg_householder_product": "householder_product",
+    "ormqr": "ormqr",
+    "cumprod": "cumprod",
+    "glu": "glu GLU",
+    "hardsigmoid": "hardsigmoid Hardsigmoid",
+    "huber_loss": "huber_loss HuberLoss",
+    "soft_margin_loss": "soft_margin_loss SoftMarginLoss",
+    "multi_margin_loss": "multi_margin_loss MultiMarginLoss",
+    "multilabel_margin_loss_forward": "multilabel_margin_loss MultiLabelMarginLoss",
+    "_cdist_forward": "cdist",
+    "_pdist_forward": "pdist",
+    "grid_sampler_2d": "grid_sample",
+    "_embedding_bag": "embedding_bag EmbeddingBag",
+    "scatter_reduce.two": "scatter_reduce",
+    "index_reduce": "index_reduce",
+    "segment_reduce": "segment_reduce",
+    "lstm.input": "LSTM GRU RNN",
+}
+_OPERATOR = {name: operator for operator, names in _CALLS.items() for name in names.split()}
+_OWNERS = {"torch", "nn", "F", "functional", "linalg"}
+
+
+def torch_operators(targets: Iterable[str]) -> dict[str, tuple[str, list[str]]]:
+    """The names under which sources call such operators, with what torch lacks and the places. Nothing is imported or run."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    lacking = operators()
+    for target in targets:
+        for path, label in sources(target):
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+            except SyntaxError:
+                continue
+            for name, line in _calls(tree):
+                lacks = lacking.get(f"aten::{_OPERATOR[name]}")
+                if lacks is not None:
+                    found.setdefault(name, (lacks, []))[1].append(f"{label}:{line}")
+    return found
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    imported = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function, name = node.func, None
+        if isinstance(function, ast.Name):
+            name = imported.get(function.id)
+        elif isinstance(function, ast.Attribute) and ast.unparse(function.value).rpartition(".")[2] in _OWNERS:
+            name = function.attr
+        if name in _OPERATOR:
+            yield str(name), node.lineno

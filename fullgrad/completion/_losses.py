@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -19,7 +19,7 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
 
 @completes("soft_margin_loss", NO_SECOND)
 def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
-    return _reduced(torch.log1p(torch.exp(-target * x)), reduction)
+    return _reduced(torch.log1p(torch.exp(accumulated(-target * x))).to(x.dtype), reduction)
 
 
 def _taken(x: Tensor, target: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from fullgrad.completion import (  # noqa: F401  each enters its operators
     _attention,
+    _batches,
     _distances,
     _embedding_bag,
     _grid_sample,

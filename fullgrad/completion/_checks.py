@@ -17,7 +17,10 @@ _IN_PYTHON = {
     getattr(getattr(torch.ops.aten, name), overload)
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
     for overload in ("input", "data")
-} | {torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default}
+} | {
+    getattr(torch.ops.aten, name).default
+    for name in ("_pack_padded_sequence", "_pad_packed_sequence", "_local_scalar_dense", "is_nonzero")
+}
 _passed: dict[Any, None] = {}
 _lock = threading.Lock()
 

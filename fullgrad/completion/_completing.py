@@ -15,7 +15,7 @@ from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, set_graph_cache, torch_kernel, transforms_active
 from fullgrad.completion._checks import check_arguments
-from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_SECOND, Completed
+from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_SECOND, NO_VMAP, Completed
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -124,7 +124,7 @@ def _installed() -> torch.library.Library:
         warnings.simplefilter("ignore")  # of kernels that are overridden, as they are to be
         for name, op in _overloads().items():
             own = COMPLETED[name]
-            for backend in _BACKENDS:
+            for backend in _BACKENDS if own.lacks != NO_VMAP else ():
                 key = f"Autograd{backend}"
                 library.impl(name, _kernel(op, torch_kernel(op, key), own, backend), key, with_keyset=True)
             if own.batched:

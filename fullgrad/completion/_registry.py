@@ -13,6 +13,7 @@ WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
+NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 

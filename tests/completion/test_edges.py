@@ -212,3 +212,23 @@ def test_gradients_of_samples_by_the_parameters_of_networks(kind):
         for i, x in enumerate(batch):
             expected = torch.autograd.grad(loss(parameters, x), list(parameters.values()))
             torch.testing.assert_close([g[i] for g in found.values()], list(expected))
+
+
+def test_conditions_of_a_batch():
+    """A condition in Python on which all samples agree is theirs; one on which they do not is an error."""
+
+    def f(x):
+        return x.sin() if torch.any(x > 0) else x
+
+    def loss(x, v):
+        return F.gaussian_nll_loss(x, x.cos(), v)
+
+    x, v = torch.rand(3, 2) + 0.1, torch.rand(3, 2) + 0.1
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(grad(lambda x: f(x).sum()))(x), x.cos())
+        with pytest.raises(RuntimeError, match="have several numbers"):
+            vmap(f)(torch.tensor([1.0, -1.0]))
+        found = vmap(grad(loss))(x, v)
+        torch.testing.assert_close(found, torch.stack([grad(loss)(a, b) for a, b in zip(x, v, strict=True)]))
+        rows = vmap(lambda x: torch.unbind_copy(x)[1])(x)
+        assert torch.equal(rows, x[:, 1])

@@ -50,12 +50,15 @@ class completing(contextlib.ContextDecorator):  # a function to its users
     holds for the whole process, in all threads, until the last one that entered it has left it. Code that was compiled before is
     compiled again. Saved, under transforms: what the plain operations save.
 
+    Args:
+        function: A function to decorate; without it this is a context, and a decorator when it is called.
+
     Returns:
-        The context.
+        The context, or the function inside of it.
 
     Raises:
         NotImplementedError: torch is too old for it, and lacks ``torch.library.get_kernel``.
-        TypeError: It decorates a generator or a coroutine, which would run outside.
+        TypeError: ``function`` is not callable, or a generator or a coroutine, which would run outside.
         RuntimeError: Inside, running statistics of a norm that are not batched get those of a batch, as in torch.
 
     Example:
@@ -67,9 +70,18 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         tensor(-0.0185)
         >>> torch.func.hessian(f)(x) @ t @ t
         tensor(-0.0185)
+        >>> hvp = fullgrad.completing(lambda x, t: torch.func.jvp(torch.func.grad(f), (x,), (t,))[1])
+        >>> hvp(x, t) @ t
+        tensor(-0.0185)
 
     Source: the formulas of each operator's documentation; https://github.com/pytorch/pytorch/issues/198017.
     """
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        if function is not None and not callable(function):
+            raise TypeError(f"completing: `function` must be callable, got a value of type {type(function).__name__}.")
+        context = super().__new__(cls)
+        return context if function is None else context(function)
 
     def __call__(self, function: Any) -> Any:
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)

@@ -302,6 +302,9 @@ def test_torch_is_as_before_afterwards():
         assert not wrong_by_torch()
     assert wrong_by_torch() == before
     assert not fullgrad.completing()(wrong_by_torch)()
+    assert not fullgrad.completing(wrong_by_torch)()
+    with pytest.raises(TypeError, match="`function` must be callable, got a value of type int"):
+        fullgrad.completing(3)
     assert wrong_by_torch() == before
 
 
@@ -495,3 +498,65 @@ def test_the_page_has_every_operator():
     page = (Path(__file__).parents[2] / "docs" / "completing.md").read_text()
     for name, lacks in fullgrad.completion.operators().items():
         assert f"| `{name.removeprefix('aten::')}` | {lacks} |" in page
+
+
+def test_laplacian():
+    """Of a physics-informed network, at a batch of points: by tangents of tangents, by the Hessian, and by differences."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1)).double()
+    u, points, directions = lambda x: network(x).squeeze(-1), seeded(3, 2), torch.eye(2, dtype=torch.float64)
+
+    def by_tangents(x):
+        return sum(jvp(lambda x, e=e: jvp(u, (x,), (e,))[1], (x,), (e,))[1] for e in directions)
+
+    def by_differences(x, h=1e-4):
+        return sum((u(x + h * e) - 2 * u(x) + u(x - h * e)) / h**2 for e in directions)
+
+    with fullgrad.completing():
+        found = vmap(by_tangents)(points)
+        torch.testing.assert_close(found, vmap(lambda x: hessian(u)(x).trace())(points))
+        by_parameters = grad(lambda p: functional_call(network, p, (points,)).sum())(dict(network.named_parameters()))
+        assert by_parameters.keys() == dict(network.named_parameters()).keys()
+    torch.testing.assert_close(found, by_differences(points), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long
+def test_memory_of_attention():
+    """Second derivatives at many queries take at most 8 times the memory of inputs and outputs, in every nesting."""
+    n, d = 2048, 64
+    x, t = [tuple(torch.randn(3, 1, 1, n, d, generator=torch.Generator().manual_seed(k)).unbind()) for k in range(2)]
+
+    def f(*x):
+        return F.scaled_dot_product_attention(*x, is_causal=True).sin().sum()
+
+    def slope(*x):
+        return sum((g * v).sum() for g, v in zip(grad(f, (0, 1, 2))(*x), t, strict=True))
+
+    def eager():
+        leaves = [v.clone().requires_grad_() for v in x]
+        slopes = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
+        torch.autograd.grad(sum((a * b).sum() for a, b in zip(slopes, t, strict=True)), leaves)
+
+    ways = {
+        "reverse": lambda: grad(f, (0, 1, 2))(*x),
+        "reverse over reverse": lambda: grad(slope, (0, 1, 2))(*x),
+        "forward over reverse": lambda: jvp(grad(f, (0, 1, 2)), x, t),
+        "reverse over forward": lambda: grad(lambda *x: jvp(f, x, t)[1], (0, 1, 2))(*x),
+        "forward over forward": lambda: jvp(lambda *x: jvp(f, x, t)[1], x, t),
+        "eager": eager,
+    }
+    with fullgrad.completing():
+        for name, way in ways.items():
+            assert peak(way) < 8 * 4 * n * d * 4, name
+
+
+def peak(run):
+    """The most bytes that were held at once beyond those before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most

@@ -237,3 +237,32 @@ def test_errors():
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RuntimeError, match="checkpoint: <lambda> uses a tensor that needs a derivative"):
         fullgrad.checkpoint(lambda x: Own.apply(x, w), X)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_memory_of_the_derivative(order):
+    """While derivatives are computed the numbers of one block are held, though torch.func records every backward."""
+    alive, most = [], []
+
+    def block(x):
+        alive[:] = [r for r in alive if not r.expired()]
+        most.append(len(alive))
+        for _ in range(4):
+            x = torch.sin(x) * 1.5
+            with torch._C.DisableTorchFunction():
+                alive.append(StorageWeakRef(innermost(x).untyped_storage()))
+        return x
+
+    def loss(x, check):
+        for _ in range(8):
+            x = check(block, x)
+        return x.sum()
+
+    def run(check):
+        alive.clear(), most.clear()
+        gradient = grad(lambda x: loss(x, check))
+        _ = gradient(X) if order == 1 else torch.func.jvp(gradient, (X,), (X,))
+        return max(most)
+
+    assert run(lambda f, x: f(x)) >= 7 * 4
+    assert run(fullgrad.checkpoint) < 2 * 4

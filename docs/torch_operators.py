@@ -16,7 +16,7 @@ TABLE = Path(__file__).parent / "data" / "torch-operators.txt"
 
 
 def said(results: dict[str, str]) -> str:
-    """What is wrong, else what raises, in a word."""
+    """Wrong, else raises, else right."""
     return "wrong" if WRONG in results.values() else "raises" if results else "right"
 
 

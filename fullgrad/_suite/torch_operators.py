@@ -27,7 +27,7 @@ _BY_DESIGN = re.compile("running_mean|running statistics")
 
 
 class Found(NamedTuple):
-    """What is wrong or raises, by the way of differentiating: `WRONG`, or the error. Whether there was a sample to judge."""
+    """The samples that were judged, and by the way of differentiating `WRONG` or the error, alone and inside."""
 
     samples: int
     alone: dict[str, str]

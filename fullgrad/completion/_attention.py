@@ -1,6 +1,7 @@
 """Attention: by blocks of queries that are computed again where a derivative is, so that no numbers of all pairs are kept."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,17 +73,17 @@ def _by_blocks(
     return torch.cat(found, -2).to(query.dtype)
 
 
-def _lean(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Tensor:
+def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
     if is_autocast(query.device.type):
         return NotImplemented
     is_large = query.shape[-2] > _WHOLE and has_data(innermost(query))
-    return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)  # type: ignore[arg-type]
+    return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)
 
 
 @completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean, issue=116350)
-def _attention(*args: Tensor, **kwargs: object) -> Tensor:
-    return _by_blocks(*args, **kwargs)  # type: ignore[arg-type]
+def _attention(*args: Any, **kwargs: Any) -> Tensor:
+    return _by_blocks(*args, **kwargs)
 
 
 @completes("_scaled_dot_product_flash_attention_for_cpu", NO_SECOND, batched=True, issue=128971)

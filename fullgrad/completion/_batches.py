@@ -1,4 +1,4 @@
-"""What `vmap` lacks alone: numbers that are the same for all samples, and copies of rows."""
+"""Operators that `vmap` alone lacks: numbers that are the same for all samples, and copies of rows."""
 
 import torch
 from torch import Tensor

@@ -73,10 +73,13 @@ def _segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> Any:
-    if indices is not None or (lengths is None and offsets is None):
+    if offsets is not None:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
+    elif lengths is not None:
+        ends = lengths.cumsum(-1)
+        starts = ends - lengths
+    else:
         return NotImplemented
-    ends = lengths.cumsum(-1) if offsets is None else offsets[..., 1:]  # type: ignore[union-attr]
-    starts = ends - lengths if offsets is None else offsets[..., :-1]
     axis, place = axis % x.ndim, torch.arange(x.shape[axis], device=x.device)
     chosen = (place >= starts.unsqueeze(-1)) & (place < ends.unsqueeze(-1))
     chosen = chosen.reshape(*chosen.shape, *[1] * (x.ndim - axis - 1))

@@ -64,7 +64,7 @@ def summary(found: dict[str, Found]) -> dict[str, Any]:
 
 
 def says(results: dict[str, str]) -> str:
-    """What is wrong, else what is missing, in one line."""
+    """The ways that are wrong, else those that raise, in one line."""
     wrong, missing = [[w for w, result in results.items() if (result == WRONG) is is_wrong] for is_wrong in (True, False)]
     parts = [f"{what} in {', '.join(ways)}" for what, ways in (("wrong", wrong), ("raises", missing)) if ways]
     return "; ".join(parts) or "right"

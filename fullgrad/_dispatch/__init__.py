@@ -79,7 +79,6 @@ from fullgrad._dispatch.torch_private import (
     sequence_number,
     set_forward_mode,
     set_graph_cache,
-    torch_formula,
     torch_kernel,
     traced_below,
     traced_class,

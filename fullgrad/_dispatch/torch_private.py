@@ -705,13 +705,6 @@ def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     return torch.library.get_kernel(op, key).call_boxed
 
 
-def torch_formula(op: Any) -> Callable[..., Any]:
-    """torch's own decomposition of an operator."""
-    import torch._decomp
-
-    return torch._decomp.decomposition_table[op]
-
-
 def operator_database() -> list[Any]:
     """torch's descriptions of its operators with samples of their inputs (OpInfo), which its own tests use."""
     from torch.testing._internal.common_methods_invocations import op_db

@@ -6,6 +6,7 @@ and :func:`torch.rand_like` without a generator, obey every ``randomness`` of :f
 the in-place samplers. `torch.bernoulli` and its like raise under ``"same"``.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -111,6 +112,25 @@ def gumbel_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Gener
     """
     checks.tensor("gumbel_like", "x", x)
     return _minus_log(exponential_like(x, sample_shape, generator=generator))
+
+
+def normal_like(x: Tensor, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    """Normal noise of mean 0 and variance 1, always finite: the transform of Box and Muller of :func:`uniform_like`.
+
+    Args:
+        x: Whose shape and device the noise has; any dtype.
+        sample_shape: Dimensions in front of those of ``x``.
+        generator: What draws it; None for torch's own.
+
+    Returns:
+        A contiguous tensor without a derivative.
+
+    Raises:
+        TypeError: ``x`` is not a tensor.
+    """
+    checks.tensor("normal_like", "x", x)
+    u, angle = uniform_like(x, (2, *sample_shape), generator=generator).unbind(0)
+    return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * angle)
 
 
 def _minus_log(temporary: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Made:
         # An exported graph holds the value alone.
         if torch.compiler.is_exporting():
             return self.function(*args, **kwargs)
-        return _node[0](self, *pytree.tree_map(lambda v: _NOTHING if v is None else v, (args, kwargs)))
+        return _node[0](self, *pytree.tree_map(lambda v: NOTHING if v is None else v, (args, kwargs)))
 
     def parts(self) -> list[Any]:
         """The functions that it is made of."""
@@ -83,13 +83,18 @@ class _Nothing:
         return 0
 
 
-_NOTHING = _Nothing()
+NOTHING = _Nothing()
 pytree.register_constant(_Nothing)
 
 
-def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def without_nothing(tree: Any) -> Any:
+    """A structure with None again in the places of `NOTHING`."""
     is_nothing = lambda v: isinstance(v, _Nothing)  # noqa: E731
-    args, kwargs = pytree.tree_map(lambda v: None if is_nothing(v) else v, (args, kwargs), is_leaf=is_nothing)
+    return pytree.tree_map(lambda v: None if is_nothing(v) else v, tree, is_leaf=is_nothing)
+
+
+def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args, kwargs = without_nothing((args, kwargs))
     guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
     return function.run(args, kwargs)
 

@@ -1,0 +1,126 @@
+"""`finite_difference`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core import checks
+from fullgrad._core.opmath import cast
+from fullgrad.blackbox._code import Code, point
+from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
+from fullgrad.functions._one_node import one_node
+
+
+def finite_difference(
+    f: Callable[[Tensor], Any],
+    x: Tensor,
+    step: float | None = None,
+    *,
+    vmap_method: str = "sequential",
+    like: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    r"""A function of any code, with central differences as derivative.
+
+    .. math::
+        y = f(x), \qquad \mathrm{jvp}(t) = \frac{f(x + s t) - f(x - s t)}{2 s}, \qquad
+        \mathrm{vjp}(g)_j = \Bigl\langle g, \frac{f(x + h_j e_j) - f(x - h_j e_j)}{2 h_j} \Bigr\rangle
+
+    where s is the largest number that moves no element by more than its step. A tangent takes two calls of f, and a gradient two
+    for each element of x, however many outputs there are: forward mode is the cheaper one, by `torch.func.jvp` or `jacfwd`. The
+    error is of the order :math:`h^2`, and that of rounding of the order :math:`\epsilon / h`. Higher derivatives are differences
+    of differences, each with its own error; for the second, a step of :math:`\epsilon^{1/4}` times the scale of x is better.
+    Saved: ``x``.
+
+    Args:
+        f: A function of one tensor, any code, which gets tensors without a derivative and returns one tensor, array or number, of
+            any shape. It gets float32 in place of half precision. One that draws random numbers gets the same ones at all points
+            of a difference, from torch's generators.
+        x: Any shape; floating.
+        step: The step h, positive; None for :math:`h_j = \epsilon^{1/3} \max(1, |x_j|)` with the precision
+            :math:`\epsilon` of the dtype that f gets.
+        vmap_method: How f is called for a batch, as in :func:`perturbed`; the points of a gradient are one.
+        like: As in :func:`perturbed`.
+
+    Returns:
+        A tensor of the shape of the result of f, and the dtype of ``x``.
+
+    Raises:
+        TypeError: ``f`` is not callable or returns no numbers, ``x`` is not a floating tensor, or ``step`` is not a number.
+        ValueError: ``step`` is not positive, ``vmap_method`` is another string, or a result lacks the dimensions in front.
+        RuntimeError: ``f`` changes its argument in place, or uses another tensor that needs a derivative.
+
+    Example:
+        >>> import numpy, torch, fullgrad.blackbox
+        >>> def f(x):
+        ...     return numpy.array([x[0] * x[1], numpy.sin(x[1])])
+        >>> x = torch.tensor([2.0, 3.0], dtype=torch.float64)
+        >>> torch.func.jacfwd(lambda x: fullgrad.blackbox.finite_difference(lambda x: f(x.numpy()), x))(x)
+        tensor([[ 3.0000,  2.0000],
+                [ 0.0000, -0.9900]], dtype=torch.float64)
+
+    Source: central differences; the step is that of ``scipy.optimize.approx_fprime``'s three-point rule.
+    """
+    return _finite_difference(f, x, step, vmap_method, like)
+
+
+@one_node
+def _finite_difference(
+    f: Callable[[Tensor], Any],
+    x: Tensor,
+    step: float | None,
+    vmap_method: str,
+    like: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    name = "finite_difference"
+    code = Code(name, "f", f, vmap_method, like)
+    wide = point(name, x)
+    if step is not None:
+        checks.positive_number(name, "step", step)
+    return cast(_at(code, wide, step, None), x.dtype)
+
+
+def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None) -> Tensor:
+    """The function at a point, with the derivative of differences, which call this function."""
+    if held is None:
+        y, held = code.first(x.detach())
+    else:
+        y = code.again(x.detach(), [t.detach() for t in held])
+    if not is_differentiated([x]):
+        return y
+
+    def values(points: Tensor, held: Sequence[Tensor]) -> Tensor:
+        return torch.func.vmap(lambda x: _at(code, x, step, held), randomness="same")(points)
+
+    def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
+        x, *held = inputs
+        (g,), n = cotangents, x.numel()
+        if not n:
+            return [torch.zeros_like(x), *[None] * len(held)]
+        moves = torch.diag(_steps(x, step).reshape(-1)).reshape(n, *x.shape)
+        up, down = x + moves, x - moves
+        y = values(torch.cat([up, down]), held)
+        widths = (up - down).detach().reshape(n, n).diagonal()
+        along = ((y[:n] - y[n:]) * g).reshape(n, -1).sum(-1)
+        return [(along / widths).reshape(x.shape), *[None] * len(held)]
+
+    def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
+        x, *held = inputs
+        t = tangents[0]
+        assert t is not None
+        largest = (t.detach().abs() / _steps(x, step)).reshape(-1)
+        largest = largest.amax() if x.numel() else largest.sum()
+        s = torch.where(largest > 0, 1 / largest, 1)
+        y = values(torch.stack([x + s * t, x - s * t]), held)
+        return [(y[0] - y[1]) / (2 * s)]
+
+    return declared(Rule(pull, push), [y], [x, *held])[0]
+
+
+def _steps(x: Tensor, step: float | None) -> Tensor:
+    """The step of each element."""
+    x = x.detach()
+    if step is not None:
+        return torch.full_like(x, step)
+    return torch.finfo(x.dtype).eps ** (1 / 3) * x.abs().clamp(min=1)

@@ -1,0 +1,47 @@
+"""`one_node`: functions that take a function of the user, as one node of compiled code."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from fullgrad._core.records import function_for_graph, function_of
+from fullgrad._dispatch import traced_below
+from fullgrad.functions._made import NOTHING
+from fullgrad.functions._reads import guard
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def one_node(function: F) -> F:
+    """The function of positional arguments, of which compiled code has one node, with names in the places of functions."""
+
+    def run(*args: Any) -> Any:
+        found = [None if isinstance(v, type(NOTHING)) else function_of(v) for v in args]
+        guard(*[v for v in found if callable(v)])
+        return function(*found)
+
+    node = traced_below(run)
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        in_graph = is_dynamo_compiling() and not value_alone()
+        return node[0](*[_for_graph(v) for v in args]) if in_graph else function(*args)
+
+    return called  # pyright: ignore[reportReturnType]
+
+
+def value_alone() -> bool:
+    """Whether a graph is exported, which holds the value alone, of torch code."""
+    return torch.compiler.is_exporting()
+
+
+def _for_graph(value: Any) -> Any:
+    if value is None:
+        return NOTHING
+    if isinstance(value, Tensor) or not callable(value):
+        return value
+    return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns

@@ -1,0 +1,94 @@
+"""`spearman`: one minus Spearman's rank correlation."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fullgrad.losses._rows import checked_rows, quotient, reduced, soft_ranks
+from fullgrad.soft._mode_names import AnyStepMode
+from fullgrad.soft._relaxation import Softness, floating
+from fullgrad.soft.order._numbers import tie_bounds
+from fullgrad.soft.order.methods import RankOrLapSum
+
+
+def spearman(
+    prediction: Tensor,
+    target: Tensor,
+    *,
+    dim: int = -1,
+    softness: Softness = 0.1,
+    mode: AnyStepMode = "smooth",
+    method: RankOrLapSum = "neuralsort",
+    standardize: bool = True,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+) -> Tensor:
+    r"""One minus Spearman's rank correlation, by soft ranks of the prediction.
+
+    .. math::
+        L = 1 - \frac{\sum_i (r_i - \bar r)(q_i - \bar q)}
+        {\sqrt{\sum_i (r_i - \bar r)^2 \sum_i (q_i - \bar q)^2}}, \qquad r = \operatorname{rank}(x), \qquad
+        D_x = \frac{\partial L}{\partial r} \frac{\partial r}{\partial x}
+
+    for each row: 0 where prediction and target have the same order, 2 where it is reversed. The ranks *r* are those of
+    :func:`fullgrad.soft.rank` and the ranks *q* of the target hard; equal targets share the mean of their ranks. As the softness
+    becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the soft loss.
+
+    A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. A row with a
+    NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. At the softness 0.1 the ranks of
+    ``fast_soft_sort`` may be hard, with the derivative 0: take 1. Half precision is computed in float32. Saved: the prediction,
+    and numbers of each element.
+
+    Args:
+        prediction: Any shape; floating, or integer (which gives the default dtype).
+        target: A tensor of the same shape, of any real dtype; it gets no gradient.
+        dim: The dimension along which elements are ranked.
+        softness: How soft the ranks are, as in :func:`fullgrad.soft.rank`: a positive number, or a 0-dimensional tensor, which
+            gets its own gradient.
+        mode: As in :func:`fullgrad.soft.rank`.
+        method: As in :func:`fullgrad.soft.rank`.
+        standardize: Whether the softness is relative to the spread of the row.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows.
+
+    Returns:
+        A number; with ``"none"`` a tensor of the shape of ``prediction`` without ``dim``.
+
+    Raises:
+        TypeError: ``prediction`` or ``target`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is
+            not an integer.
+        ValueError: ``target`` has another shape, a row has no element, ``softness`` is not positive, or ``mode``, ``method`` or
+            ``reduction`` is unknown.
+        IndexError: ``prediction`` has no such dimension.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import losses
+        >>> prediction, target = torch.tensor([0.1, 0.9, 0.4, 0.3]), torch.tensor([1.0, 3.0, 4.0, 2.0])
+        >>> losses.spearman(prediction, target, softness=1e-3)
+        tensor(0.2000)
+        >>> torch.func.grad(losses.spearman)(prediction, target)
+        tensor([ 0.0418,  0.1612, -0.8834,  0.6804])
+
+    Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``scipy.stats.spearmanr``.
+    """
+    x, y = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction)
+    r = soft_ranks("spearman", x, softness, mode, method, standardize, descending=False)
+    q = _mean_ranks(y).to(r.dtype)
+    n = x.shape[-1]
+    r, q = ((v - v.mean(-1, keepdim=True)) / n for v in (r, q))  # so that sums do not overflow
+    of_r, of_q = (r * r).sum(-1), (q * q).sum(-1)
+    # Soft ranks of equal numbers may differ by rounding.
+    constant = (x.detach().amax(-1) == x.detach().amin(-1)) | (of_r == 0) | (of_q == 0)
+    spread = torch.where(constant, 1, of_r).sqrt() * torch.where(constant, 1, of_q).sqrt()
+    losses = 1 - quotient((r * q).sum(-1), spread, constant)
+    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses)
+    return reduced(losses, reduction, floating(prediction).dtype)
+
+
+def _mean_ranks(x: Tensor) -> Tensor:
+    """The rank of each element of a row, from 1; equal elements have the mean of theirs, and NaN the rank NaN."""
+    ordered, order = torch.sort(x, -1)
+    first, last = tie_bounds(ordered)
+    ranks = (first + last).to(torch.float64) / 2 + 1
+    ranks = torch.zeros_like(ranks).scatter(-1, order, ranks)
+    return torch.where(x != x, torch.nan, ranks)

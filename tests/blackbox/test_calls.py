@@ -1,0 +1,402 @@
+"""How solvers and functions are called: draws, randomness, batches, half precision, errors; and finite differences."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+from fullgrad import blackbox
+
+F64 = torch.float64
+X = torch.tensor([0.3, -0.5, 1.0], dtype=F64)
+
+
+def close(found, expected, tolerance=1e-12):
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def noise(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def argmax(x):
+    return (x == x.amax(-1, keepdim=True)).to(x.dtype)
+
+
+DRAWING = {
+    "perturbed": lambda f, x, **options: blackbox.perturbed(f, x, samples=3, **options),
+    "gumbel": lambda f, x, **options: blackbox.perturbed(f, x, samples=3, distribution="gumbel", **options),
+    "smoothed": lambda f, x, **options: blackbox.smoothed(f, x, samples=3, **options),
+    "fenchel_young_loss": lambda f, x, **options: blackbox.fenchel_young_loss(
+        f, x, torch.ones(3, dtype=x.dtype), samples=3, **options
+    ),
+    "imle": lambda f, x, **options: blackbox.imle(f, x, **options),
+}
+drawing = pytest.mark.parametrize("name", DRAWING)
+SHAPES = {name: (3,) if name == "imle" else (3, 3) for name in DRAWING}
+
+
+# --- Noise -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.short
+@drawing
+def test_one_draw_in_value_and_derivative(name):
+    """The gradient of drawn noise is that of the same noise given, and the solver sees the same draws."""
+    f = DRAWING[name]
+    drawn = []
+
+    def solver(x):
+        drawn.append(x.clone())
+        return x * x
+
+    def loss(x, **options):
+        return (f(solver, x, **options) * torch.arange(1.0, 4.0, dtype=F64)).sum()
+
+    torch.manual_seed(0)
+    g, value = torch.func.grad_and_value(loss)(X)
+    count = len(SHAPES[name]) * 3 - 3 if name != "imle" else 1
+    z = torch.stack(drawn[:count]) - X if name != "imle" else drawn[0] - X
+    drawn.clear()
+    close(torch.func.grad_and_value(lambda x: loss(x, noise=z))(X), (g, value))
+
+
+@pytest.mark.short
+@drawing
+def test_randomness_of_vmap(name):
+    """`vmap` refuses to draw, draws once for all samples, or for each, as `randomness` says."""
+    f = lambda x: DRAWING[name](torch.square, x)  # noqa: E731
+    same = torch.stack([X, X, X])
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(f)(same)
+    shared = vmap(f, randomness="same")(same)
+    assert torch.equal(shared[0], shared[1])
+    assert torch.equal(shared[0], shared[2])
+    own = vmap(f, randomness="different")(same)
+    assert not torch.equal(own[0], own[1])
+    gradients = vmap(grad(lambda x: f(x).sin().sum()), randomness="different")(same)
+    assert not torch.equal(gradients[0], gradients[1]) or name == "fenchel_young_loss"
+
+
+@drawing
+@pytest.mark.parametrize("method", ["sequential", "broadcast", "map"])
+def test_batches_with_given_noise(name, method):
+    """Value, per-sample gradient and gradient of a batch are those of a loop, for each way to call, and nested."""
+    xs, zs = noise(4, 3, seed=1), noise(4, *SHAPES[name], seed=2)
+
+    def loss(x, z):
+        return (DRAWING[name](argmax, x, noise=z, vmap_method=method) * torch.arange(1.0, 4.0, dtype=F64)).sum()
+
+    pairs = list(zip(xs, zs, strict=True))
+    close(vmap(loss)(xs, zs), torch.stack([loss(x, z) for x, z in pairs]))
+    expected = torch.stack([grad(loss)(x, z) for x, z in pairs])
+    close(vmap(grad(loss))(xs, zs), expected)
+    close(vmap(grad(loss), (1, 0))(xs.T, zs), expected)
+    close(grad(lambda xs: vmap(loss)(xs, zs).sum())(xs), expected)
+    nested = vmap(vmap(grad(loss)))(xs.reshape(2, 2, 3), zs.reshape(2, 2, *SHAPES[name]))
+    close(nested.reshape(4, 3), expected)
+
+
+def test_randomness_of_a_simulator():
+    """A function that draws itself is refused under `vmap`, or draws as `randomness` says."""
+    x, z = torch.stack([X, X]), noise(1, 3)
+    f = lambda x: blackbox.smoothed(lambda x: x + torch.rand(3, dtype=F64), x, noise=z)  # noqa: E731
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(f)(x)
+    same, different = vmap(f, randomness="same")(x), vmap(f, randomness="different")(x)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+
+
+# --- Calls -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_derivative_calls_no_solver():
+    """Estimators call the solver in the value alone, once for a draw, or once for all."""
+    calls = []
+
+    def solver(x):
+        calls.append(x.shape)
+        return argmax(x)
+
+    for method, expected in (("sequential", [(3,)] * 4), ("broadcast", [(4, 3)])):
+        x = X.clone().requires_grad_()
+        y = blackbox.perturbed(solver, x, samples=4, vmap_method=method)
+        assert calls == expected
+        y.sum().backward()
+        jvp(lambda x: blackbox.perturbed(argmax, x, samples=4), (X,), (X,))
+        assert calls == expected
+        calls.clear()
+
+
+def test_broadcast_of_a_batch():
+    """A batch is in front of the draws, in one call."""
+    shapes = []
+    f = lambda x: blackbox.perturbed(  # noqa: E731
+        lambda x: [shapes.append(x.shape), argmax(x)][1], x, samples=4, vmap_method="broadcast"
+    )
+    vmap(vmap(f, randomness="different"), randomness="different")(noise(2, 5, 3))
+    assert shapes == [(2, 5, 4, 3)]
+
+
+def test_results_of_any_kind():
+    """Numbers, arrays, integers and bool are taken; the result has the dtype of x."""
+    z = noise(2, 3)
+    for result in (3, 3.0, True, numpy.float32(3), numpy.array([1, 2]), torch.tensor([True, False]), torch.ones(2, 2)):
+        y = blackbox.perturbed(lambda _, r=result: r, X.float(), samples=2, noise=z)
+        assert y.dtype == torch.float32
+        close(y, torch.as_tensor(result).float())
+
+
+def test_one_buffer_for_all_draws():
+    """A solver may write into the same memory in each call."""
+    buffer = numpy.zeros(3)
+
+    def solver(x):
+        buffer[:] = x.numpy() ** 2
+        return buffer
+
+    z = noise(4, 3)
+    close(blackbox.perturbed(solver, X, samples=4, noise=z), ((X + z) ** 2).mean(0))
+
+
+def test_a_simulator_in_numpy():
+    """The range of a throw with a bounce, which depends on its angle with jumps, has a gradient and is improved by it."""
+
+    def distance(x):
+        angle, x, v = float(x), 0.0, 0.0
+        vx, v, y = math.cos(angle), math.sin(angle), 0.0
+        while y >= 0:
+            x, y, v = x + 0.01 * vx, y + 0.01 * v, v - 0.01
+        return numpy.array(-x)
+
+    angle, generator = torch.tensor(0.3, dtype=F64), torch.Generator().manual_seed(0)
+    for _ in range(30):
+        f = lambda x: blackbox.smoothed(distance, x, samples=4, sigma=0.1, generator=generator)  # noqa: E731
+        angle = angle - 0.1 * grad(f)(angle)
+    assert abs(angle - math.pi / 4) < 0.1
+
+
+def test_modules():
+    """The gradient by the parameters of a network whose outputs go to a black box, as `functional_call` takes it."""
+    layer = torch.nn.Linear(3, 3).double()
+    parameters, x, z = dict(layer.named_parameters()), noise(2, 3), noise(4, 3)
+
+    def loss(parameters, x):
+        return blackbox.fenchel_young_loss(argmax, functional_call(layer, parameters, x), x, samples=4, noise=z)
+
+    found = vmap(grad(loss), (None, 0))(parameters, x)
+    for i in range(2):
+        loss(parameters, x[i]).backward()
+        close(found["weight"][i], layer.weight.grad)
+        layer.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", [*DRAWING, "interpolated", "negative_identity", "finite_difference"])
+def test_half_precision(name, dtype):
+    """Half precision is computed in float32, which the solver gets, and rounded once."""
+    x, dtypes = X.to(dtype), []
+    options = {"noise": noise(*SHAPES[name]).float()} if name in SHAPES else {}
+
+    def f(x):
+        run = DRAWING.get(name) or getattr(blackbox, name)
+        return run(lambda x: [dtypes.append(x.dtype), x * x][1], x, **options)
+
+    def loss(x):
+        return f(x).sum()
+
+    assert f(x).dtype == dtype
+    assert grad(loss)(x).dtype == dtype
+    close(f(x), f(x.float()).to(dtype))
+    close(grad(loss)(x), grad(loss)(x.float()).to(dtype))
+    assert set(dtypes) == {torch.float32}
+
+
+def test_score_function_in_half_precision():
+    """The value has the dtype of the costs."""
+    assert blackbox.score_function(torch.ones(3, dtype=torch.bfloat16), torch.zeros(3)).dtype == torch.bfloat16
+
+
+def mean_of_two(x):
+    return x.sum() + (x > 0).any()
+
+
+@pytest.mark.parametrize("method", ["sequential", "map"])
+def test_compiled(method):
+    """Compiled code has one node for value and derivative; a result that is not like x is declared by `like`."""
+    z = noise(4, 3)
+
+    def loss(x):
+        y = blackbox.perturbed(argmax, x, samples=4, noise=z, vmap_method=method)
+        return y.sin().sum() + blackbox.smoothed(mean_of_two, x, samples=4, noise=z, vmap_method=method, like=torch.sum)
+
+    def gradient(f):
+        x = X.clone().requires_grad_()
+        f(x).backward()
+        return x.grad
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    close(compiled(X), loss(X))
+    close(gradient(compiled), gradient(loss))
+    close(torch.compile(grad(loss), backend="aot_eager", fullgraph=True)(X), grad(loss)(X))
+
+
+# --- Differences -------------------------------------------------------------------------------------------------------------
+
+
+def test_finite_differences():
+    """First derivatives in both modes, for numpy, are right to about 1e-10 in float64, and the second to 1e-5."""
+
+    def f(x):
+        return numpy.array([numpy.sin(x[0]) * x[1], numpy.exp(x[2])])
+
+    def exact(x):
+        return torch.stack([torch.sin(x[0]) * x[1], torch.exp(x[2])])
+
+    def ours(x, step=None):
+        return blackbox.finite_difference(lambda x: f(x.numpy()), x, step)
+
+    close(ours(X), exact(X))
+    close(jacfwd(ours)(X), jacfwd(exact)(X), 1e-9)
+    close(jacrev(ours)(X), jacfwd(exact)(X), 1e-9)
+    close(jvp(ours, (X,), (1000 * X,))[1], jvp(exact, (X,), (1000 * X,))[1], 1e-6)
+    for step, tolerance in ((None, 1e-3), (1e-4, 1e-6)):
+        close(hessian(lambda x, s=step: ours(x, s).sum())(X), hessian(lambda x: exact(x).sum())(X), tolerance)
+
+
+def test_calls_of_finite_differences():
+    """A tangent takes two calls besides the value, and a gradient two for each element, all of them in one with "broadcast"."""
+    calls = []
+
+    def f(x):
+        calls.append(x.shape)
+        return (x**3).sum(-1)
+
+    jvp(lambda x: blackbox.finite_difference(f, x), (X,), (X,))
+    assert len(calls) == 3
+    calls.clear()
+    grad(lambda x: blackbox.finite_difference(f, x))(X)
+    assert len(calls) == 7
+    calls.clear()
+    grad(lambda x: blackbox.finite_difference(f, x, vmap_method="broadcast"))(X)
+    assert calls == [(3,), (6, 3)]
+
+
+def test_differences_of_a_function_that_draws():
+    """All points of a difference get the same random numbers, so that these cancel."""
+    f = lambda x: blackbox.finite_difference(lambda x: (x * x + torch.rand(3, dtype=F64)).sum(), x)  # noqa: E731
+    close(grad(f)(X), 2 * X, 1e-8)
+
+
+def test_scale_of_the_step():
+    """The step grows with the element, and a tangent moves no element by more than its step."""
+    points = []
+    x = torch.tensor([1e6, 0.0], dtype=F64)
+    jvp(lambda x: blackbox.finite_difference(lambda x: [points.append(x), x][1], x), (x,), (torch.tensor([1.0, 2.0], dtype=F64),))
+    step = torch.finfo(F64).eps ** (1 / 3)
+    close(points[1] - x, step * torch.tensor([0.5, 1.0], dtype=F64), 1e-9)
+    points.clear()
+    grad(lambda x: blackbox.finite_difference(lambda x: [points.append(x), x.sum()][1], x))(x)
+    close(points[1] - x, step * torch.tensor([1e6, 0.0], dtype=F64), 1e-9)
+
+
+def test_a_tangent_of_zero():
+    """A tangent of 0 gives 0, and an empty tensor an empty gradient."""
+    zero = torch.zeros_like(X)
+    close(jvp(lambda x: blackbox.finite_difference(torch.sin, x), (X,), (zero,))[1], zero)
+    empty = torch.zeros(0, dtype=F64)
+    assert grad(lambda x: blackbox.finite_difference(torch.sum, x))(empty).shape == (0,)
+
+
+# --- Errors ------------------------------------------------------------------------------------------------------------------
+
+Z = torch.zeros(1, 3, dtype=F64)
+WRONG = [
+    (lambda: blackbox.perturbed(3, X), TypeError, "perturbed: `solver` must be a function, got a value of type int"),
+    (lambda: blackbox.perturbed(argmax, 3), TypeError, "perturbed: `x` must be a tensor"),
+    (lambda: blackbox.perturbed(argmax, X.long()), TypeError, "perturbed: `x` must be a floating tensor, got dtype torch.int64"),
+    (lambda: blackbox.perturbed(argmax, X, sigma=0.0), ValueError, "perturbed: `sigma` must be positive and finite, got 0.0"),
+    (lambda: blackbox.perturbed(argmax, X, samples=0), ValueError, "perturbed: `samples` must be a positive integer, got 0"),
+    (lambda: blackbox.perturbed(argmax, X, samples=1.5), TypeError, "perturbed: `samples` must be a positive integer"),
+    (
+        lambda: blackbox.perturbed(argmax, X, samples=2, noise=Z),
+        ValueError,
+        r"`noise` must have the shape \(2, 3\), got \(1, 3\)",
+    ),
+    (lambda: blackbox.perturbed(argmax, X, noise=Z, generator=torch.Generator()), ValueError, "exclude each other"),
+    (
+        lambda: blackbox.perturbed(argmax, X, distribution="cauchy"),
+        ValueError,
+        "`distribution` must be one of 'normal', 'gumbel'",
+    ),
+    (lambda: blackbox.perturbed(argmax, X, vmap_method="loop"), ValueError, "`vmap_method` must be one of"),
+    (lambda: blackbox.perturbed(argmax, X, like=3), TypeError, "perturbed: `like` must be a function"),
+    (
+        lambda: blackbox.perturbed(lambda x: "no", X),
+        TypeError,
+        "must return one tensor, number or array, got a value of type str",
+    ),
+    (lambda: blackbox.perturbed(lambda x: (x, x), X), TypeError, "must return one tensor, number or array"),
+    (lambda: blackbox.perturbed(lambda x: x + 1j, X), TypeError, "must return real numbers, got dtype torch.complex128"),
+    (lambda: blackbox.perturbed(lambda x: x.sum(), X, vmap_method="broadcast"), ValueError, "1 dimensions more in front"),
+    (lambda: blackbox.perturbed(lambda x: x.add_(1), X), RuntimeError, "changes an argument in place"),
+    (lambda: blackbox.smoothed(3, X), TypeError, "smoothed: `f` must be a function"),
+    (lambda: blackbox.smoothed(argmax, X, sigma=-1.0), ValueError, "smoothed: `sigma` must be positive"),
+    (lambda: blackbox.smoothed(argmax, X, antithetic=1), TypeError, "smoothed: `antithetic` must be True or False"),
+    (
+        lambda: blackbox.fenchel_young_loss(argmax, X, X[:2]),
+        ValueError,
+        r"`target` must have the shape of `x`, \(3,\), got \(2,\)",
+    ),
+    (lambda: blackbox.fenchel_young_loss(argmax, X, 3), TypeError, "fenchel_young_loss: `target` must be a tensor"),
+    (lambda: blackbox.fenchel_young_loss(argmax, X, X + 1j), TypeError, "`target` must be a real tensor, got dtype"),
+    (lambda: blackbox.fenchel_young_loss(torch.sum, X, X), ValueError, "fenchel_young_loss: `solver` must return the shape"),
+    (lambda: blackbox.interpolated(argmax, X, 0.0), ValueError, "interpolated: `lam` must be positive and finite, got 0.0"),
+    (lambda: blackbox.interpolated(argmax, X, "1"), TypeError, "interpolated: `lam` must be a number"),
+    (lambda: blackbox.interpolated(torch.sum, X), ValueError, r"must return the shape of its argument, \(3,\), got \(\)"),
+    (lambda: blackbox.imle(argmax, X, lam=-1.0), ValueError, "imle: `lam` must be positive"),
+    (lambda: blackbox.imle(argmax, X, noise_scale=-1.0), ValueError, "imle: `noise_scale` must be finite and not negative"),
+    (lambda: blackbox.imle(argmax, X, noise=X[:2]), ValueError, "imle: `noise` must have the shape"),
+    (
+        lambda: blackbox.negative_identity(argmax, X, projection="max"),
+        ValueError,
+        "negative_identity: `projection` must be one of",
+    ),
+    (lambda: blackbox.negative_identity(torch.sum, X), ValueError, "negative_identity: `solver` must return the shape"),
+    (lambda: blackbox.finite_difference(argmax, X, 0.0), ValueError, "finite_difference: `step` must be positive"),
+    (lambda: blackbox.finite_difference(argmax, X.int()), TypeError, "finite_difference: `x` must be a floating tensor"),
+    (lambda: blackbox.score_function(3, X), TypeError, "score_function: `cost` must be a tensor"),
+    (lambda: blackbox.score_function(X, X.long()), TypeError, "score_function: `log_prob` must be a floating tensor"),
+    (lambda: blackbox.score_function(X, X[:2]), ValueError, r"`log_prob` must have the shape of `cost`, \(3,\)"),
+    (lambda: blackbox.score_function(X.sum(), X), ValueError, "`cost` must have the samples in its first dimension"),
+    (lambda: blackbox.score_function(X, X, "mean"), ValueError, "score_function: `baseline` must be one of 'leave_one_out'"),
+]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(("call", "error", "message"), WRONG, ids=range(len(WRONG)))
+def test_errors(call, error, message):
+    """Each error names the function, the rule and the value that was found."""
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_no_derivative_is_lost():
+    """A solver that uses another tensor that needs a derivative is refused; under no_grad, or detached, it is not."""
+    other = X.clone().requires_grad_()
+    for f in (lambda x: x * other, torch.nn.Linear(3, 3).double()):
+        for name in ("perturbed", "interpolated", "smoothed", "finite_difference"):
+            with pytest.raises(RuntimeError, match=f"{name}: .*needs a derivative"):
+                getattr(blackbox, name)(f, X)
+    with pytest.raises(RuntimeError, match="needs a derivative"):
+        grad(lambda a: blackbox.perturbed(lambda x: x * a, X).sum())(X)
+
+    def quiet(x):
+        with torch.no_grad():
+            return x * other
+
+    close(grad(lambda x: blackbox.finite_difference(quiet, x).sum())(X), X, 1e-8)
+    close(blackbox.perturbed(lambda x: other.detach(), X), X)

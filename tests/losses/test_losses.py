@@ -1,0 +1,269 @@
+"""Properties of `losses`: metrics of other packages as limits, ties, constant rows, NaN, and ranks that descent improves."""
+
+import math
+
+import pytest
+import torch
+from torch.func import grad, hessian, vmap
+
+from fullgrad import losses, soft
+from fullgrad.testing._subject import close, like
+
+pytestmark = pytest.mark.short
+
+INF, NAN = math.inf, math.nan
+METHODS = ["softsort", "neuralsort", "fast_soft_sort", "sigmoid"]
+SHARP = {"softness": 1e-7, "standardize": False}
+
+
+def raises(error, match):
+    """`pytest.raises` of a message that begins with the name of the function."""
+    return pytest.raises(error, match=f"^{match}")
+
+
+def rows(*shape, seed=0):
+    return like(torch.empty(shape, dtype=torch.float64), seed)
+
+
+def with_ties(*shape, seed=0):
+    return (rows(*shape, seed=seed) * 2).round()
+
+
+# --- spearman ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_limit_is_that_of_scipy(method):
+    """As the softness becomes small, ties of the target and of the prediction included."""
+    stats = pytest.importorskip("scipy.stats")
+    for x, y in (
+        (rows(6, 9), rows(6, 9, seed=1)),
+        (rows(6, 9), with_ties(6, 9, seed=1)),
+        (with_ties(6, 9), with_ties(6, 9, seed=1)),
+    ):
+        if method == "fast_soft_sort" and x.equal(x.round()):
+            continue  # its ranks of equal numbers have the mean of 1 to n as their mean, but are not those of scipy
+        expected = [1 - stats.spearmanr(a, b).statistic for a, b in zip(x.numpy(), y.numpy(), strict=True)]
+        found = losses.spearman(x, y, method=method, reduction="none", **SHARP)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+def test_the_formula():
+    """One minus the correlation of soft ranks with hard ranks, and its derivatives; along a dimension, and reduced."""
+    x, y = rows(3, 5, 2), rows(3, 5, 2, seed=1)
+
+    def by_hand(x):
+        r = soft.rank(x, 1, softness=0.2, descending=False)
+        q = y.argsort(1).argsort(1).double()
+        r, q = r - r.mean(1, keepdim=True), q - 2
+        return 1 - (r * q).sum(1) / (r.square().sum(1) * q.square().sum(1)).sqrt()
+
+    operator = lambda x, how="none": losses.spearman(x, y, dim=1, softness=0.2, reduction=how)  # noqa: E731
+    assert operator(x).shape == (3, 2)
+    close(operator(x), by_hand(x))
+    close(operator(x, "mean"), by_hand(x).mean())
+    close(operator(x, "sum"), by_hand(x).sum())
+    close(grad(lambda x: operator(x, "sum"))(x), grad(lambda x: by_hand(x).sum())(x))
+    close(hessian(lambda x: operator(x, "sum"))(x), hessian(lambda x: by_hand(x).sum())(x))
+
+
+def test_its_ends():
+    """0 for the order of the target, 2 for its reverse."""
+    y = rows(4, 7)
+    close(losses.spearman(y**3, y, **SHARP), torch.tensor(0.0, dtype=torch.float64))
+    close(losses.spearman(-y, y, **SHARP), torch.tensor(2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_constant_rows_have_no_correlation(method):
+    """The loss is 1, the derivatives 0; other rows are not changed."""
+    x, y = rows(3, 5), rows(3, 5, seed=1)
+    x[0], y[1] = 0.3, -2.0
+    loss = lambda x: losses.spearman(x, y, softness=1.0, method=method, reduction="none")  # noqa: E731
+    assert loss(x)[:2].tolist() == [1, 1]
+    g = grad(lambda x: loss(x).sum())(x)
+    assert g[:2].abs().sum() == 0
+    assert g[2].abs().sum() > 0
+    assert g.isfinite().all()
+    assert hessian(lambda x: loss(x).sum())(x).isfinite().all()
+    assert losses.spearman(torch.tensor([2.0]), torch.tensor([1.0])) == 1
+    assert losses.spearman(torch.tensor(2.0), torch.tensor(1.0), reduction="none").shape == ()
+
+
+@pytest.mark.parametrize("function", [losses.spearman, losses.ndcg])
+def test_a_row_with_nan_is_nan(function):
+    """In the prediction or in the target, also beside a constant row; other rows are not changed."""
+    x, y = rows(5, 4), rows(5, 4, seed=1).abs()
+    clean = function(x, y, reduction="none")
+    x[0, 1], y[1, 2], x[2, 0], y[3, 3] = NAN, NAN, NAN, NAN
+    y[2], x[3] = 0.0, 0.0
+    found = function(x, y, reduction="none")
+    assert found.isnan().tolist() == [True] * 4 + [False]
+    close(found[4], clean[4])
+
+
+def test_infinite_predictions_are_ranked():
+    """They are the first and the last."""
+    x, y = torch.tensor([INF, 0.5, -INF, 0.1], dtype=torch.float64), torch.tensor([3, 2, 0, 1])
+    close(losses.spearman(x, y, softness=1e-7), torch.tensor(0.0, dtype=torch.float64))
+    assert grad(losses.spearman)(x, y).isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_descent_sorts(method):
+    """Descent of the first loss brings a prediction into the order of its target, of the second one improves the hard metric."""
+    x, y = rows(8), rows(8, seed=3)
+
+    def descended(function):
+        moved = x
+        for _ in range(200):
+            moved = moved - 0.5 * grad(function)(moved)
+        return moved
+
+    moved = descended(lambda x: losses.spearman(x, y, softness=1.0, method=method))
+    assert torch.equal(moved.argsort(), y.argsort())
+    gains = y - y.min()
+    moved = descended(lambda x: losses.ndcg(x, gains, softness=1.0, method=method))
+    assert exact(moved, gains) > exact(x, gains) + 0.005
+
+
+# --- ndcg -------------------------------------------------------------------------------------------------------------
+
+
+def exact(scores, relevance, k=None, exponential=False):
+    """The definition, of one row without ties of scores."""
+    gains = [2.0**v - 1 if exponential else float(v) for v in relevance.tolist()]
+    order = sorted(range(len(gains)), key=lambda i: -scores[i].item())
+    k = len(gains) if k is None else k
+    discounted = lambda values: sum(v / math.log2(i + 2) for i, v in enumerate(values[:k]))  # noqa: E731
+    best = discounted(sorted(gains, reverse=True))
+    return discounted([gains[i] for i in order]) / best if best else 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("k", [None, 1, 3, 7, 50])
+def test_the_limit_is_the_definition(k, method):
+    """As the softness becomes small, with ties of the relevance, and without any."""
+    x, v = rows(6, 7), with_ties(6, 7, seed=1).abs()
+    v[2] = 0
+    for exponential in (False, True):
+        gain = "exponential" if exponential else "linear"
+        found = losses.ndcg(x, v, k, gain=gain, method=method, reduction="none", **SHARP)
+        expected = [1 - exact(a, b, k, exponential) for a, b in zip(x, v, strict=True)]
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_the_limit_is_that_of_scikit_learn(k):
+    """As the softness becomes small; its mean over rows, too."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    x, v = rows(6, 7), with_ties(6, 7, seed=1).abs()
+    expected = 1 - metrics.ndcg_score(v.numpy(), x.numpy(), k=k)
+    assert losses.ndcg(x, v, k, **SHARP).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_equal_scores_share_a_rank():
+    """The discount is that of the mean rank; it is near the mean of the discounts, which scikit-learn has."""
+    x, v = torch.zeros(3, dtype=torch.float64), torch.tensor([1, 0, 0])
+    close(losses.ndcg(x, v), torch.tensor(1 - 1 / math.log2(3), dtype=torch.float64))
+
+
+def test_rows_without_a_gain():
+    """The loss is 1 and its derivatives 0, of both orders; other rows are not changed."""
+    x, v = rows(2, 4), torch.tensor([[0, 0, 0, 0], [1, 0, 2, 0]])
+    assert losses.ndcg(x, v, reduction="none")[0] == 1
+    g = grad(losses.ndcg)(x, v)
+    assert g[0].abs().sum() == 0
+    assert g[1].abs().sum() > 0
+    assert hessian(losses.ndcg)(x, v).isfinite().all()
+
+
+def test_elements_that_fill_a_row():
+    """With the score minus infinity and the relevance 0 they leave the sharp loss as it is."""
+    x, v = rows(3, 5), with_ties(3, 5, seed=1).abs()
+    filled = torch.cat((x, torch.full((3, 2), -INF)), -1), torch.cat((v, torch.zeros(3, 2)), -1)
+    torch.testing.assert_close(losses.ndcg(*filled, softness=1e-6), losses.ndcg(x, v, softness=1e-6), rtol=1e-6, atol=1e-6)
+    assert grad(losses.ndcg)(*filled).isfinite().all()
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize("function", [losses.spearman, losses.ndcg])
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes(function, dtype):
+    """Half precision is computed in float32; targets may have any dtype, integers too."""
+    x, y = rows(3, 6).to(dtype), with_ties(3, 6, seed=1).abs()
+    expected = function(x.double(), y)
+    tolerance = {2: 1e-2, 4: 1e-4, 8: 1e-9}[dtype.itemsize]
+    for target in (y, y.to(dtype), y.long()):
+        leaf = x.clone().requires_grad_()
+        found = function(leaf, target)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.detach().double(), expected, rtol=tolerance, atol=tolerance)
+        (g,) = torch.autograd.grad(found, leaf)
+        torch.testing.assert_close(g.double(), grad(function)(x.double(), y), rtol=0.05, atol=max(tolerance, 1e-3))
+    assert function(y.long(), y).dtype == torch.get_default_dtype()
+
+
+@BOTH
+def test_per_sample(function):
+    """Rows, samples, views and dimensions are the same."""
+    x, y = rows(4, 6), rows(4, 6, seed=1).abs()
+    loop = torch.stack([function(a, b) for a, b in zip(x, y, strict=True)])
+    close(function(x, y, reduction="none"), loop)
+    close(vmap(function)(x, y), loop)
+    close(vmap(function, (0, None))(x, y[0]), torch.stack([function(a, y[0]) for a in x]))
+    close(vmap(function, (None, 0))(x[0], y), torch.stack([function(x[0], b) for b in y]))
+    close(function(x.T, y.T, dim=0, reduction="none"), loop)
+    assert function(x[:0], y[:0], reduction="none").shape == (0,)
+
+
+@BOTH
+def test_the_target_gets_no_gradient_and_the_softness_does(function):
+    """A target is a constant; a softness that is a tensor learns."""
+    x, y = rows(6).requires_grad_(), rows(6, seed=1).abs().requires_grad_()
+    softness = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    loss = function(x, y, softness=softness)
+    to_x, to_y, to_softness = torch.autograd.grad(loss, (x, y, softness), allow_unused=True)
+    assert to_y is None
+    assert to_x.abs().sum() > 0
+    h = 1e-5
+    by_difference = (function(x, y, softness=0.3 + h) - function(x, y, softness=0.3 - h)) / (2 * h)
+    torch.testing.assert_close(to_softness, by_difference.detach(), rtol=1e-5, atol=1e-8)
+
+
+@BOTH
+def test_errors_name_the_rule(function):
+    """The name, the rule, and the value found."""
+    name, first, second = ("spearman", "prediction", "target") if function is losses.spearman else ("ndcg", "scores", "relevance")
+    x = torch.ones(2, 3)
+    with raises(TypeError, f"{name}: `{first}` must be a tensor, got a value of type list"):
+        function([1.0], x)
+    with raises(TypeError, f"{name}: `{second}` must be a real tensor, got dtype torch.bool"):
+        function(x, x > 0)
+    with raises(ValueError, rf"{name}: `{second}` must have the shape \(2, 3\) of `{first}`, got \(3,\)"):
+        function(x, x[0])
+    with raises(ValueError, rf"{name}: `{first}` must have at least one element along `dim`, got shape \(2, 0\)"):
+        function(x[:, :0], x[:, :0])
+    with raises(IndexError, f"{name}: `dim` must be from -2 to 1 for 2 dimensions, got 2"):
+        function(x, x, dim=2)
+    with raises(TypeError, f"{name}: `dim` must be an integer, got None"):
+        function(x, x, dim=None)
+    with raises(ValueError, f"{name}: `softness` must be positive and finite, got 0"):
+        function(x, x, softness=0)
+    with raises(ValueError, f"{name}: `method` must be one of .*, got 'bubble'"):
+        function(x, x, method="bubble")
+    with raises(ValueError, f"{name}: `reduction` must be one of 'none', 'mean', 'sum', got 'max'"):
+        function(x, x, reduction="max")
+
+
+def test_errors_of_ndcg():
+    """Its own arguments."""
+    x = torch.ones(2, 3)
+    with raises(ValueError, "ndcg: `k` must be a positive integer, got 0"):
+        losses.ndcg(x, x, 0)
+    with raises(ValueError, "ndcg: `gain` must be one of 'linear', 'exponential', got 'log'"):
+        losses.ndcg(x, x, gain="log")

@@ -143,21 +143,7 @@ class _Batched:
 
 def by_reference(reference: Callable[..., Sequence[Tensor]]) -> Rule:
     """The derivative of a function of the inputs, which is plain differentiable code."""
-
-    def floating(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple([y for y in reference(*inputs) if may_differ(y)])
-
-    def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
-        where = tuple([i for i, needed in enumerate(needs) if needed])
-        given = [g for g in cotangents if may_differ(g)]
-        return scattered(len(inputs), where, transpose(floating, inputs, where)(*given))
-
-    def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
-        where, n = tuple([i for i, t in enumerate(tangents) if t is not None]), len(inputs)
-        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
-        return transposed(back, inputs, like)(*[t for t in tangents if t is not None])
-
-    return Rule(pull, push)
+    return _rule(reference, lambda function, tensors: function(*tensors))
 
 
 def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
@@ -165,6 +151,11 @@ def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
 
     Else a derivative keeps what it computes wherever it might be differentiated again, as torch.func lets any gradient be.
     """
+    return _rule(reference, _kept_alone)
+
+
+def _rule(reference: Callable[..., Sequence[Tensor]], run: Callable[..., Sequence[Tensor]]) -> Rule:
+    """The derivative of a function of the inputs; ``run(function, tensors)`` calls what computes it."""
 
     def floating(*inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple([y for y in reference(*inputs) if may_differ(y)])
@@ -172,13 +163,13 @@ def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
     def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
         back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
-        return scattered(n, where, _kept_alone(back, [*inputs, *[g for g in cotangents if may_differ(g)]]))
+        return scattered(n, where, run(back, [*inputs, *[g for g in cotangents if may_differ(g)]]))
 
     def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         where, n = tuple([i for i, t in enumerate(tangents) if t is not None]), len(inputs)
         back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
         pushed = lambda *all: transposed(back, all[:n], like)(*all[n:])  # noqa: E731
-        return _kept_alone(pushed, [*inputs, *[t for t in tangents if t is not None]])
+        return run(pushed, [*inputs, *[t for t in tangents if t is not None]])
 
     return Rule(pull, push)
 

@@ -11,11 +11,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fullgrad import (
         adoption,
+        blackbox,
         clamping,
         completion,
         functions,
         gradients,
         implicit,
+        losses,
         quantizers,
         rounding,
         sampling,
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
         *gradients.__all__,
         *rounding.__all__,
         *tracking.__all__,
+        "blackbox",
         "implicit",
+        "losses",
         "quantizers",
         "sampling",
         "soft",
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `functions` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion")
-_MODULES = ("implicit", "quantizers", "sampling", "soft", "spikes")
+_MODULES = ("blackbox", "implicit", "losses", "quantizers", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 

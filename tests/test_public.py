@@ -24,6 +24,8 @@ QUANTIZERS = [
 SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
 SOLVERS = [f"implicit.{name}" for name in ("anderson", "bisection", "cg", "gmres", "newton")]  # without a derivative
 IMPLICIT = [f"implicit.{name}" for name in fullgrad.implicit.__all__ if f"implicit.{name}" not in SOLVERS]
+BLACK_BOXES = [f"blackbox.{name}" for name in fullgrad.blackbox.__all__]
+LOSSES = [f"losses.{name}" for name in fullgrad.losses.__all__]
 KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
 BASES = ("Elementwise", "Function")
 CLASSES = [n for n in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, n)) and n not in BASES and n not in TOOLS]
@@ -33,7 +35,7 @@ OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), ful
 def test_every_public_operator_has_a_case():
     """A public name without a case is a failure, and so is a case for a name that is not public."""
     covered = {name for case in CASES for name in case.covers}
-    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT}
+    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *BLACK_BOXES, *LOSSES}
 
 
 def test_names_of_cases_are_unique():
@@ -41,7 +43,9 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *SOLVERS])
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *BLACK_BOXES, *LOSSES, *SOLVERS]
+)
 def test_public_function_is_documented(name):
     """Every function has a signature without ``*args``, types for every argument, and the sections of a definition."""
     function = operator.attrgetter(name)(fullgrad)
@@ -91,8 +95,8 @@ def params(cases):
 
 
 PUBLIC = [case for case in CASES if case.covers]
-# Random operators take floating numbers alone: `tests/sampling`.
-PUBLIC = [case for case in PUBLIC if not case.name.startswith("sampling.")]
+# Random operators and black boxes take floating numbers alone: `tests/sampling`, `tests/blackbox`.
+PUBLIC = [case for case in PUBLIC if not case.name.startswith(("sampling.", "blackbox."))]
 CHECKED = [case for case in PUBLIC if case.name not in UNCHECKED]
 
 

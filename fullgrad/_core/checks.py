@@ -38,7 +38,7 @@ def real_tensor(name: str, argument: str, value: Any) -> None:
 
 def floating_tensor(name: str, argument: str, value: Any) -> None:
     """A floating tensor."""
-    tensor(name, argument, value)
+    real_tensor(name, argument, value)
     if not value.is_floating_point():
         raise TypeError(f"{name}: `{argument}` must be a floating tensor, got dtype {value.dtype}.")
 

@@ -1,7 +1,8 @@
 """Jagged nested tensors: a public function runs on the buffer, in which the samples lie one after the other.
 
 This is right for functions that treat elements alike, that work along dimensions behind the ragged one, or that reduce the whole
-tensor. All others raise. `uses_last_dims` marks functions of rows or matrices without ``dim``; for others ``dim`` decides.
+tensor. All others raise. `uses_last_dims` marks functions of rows or matrices without ``dim``, and `of_one_instance` those of
+whole tensors; for others ``dim`` decides.
 """
 
 from collections.abc import Callable
@@ -27,23 +28,30 @@ def uses_last_dims(count: int) -> Callable[[_Function], _Function]:
     return decorate
 
 
+def of_one_instance(function: _Function) -> _Function:
+    """Decorator for a function that takes a tensor as a whole, such as one that gives it to a function of the user."""
+    function.last_dims = None  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
 def is_jagged(value: Any) -> bool:
     """Whether a value is a nested tensor of the layout `torch.jagged`."""
     return isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged
 
 
 def call_on_buffers(
-    name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int
+    name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int | None
 ) -> Any:
     """A function of jagged tensors, called on their buffers. All of its arguments are given, the positional ones with their
     names; the last ``last`` dimensions of a tensor are those of a row or a matrix.
     """
     arguments = dict(zip(names, args, strict=True)) | kwargs
-    like: Any = next(v for v in arguments.values() if is_jagged(v))
+    argument, like = next((key, value) for key, value in arguments.items() if is_jagged(value))
+    if last is None:
+        raise ValueError(f"{name}: `{argument}` must be one tensor, not a jagged one: call it for each of `{argument}.unbind()`.")
     values = _buffer(like)
     # The samples fill the buffer, and the ragged dimension is the first after the batch.
     if like.lengths() is not None or like.shape[2:] != values.shape[1:]:
-        argument = next(key for key, value in arguments.items() if value is like)
         raise ValueError(
             f"{name}: `{argument}` must have its ragged dimension behind the batch and no holes, got shape {_shape(like)}."
         )

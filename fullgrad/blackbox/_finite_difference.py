@@ -8,11 +8,13 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
+from fullgrad._dispatch import of_one_instance
 from fullgrad.blackbox._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
 
 
+@of_one_instance
 def finite_difference(
     f: Callable[[Tensor], Any],
     x: Tensor,
@@ -96,21 +98,18 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
     def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         x, *held = inputs
         (g,), n = cotangents, x.numel()
-        if not n:
-            return [torch.zeros_like(x), *[None] * len(held)]
         moves = torch.diag(_steps(x, step).reshape(-1)).reshape(n, *x.shape)
         up, down = x + moves, x - moves
         y = values(torch.cat([up, down]), held)
         widths = (up - down).detach().reshape(n, n).diagonal()
-        along = ((y[:n] - y[n:]) * g).reshape(n, -1).sum(-1)
+        along = ((y[:n] - y[n:]) * g).reshape(n, y[0].numel()).sum(-1)
         return [(along / widths).reshape(x.shape), *[None] * len(held)]
 
     def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         x, *held = inputs
         t = tangents[0]
         assert t is not None
-        largest = (t.detach().abs() / _steps(x, step)).reshape(-1)
-        largest = largest.amax() if x.numel() else largest.sum()
+        largest = torch.cat([(t.detach().abs() / _steps(x, step)).reshape(-1), x.new_zeros(1)]).amax()
         s = torch.where(largest > 0, 1 / largest, 1)
         y = values(torch.stack([x + s * t, x - s * t]), held)
         return [(y[0] - y[1]) / (2 * s)]

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
+from fullgrad._dispatch import of_one_instance
 from fullgrad.blackbox._code import Code, point
 from fullgrad.blackbox._differences import difference_of_solutions
 from fullgrad.functions._one_node import one_node
 
 
+@of_one_instance
 def interpolated(solver: Callable[[Tensor], Any], x: Tensor, lam: float = 1.0, *, vmap_method: str = "sequential") -> Tensor:
     r"""A solution, with the gradient of an interpolation of the loss between two solutions.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
+from fullgrad._dispatch import of_one_instance
 from fullgrad.blackbox._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
@@ -15,6 +16,7 @@ from fullgrad.functions._one_node import one_node
 _PROJECTIONS = ("none", "mean", "norm", "both")
 
 
+@of_one_instance
 def negative_identity(
     solver: Callable[[Tensor], Any],
     x: Tensor,

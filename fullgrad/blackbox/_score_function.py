@@ -5,12 +5,13 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast, to_opmath
-from fullgrad._dispatch import has_shape
+from fullgrad._dispatch import at_least, has_shape, holds, of_one_instance
 from fullgrad.blackbox._draws import moved
 
 _BASELINES = ("leave_one_out",)
 
 
+@of_one_instance
 def score_function(cost: Tensor, log_prob: Tensor, baseline: str | None = "leave_one_out") -> Tensor:
     r"""The mean cost of samples, with the derivatives of every order that their probabilities give.
 
@@ -55,7 +56,7 @@ def score_function(cost: Tensor, log_prob: Tensor, baseline: str | None = "leave
     checks.floating_tensor(name, "log_prob", log_prob)
     if baseline is not None:
         checks.choice(name, "baseline", baseline, _BASELINES)
-    if not cost.ndim or not cost.shape[0]:
+    if not cost.ndim or not holds(cost.shape[0] != 0):
         raise ValueError(
             f"{name}: `cost` must have the samples in its first dimension, and at least one, got shape {tuple(cost.shape)}."
         )
@@ -66,7 +67,7 @@ def score_function(cost: Tensor, log_prob: Tensor, baseline: str | None = "leave
         )
     c, log_p = to_opmath(cost, log_prob)
     log_p = log_p.reshape([*log_p.shape, *[1] * (c.ndim - log_p.ndim)])
-    box, count = torch.exp(moved(log_p)), len(c)
-    b = (c.sum(0) - c) / (count - 1) if baseline is not None and count > 1 else None
+    box = torch.exp(moved(log_p))
+    b = (c.sum(0) - c) / at_least(c.shape[0] - 1, 1) if baseline is not None else None
     weighted = c * box if b is None else (c - b) * box + b
     return cast(weighted.mean(0), cost.dtype)

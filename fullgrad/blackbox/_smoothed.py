@@ -7,11 +7,13 @@ import torch
 from torch import Generator, Tensor
 
 from fullgrad._core.opmath import cast
+from fullgrad._dispatch import of_one_instance
 from fullgrad.blackbox._code import Code, point
 from fullgrad.blackbox._draws import drawn, mean_of_draws
 from fullgrad.functions._one_node import one_node
 
 
+@of_one_instance
 def smoothed(
     f: Callable[[Tensor], Any],
     x: Tensor,

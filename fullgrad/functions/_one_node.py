@@ -35,8 +35,8 @@ def one_node(function: F) -> F:
 
 
 def value_alone() -> bool:
-    """Whether a graph is exported, which holds the value alone, of torch code."""
-    return torch.compiler.is_exporting()
+    """Whether a graph is exported, or traced by `torch.jit.trace`, which holds the value alone, of torch code."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def _for_graph(value: Any) -> Any:

@@ -93,18 +93,23 @@ class _Code:
 class _Batch:
     """Code for each sample of a batch, or for all of them at once, the batch of the results in front."""
 
-    def __init__(self, inner: "_Code | _Batch", dims: Sequence[int | None], size: int, randomness: str) -> None:
-        self.inner, self.method, self.dims, self.size, self.randomness = inner, inner.method, dims, size, randomness
+    def __init__(self, inner: "_Code | _Batch", dims: Sequence[int | None], randomness: str) -> None:
+        self.inner, self.method, self.dims, self.randomness = inner, inner.method, dims, randomness
+
+    def size(self, tensors: Tensors, leading: int = 0) -> int:
+        """The size of the batch, which in a graph may change from call to call."""
+        return next(t.shape[d + leading if d >= 0 else d] for t, d in zip(tensors, self.dims, strict=True) if d is not None)
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
+        size = self.size(tensors, leading)
         if self.method == "broadcast":
             pairs = zip(tensors, self.dims, strict=True)
             # The batch comes behind those of outer batches.
-            return self.inner.run([in_front(t, d, self.size, leading) for t, d in pairs], leading + 1)
-        if not self.size:
+            return self.inner.run([in_front(t, d, size, leading) for t, d in pairs], leading + 1)
+        if not size:
             return self.like(tensors)
         before, samples = random_states(), []
-        for i in range(self.size):
+        for i in range(size):
             if self.randomness == "same":
                 restore_random_states(before)
             sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
@@ -116,7 +121,7 @@ class _Batch:
     def like(self, tensors: Tensors) -> list[Tensor]:
         dims = [None if d is None else d % t.ndim for t, d in zip(tensors, self.dims, strict=True)]
         sample = [t if d is None else t.new_empty([*t.shape[:d], *t.shape[d + 1 :]]) for t, d in zip(tensors, dims, strict=True)]
-        return [y.new_empty([self.size, *y.shape]) for y in self.inner.like(sample)]
+        return [y.new_empty([self.size(tensors), *y.shape]) for y in self.inner.like(sample)]
 
 
 def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor:
@@ -129,12 +134,11 @@ def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor
 def _of_batched_gradients(code: _Code, tensors: Tensors) -> list[Tensor]:
     """The results for a backward that torch's legacy vmap batches, as by `is_grads_batched`."""
     pairs = [unwrap_legacy_batched(t, 0) for t in tensors]
-    sizes = [t.shape[0] for t, count in pairs if count]
     with outside_legacy_vmap():
         plain = [t.detach() for t, _ in pairs]
-        if not sizes:
+        if not any(count for _, count in pairs):
             return list(Opaque.apply(code, *plain))
-        batch = _Batch(code, [0 if count else None for _, count in pairs], sizes[0], "different")
+        batch = _Batch(code, [0 if count else None for _, count in pairs], "different")
         results = Opaque.apply(batch, *plain)
     return [add_legacy_dim(y) for y in results]
 
@@ -162,7 +166,7 @@ class Opaque(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], code: Any, *tensors: Tensor) -> tuple[tuple[Tensor, ...], int]:
-        return Opaque.apply(_Batch(code, in_dims[1:], info.batch_size, info.randomness), *tensors), 0
+        return Opaque.apply(_Batch(code, in_dims[1:], info.randomness), *tensors), 0
 
 
 # --- One node of a graph --------------------------------------------------------------------------------------------------

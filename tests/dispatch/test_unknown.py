@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.export import Dim, export
 
 import fullgrad
-from fullgrad import implicit, quantizers, sampling, soft, spikes
+from fullgrad import blackbox, implicit, losses, quantizers, sampling, soft, spikes
 from fullgrad._dispatch import unknown
 from fullgrad._suite.cases import CASES
 from fullgrad.testing._subject import close, scalar
 
 EVERYDAY = [c for c in CASES if not c.exhaustive and c.tensors[0].ndim]
-MODULES = {"": fullgrad, "implicit": implicit, "soft": soft, "quantizers": quantizers, "sampling": sampling, "spikes": spikes}
+MODULES = {"": fullgrad, "blackbox": blackbox, "implicit": implicit, "losses": losses, "soft": soft, "quantizers": quantizers}
+MODULES |= {"sampling": sampling, "spikes": spikes}
 
 # Of what a case is made that torch, too, does not compile for such a size. Where torch learns it, the case is tested.
 PLAIN = {
@@ -36,6 +37,7 @@ LIMITED = {
     "sampling.gumbel_topk": ("logsumexp", "logsumexp"),
     "sampling.k_subset_st": ("logsumexp", "loop"),
     "soft.subset_marginals": ("logsumexp", "loop"),
+    "losses.spearman": ("cummax", "cummax"),
     "soft.take": ("", "matmul"),
     "argmin_st sorting_network smooth": ("", "loop"),
     "soft.topk sorting_network c2": ("", "loop"),
@@ -46,6 +48,8 @@ WHOLE_ROWS = ("quantizers.mx_quantize", "sampling.gumbel_sinkhorn")
 CONSTANTS = {"dim", "k", "samples", "tie", "at_zero", "terms", "neighbor_radius", "max_spikes"}
 CONSTANTS |= {"levels", "bits", "quant_min", "quant_max", "block_size", "max_exponent", "eps of fsq"}
 CONSTANTS |= {"nan", "posinf", "neginf", "norm_type", "q", "rtol", "atol", "gamma", "zeta", "alpha of dspike"}
+# Those of functions that are one node, which are constants of it.
+CONSTANTS |= {"sigma", "lam", "noise_scale", "step of finite_difference"}
 
 
 def groups(cases, size=8):

@@ -19,6 +19,8 @@ RAISING = {
     "quantizers.nvfp4_quantize",
     "ScaleTracker",
     *("implicit.root", "implicit.fixed_point", "implicit.argmin", "implicit.solve"),
+    *(f"blackbox.{name}" for name in fullgrad.blackbox.__all__),
+    "blackbox.perturbed gumbel",
     *(f"averages by {way}" for way in ("scans", "prefix sums", "blocks of rows")),
 }
 

@@ -102,6 +102,17 @@ def test_compiled(backend):
     assert_close(torch.compile(run, backend=backend, fullgraph=True)(X), expected)
 
 
+@pytest.mark.parametrize("method", ["sequential", "broadcast"])
+def test_batches_of_changing_sizes_in_one_graph(method):
+    """A graph for dynamic shapes calls the code for each sample of the batch that it is given."""
+    kernel = fullgrad.with_reference(lambda x: torch.from_numpy(x.numpy() ** 2), torch.square, vmap_method=method)
+    for f in (vmap(kernel), vmap(grad(lambda x: kernel(x).sin().sum())), lambda x: vmap(vmap(kernel), -1)(x)):
+        compiled = torch.compile(f, backend="aot_eager", dynamic=True)
+        for size in (3, 5, 2):
+            x = torch.arange(4.0 * size, dtype=torch.float64).reshape(size, 2, 2)
+            assert_close(compiled(x), f(x))
+
+
 def test_errors():
     """Code that `vmap` cannot batch says what to do; a closed-over tensor would lose its derivative."""
     with pytest.raises(RuntimeError, match=r'`apply` cannot be batched by torch.func.vmap.*vmap_method="sequential"'):

@@ -1,10 +1,12 @@
 """The cases: every public operator with inputs and oracles, in the one list from which the tests of all operators are made."""
 
 from fullgrad._suite.cases import (
+    blackbox,
     clamping,
     functions,
     gradients,
     implicit,
+    losses,
     order,
     quantizers,
     rounding,
@@ -29,6 +31,8 @@ CASES: list[Case] = [
     *simplex.CASES,
     *functions.CASES,
     *implicit.CASES,
+    *blackbox.CASES,
+    *losses.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

@@ -54,7 +54,7 @@ def finite_difference(
         RuntimeError: ``f`` changes its argument in place, or uses another tensor that needs a derivative.
 
     Example:
-        >>> import numpy, torch, fullgrad.blackbox
+        >>> import numpy, torch, fullgrad
         >>> def f(x):
         ...     return numpy.array([x[0] * x[1], numpy.sin(x[1])])
         >>> x = torch.tensor([2.0, 3.0], dtype=torch.float64)

@@ -59,7 +59,7 @@ def imle(
         NotImplementedError: A forward-mode derivative is taken.
 
     Example:
-        >>> import torch, fullgrad.blackbox
+        >>> import torch, fullgrad
         >>> def largest(x):
         ...     return torch.nn.functional.one_hot(x.argmax(), 3)
         >>> x, noise = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.5, 0.1, 0.2])

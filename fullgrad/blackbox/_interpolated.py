@@ -44,7 +44,7 @@ def interpolated(solver: Callable[[Tensor], Any], x: Tensor, lam: float = 1.0, *
         NotImplementedError: A forward-mode derivative is taken.
 
     Example:
-        >>> import torch, fullgrad.blackbox
+        >>> import torch, fullgrad
         >>> def cheapest(x):
         ...     return torch.nn.functional.one_hot(x.argmin(), 3)
         >>> x = torch.tensor([1.0, 2.0, 4.0])

@@ -53,7 +53,7 @@ def negative_identity(
         RuntimeError: ``solver`` changes its argument in place, or uses another tensor that needs a derivative.
 
     Example:
-        >>> import torch, fullgrad.blackbox
+        >>> import torch, fullgrad
         >>> def cheapest(x):
         ...     return torch.nn.functional.one_hot(x.argmin(), 3)
         >>> x = torch.tensor([1.0, 2.0, 4.0])

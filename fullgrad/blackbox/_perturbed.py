@@ -66,7 +66,7 @@ def perturbed(
         RuntimeError: ``solver`` changes its argument in place, or uses another tensor that needs a derivative.
 
     Example:
-        >>> import torch, fullgrad.blackbox
+        >>> import torch, fullgrad
         >>> def argmax(x):
         ...     return torch.nn.functional.one_hot(x.argmax(), 3)
         >>> x, noise = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([[0.0, 1.0, 0.0], [2.0, -1.0, 0.0]])

@@ -40,7 +40,7 @@ def score_function(cost: Tensor, log_prob: Tensor, baseline: str | None = "leave
             of the choices.
 
     Example:
-        >>> import torch, fullgrad.blackbox
+        >>> import torch, fullgrad
         >>> samples = torch.tensor([1.0, 1.0, 0.0, 1.0])
         >>> def expected(logit):
         ...     log_prob = torch.distributions.Bernoulli(logits=logit).log_prob(samples)

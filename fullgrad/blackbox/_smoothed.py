@@ -65,7 +65,7 @@ def smoothed(
         RuntimeError: ``f`` changes its argument in place, or uses another tensor that needs a derivative.
 
     Example:
-        >>> import math, torch, fullgrad.blackbox
+        >>> import math, torch, fullgrad
         >>> def f(x):
         ...     return math.floor(x.item())
         >>> x, noise = torch.tensor(0.75), torch.tensor([0.5, 1.5])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         implicit,
         quantizers,
         rounding,
+        safe,
         sampling,
         soft,
         spikes,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         *tracking.__all__,
         "implicit",
         "quantizers",
+        "safe",
         "sampling",
         "soft",
         "spikes",
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `functions` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion")
-_MODULES = ("implicit", "quantizers", "sampling", "soft", "spikes")
+_MODULES = ("implicit", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 

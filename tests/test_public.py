@@ -24,6 +24,7 @@ QUANTIZERS = [
 SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
 SOLVERS = [f"implicit.{name}" for name in ("anderson", "bisection", "cg", "gmres", "newton")]  # without a derivative
 IMPLICIT = [f"implicit.{name}" for name in fullgrad.implicit.__all__ if f"implicit.{name}" not in SOLVERS]
+SAFE = [f"safe.{name}" for name in fullgrad.safe.__all__]
 KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
 BASES = ("Elementwise", "Function")
 CLASSES = [n for n in fullgrad.__all__ if inspect.isclass(getattr(fullgrad, n)) and n not in BASES and n not in TOOLS]
@@ -33,7 +34,7 @@ OPERATORS = [name for name in CLASSES if issubclass(getattr(fullgrad, name), ful
 def test_every_public_operator_has_a_case():
     """A public name without a case is a failure, and so is a case for a name that is not public."""
     covered = {name for case in CASES for name in case.covers}
-    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT}
+    assert covered == {*FUNCTIONS, *CLASSES, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *SAFE}
 
 
 def test_names_of_cases_are_unique():
@@ -41,13 +42,13 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *SOLVERS])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *SAFE, *SOLVERS])
 def test_public_function_is_documented(name):
     """Every function has a signature without ``*args``, types for every argument, and the sections of a definition."""
     function = operator.attrgetter(name)(fullgrad)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in inspect.signature(function).parameters.values():
-        assert parameter.kind not in variadic or name in ("checkpoint", "implicit.solve")  # arguments of another function
+        assert parameter.kind not in variadic or name in ("checkpoint", "implicit.solve", "safe.where")  # arguments of another function
         assert parameter.kind is not parameter.POSITIONAL_ONLY
         assert parameter.kind is parameter.KEYWORD_ONLY or parameter.name not in KEYWORDS
         assert parameter.annotation is not parameter.empty

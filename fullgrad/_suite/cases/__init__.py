@@ -8,6 +8,7 @@ from fullgrad._suite.cases import (
     order,
     quantizers,
     rounding,
+    safe,
     sampling,
     simplex,
     soft,
@@ -29,6 +30,7 @@ CASES: list[Case] = [
     *simplex.CASES,
     *functions.CASES,
     *implicit.CASES,
+    *safe.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

@@ -59,9 +59,9 @@ class Div(Elementwise):
         return torch.div(x, y)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, y: Any) -> Tensor | None:
+    def vjp_term(i: int, v: Tensor, x: Any, y: Any) -> Tensor:
         if not isinstance(y, Tensor):
-            return None if y == 0 else v / y
+            return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0
         y = torch.where(zero, 1, y)
         return torch.where(zero, 0, v / y if i == 0 else -v * (x / y / y))

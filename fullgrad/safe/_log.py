@@ -57,5 +57,5 @@ class Log(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
-        zero = x == 0
-        return torch.where(zero, 0, v / torch.where(zero, 1, torch.where(x < 0, math.nan, x)))
+        zero, factor = x == 0, torch.where(x < 0, math.nan, torch.ones_like(x))
+        return torch.where(zero, 0, v / (torch.where(zero, 1, x) * factor))

@@ -98,8 +98,8 @@ class Norm(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None, None], x: Tensor, ord: float, dim: tuple[int, ...]) -> tuple[Tensor, int]:
         x = x.movedim(in_dims[0], 0)
-        if not dim:  # a sample is one number
-            return Norm.apply(x.unsqueeze(-1), ord, (x.ndim,)).squeeze(-1), 0
+        if x.ndim == 1:  # a sample is one number
+            return Norm.apply(x.unsqueeze(-1), ord, (1,)).squeeze(-1), 0
         return Norm.apply(x, ord, tuple([d + 1 for d in dim])), 0
 
 
@@ -109,7 +109,7 @@ def _slope_times(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tenso
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     v = v.to(x.dtype)
     if surely(p == 0) or surely(x.numel() == 0):
-        found = v * torch.zeros_like(x)
+        found = torch.zeros_like(x)
     elif surely(p == 1):
         found = torch.sgn(x) * v
     elif surely(abs(p) == math.inf):
@@ -151,7 +151,7 @@ def _scale(size: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 def _dims_of(dim: Dim, ndim: int) -> tuple[int, ...]:
-    """The dimensions from the front. A 0-dimensional tensor has none."""
-    if dim is None or ndim == 0:
+    """The dimensions from the front. The one of a 0-dimensional tensor is 0, as in torch, which then takes no powers."""
+    if dim is None:
         return tuple(range(ndim))
-    return tuple([d % ndim for d in ((dim,) if isinstance(dim, int) else dim)])
+    return tuple([d % max(ndim, 1) for d in ((dim,) if isinstance(dim, int) else dim)])

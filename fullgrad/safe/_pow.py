@@ -62,11 +62,11 @@ class Pow(Elementwise):
         return torch.pow(x, exponent)
 
     @staticmethod
-    def vjp_term(i: int, v: Tensor, x: Any, exponent: Any) -> Tensor | None:
+    def vjp_term(i: int, v: Tensor, x: Any, exponent: Any) -> Tensor:
         if isinstance(exponent, Tensor):
             return _to_base(v, x, exponent) if i == 0 else _to_exponent(v, x, exponent)
         if exponent == 0:
-            return None
+            return torch.zeros_like(v)
         if exponent >= 1:
             return v * (exponent * Pow.apply(x, exponent - 1))
         zero = x == 0
@@ -74,10 +74,9 @@ class Pow(Elementwise):
 
 
 def _to_base(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
-    e = cast(e, result_dtype(x, e))
-    e = torch.where(x <= 0, e.detach(), e)
-    flat = (e == 0) | ((x == 0) & (e < 1))
-    return torch.where(flat, 0, v * (e * Pow.apply(torch.where(flat, 1, x), e - 1)))
+    flat, factor = (e == 0) | ((x == 0) & (e < 1)), cast(e, result_dtype(x, e))
+    factor = torch.where(x <= 0, factor.detach(), factor)
+    return torch.where(flat, 0, v * (factor * Pow.apply(torch.where(flat, 1, x), e - 1)))
 
 
 def _to_exponent(v: Tensor, x: Tensor, e: Tensor) -> Tensor:

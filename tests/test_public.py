@@ -48,7 +48,11 @@ def test_public_function_is_documented(name):
     function = operator.attrgetter(name)(fullgrad)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in inspect.signature(function).parameters.values():
-        assert parameter.kind not in variadic or name in ("checkpoint", "implicit.solve", "safe.where")  # arguments of another function
+        assert parameter.kind not in variadic or name in (
+            "checkpoint",
+            "implicit.solve",
+            "safe.where",
+        )  # arguments of another function
         assert parameter.kind is not parameter.POSITIONAL_ONLY
         assert parameter.kind is parameter.KEYWORD_ONLY or parameter.name not in KEYWORDS
         assert parameter.annotation is not parameter.empty

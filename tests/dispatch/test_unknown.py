@@ -16,7 +16,15 @@ from fullgrad._suite.cases import CASES
 from fullgrad.testing._subject import close, scalar
 
 EVERYDAY = [c for c in CASES if not c.exhaustive and c.tensors[0].ndim]
-MODULES = {"": fullgrad, "implicit": implicit, "soft": soft, "quantizers": quantizers, "safe": safe, "sampling": sampling, "spikes": spikes}
+MODULES = {
+    "": fullgrad,
+    "implicit": implicit,
+    "soft": soft,
+    "quantizers": quantizers,
+    "safe": safe,
+    "sampling": sampling,
+    "spikes": spikes,
+}
 
 # Of what a case is made that torch, too, does not compile for such a size. Where torch learns it, the case is tested.
 PLAIN = {

@@ -30,7 +30,6 @@ def _norm(x, ord=2, dim=None):
     return x.abs().amax(dim) if ord == math.inf else x.abs().pow(ord).sum(dim).pow(1 / ord)
 
 
-
 def _chosen(x, y):
     return safe.where(x > 0, lambda x, y: torch.log(x) * y, lambda x, y: x * torch.exp(y), x, y)
 
@@ -55,7 +54,16 @@ CASES = [
     _case("norm of order 3.5", safe.norm, (X, 3.5, -1), _norm, torch.linalg.vector_norm, of="rows", elementwise=False, long=True),
     _case("norm of order 1.5", safe.norm, (X, 1.5, -1), _norm, torch.linalg.vector_norm, of="rows", elementwise=False, long=True),
     _case("norm of order 0.5", safe.norm, (X, 0.5, -1), _norm, torch.linalg.vector_norm, of="rows", elementwise=False, long=True),
-    _case("norm of order inf", safe.norm, (X, math.inf, -1), _norm, torch.linalg.vector_norm, of="rows", elementwise=False, long=True),
+    _case(
+        "norm of order inf",
+        safe.norm,
+        (X, math.inf, -1),
+        _norm,
+        torch.linalg.vector_norm,
+        of="rows",
+        elementwise=False,
+        long=True,
+    ),
     Case(
         name="safe.where",
         covers=("safe.where",),

@@ -20,8 +20,8 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
         D_y = D_x = 0 \text{ at } x = y = 0
 
     The value is that of :func:`torch.atan2`, bit for bit. Derivatives of every order are 0 at the origin and true elsewhere, also
-    of vectors whose squares overflow or underflow, for which torch gives 0, and of infinite ones, for which it gives NaN. Those of
-    half precision are computed in float32. Saved: ``y`` and ``x``.
+    for vectors whose squares overflow or underflow, where torch gives 0, and for infinite ones, where it gives NaN. Those of half
+    precision are computed in float32. Saved: ``y`` and ``x``.
 
     Args:
         y: Any shape; floating, or integer (which gives the default dtype).

@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
+from fullgrad._dispatch import number_or_tensor
 
 
 def div(x: Tensor, y: Tensor | float) -> Tensor:
@@ -17,9 +18,9 @@ def div(x: Tensor, y: Tensor | float) -> Tensor:
         z = x / y, \qquad D_x = \begin{cases} 1 / y & y \ne 0 \\ 0 & y = 0 \end{cases}, \quad
         D_y = \begin{cases} -x / y^2 & y \ne 0 \\ 0 & y = 0 \end{cases}
 
-    The value is that of :func:`torch.div`, bit for bit: infinite where ``y`` is 0, or NaN if ``x`` is 0, too. Derivatives of every
-    order are 0 there and true elsewhere. Those of half precision are computed in float32. Saved: ``y``, and ``x`` if ``y`` needs a
-    gradient.
+    The value is that of :func:`torch.div`, bit for bit: infinite where ``y`` is 0, or NaN if ``x`` is 0, too. Derivatives of
+    every order are 0 there and true elsewhere. Those of half precision are computed in float32. Saved: ``y``, and ``x`` if ``y``
+    needs a gradient.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -60,6 +61,7 @@ class Div(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, y: Any) -> Tensor:
+        y = number_or_tensor(y, v.dtype, v.device)
         if not isinstance(y, Tensor):
             return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0

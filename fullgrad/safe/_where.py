@@ -18,17 +18,18 @@ def where(condition: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any
         y_i = \begin{cases} f(x_i) & c_i \\ g(x_i) & \text{otherwise} \end{cases}, \qquad
         D_i = \begin{cases} f'(x_i) & c_i \\ g'(x_i) & \text{otherwise} \end{cases}
 
-    :func:`torch.where` of ``f(x)`` and ``g(x)`` has the same value, but its gradient is NaN where the function that is *not* chosen
-    has an infinite or undefined derivative, as :math:`0 \cdot \infty` is NaN. Here each function sees, in place of the elements that
-    are not its own, the first element that is: a point where it is evaluated anyway, so that nothing new can go wrong in it. This
-    holds for derivatives of every order, and also for those of tensors that a function closes over. If no element is a function's
-    own (in a sample, under ``vmap``), it sees 0.5 (integers: 1); that its derivative is finite there matters for tensors that it closes
-    over alone, and to be safe these can be passed among ``xs``.
+    :func:`torch.where` of ``f(x)`` and ``g(x)`` has the same value, but its gradient is NaN where the function that is *not*
+    chosen has an infinite or undefined derivative, as :math:`0 \cdot \infty` is NaN. Here each function sees, in place of the
+    elements that are not its own, the first element that is: a point at which it is evaluated anyway, so that nothing new can go
+    wrong in it. Derivatives of every order follow, and also those of tensors that a function closes over. If no element is a
+    function's own (in a sample, under ``vmap``), it sees 0.5, or 1 in integers. Its derivative there has no effect on ``xs``,
+    whatever it is; a tensor that the function closes over gets 0 times that derivative, so pass it among ``xs`` if the function
+    is singular at 0.5.
 
     ``f`` and ``g`` treat every element alike: element i of the result depends on elements i of their arguments, which have the
     broadcast shape. A function that mixes elements, such as a sum or a matrix product, would mix in the replaced ones. Both are
-    called once, whatever the condition is. At a singular point of its own a function has its own derivative:
-    ``fullgrad.safe.sqrt`` there, and the like. Saved: the arguments of both functions, ``condition``, and what the functions save.
+    called once, whatever the condition is. At a singular point of its own a function has its own derivative: use
+    :func:`fullgrad.safe.sqrt` and its neighbors there. Saved: ``condition``, and what the functions save of their arguments.
 
     Args:
         condition: A bool tensor.
@@ -40,8 +41,8 @@ def where(condition: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any
         A tensor of the broadcast shape.
 
     Raises:
-        TypeError: ``condition`` is not a bool tensor, an element of ``xs`` is not a real tensor, ``f`` or ``g`` is not a function or
-            returns neither a tensor nor a number.
+        TypeError: ``condition`` is not a bool tensor, an element of ``xs`` is not a real tensor, or ``f`` or ``g`` is not a
+            function or returns neither a tensor nor a number.
         ValueError: ``xs`` is empty, or a function returns a shape that does not broadcast to that of its arguments.
         NotImplementedError: An argument is a nested tensor.
 

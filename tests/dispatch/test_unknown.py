@@ -53,7 +53,7 @@ WHOLE_ROWS = ("quantizers.mx_quantize", "sampling.gumbel_sinkhorn")
 # Numbers that choose a formula or a format, which are constants of a graph, and those that torch's own functions do not take.
 CONSTANTS = {"dim", "k", "samples", "tie", "at_zero", "terms", "neighbor_radius", "max_spikes"}
 CONSTANTS |= {"levels", "bits", "quant_min", "quant_max", "block_size", "max_exponent", "eps of fsq"}
-CONSTANTS |= {"nan", "posinf", "neginf", "norm_type", "q", "rtol", "atol", "gamma", "zeta", "alpha of dspike"}
+CONSTANTS |= {"nan", "posinf", "neginf", "norm_type", "ord", "q", "rtol", "atol", "gamma", "zeta", "alpha of dspike"}
 
 
 def groups(cases, size=8):

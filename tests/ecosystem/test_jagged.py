@@ -18,6 +18,7 @@ RAISING = {
     "quantizers.dorefa_gradient",
     "quantizers.nvfp4_quantize",
     "ScaleTracker",
+    "safe.where",
     *("implicit.root", "implicit.fixed_point", "implicit.argmin", "implicit.solve"),
     *(f"averages by {way}" for way in ("scans", "prefix sums", "blocks of rows")),
 }

@@ -394,8 +394,8 @@ def test_errors_of_where_name_the_argument():
         safe.where(c, lambda x: x[:2], torch.exp, x)
     with pytest.raises(TypeError, match=r"where: `f\(\*xs\)` must be a number or a tensor"):
         safe.where(c, lambda x: (x, x), torch.exp, x)
+    nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3]))
     with pytest.raises(NotImplementedError, match="nested"):
-        nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3]))
         safe.where(c, torch.exp, torch.log, nested)
 
 

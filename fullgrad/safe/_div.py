@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
-from fullgrad._dispatch import number_or_tensor
+from fullgrad.safe._numbers import known
 
 
 def div(x: Tensor, y: Tensor | float) -> Tensor:
@@ -61,7 +61,7 @@ class Div(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, y: Any) -> Tensor:
-        y = number_or_tensor(y, v.dtype, v.device)
+        y = known(y, v)
         if not isinstance(y, Tensor):
             return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0

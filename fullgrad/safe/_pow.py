@@ -10,7 +10,7 @@ from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
 from fullgrad._core.opmath import cast, result_dtype
-from fullgrad._dispatch import number_or_tensor
+from fullgrad.safe._numbers import known
 
 
 def pow(x: Tensor, exponent: Tensor | float) -> Tensor:
@@ -64,7 +64,7 @@ class Pow(Elementwise):
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, exponent: Any) -> Tensor:
-        exponent = number_or_tensor(exponent, v.dtype, v.device)
+        exponent = known(exponent, v)
         if isinstance(exponent, Tensor):
             return _to_base(v, x, exponent) if i == 0 else _to_exponent(v, x, exponent)
         if exponent == 0:

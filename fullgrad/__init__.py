@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         losses,
         quantizers,
         rounding,
+        safe,
         sampling,
         soft,
         spikes,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         "implicit",
         "losses",
         "quantizers",
+        "safe",
         "sampling",
         "soft",
         "spikes",
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `functions` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion")
-_MODULES = ("blackbox", "implicit", "losses", "quantizers", "sampling", "soft", "spikes")
+_MODULES = ("blackbox", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 import fullgrad
-from fullgrad import Function, nn, quantizers, sampling, soft, spikes
+from fullgrad import Function, nn, quantizers, safe, sampling, soft, spikes
 
-PUBLIC = {name for module in (fullgrad, nn, nn.soft, quantizers, sampling, soft, spikes) for name in module.__all__}
+PUBLIC = {name for module in (fullgrad, nn, nn.soft, quantizers, safe, sampling, soft, spikes) for name in module.__all__}
 
 
 class Cube(Function):

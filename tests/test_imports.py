@@ -23,6 +23,7 @@ FAMILIES = (
     "spikes",
     "quantizers",
     "sampling",
+    "safe",
 )
 # From the ground up. A module belongs to the layer with the longest name that it begins with.
 LAYERS = (

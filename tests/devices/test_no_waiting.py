@@ -8,13 +8,13 @@ from torch.func import grad, jvp, vmap
 
 import fullgrad
 from fullgrad._suite.bench._operators import tensors
-from fullgrad._suite.cases import clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking
+from fullgrad._suite.cases import clamping, functions, gradients, quantizers, rounding, safe, sampling, soft, spikes, tracking
 from tests import devices
 from tests.devices.test_second_device import pytestmark as with_the_plugin
 
 pytestmark = [with_the_plugin, pytest.mark.short]
 
-FAMILIES = (clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, tracking)
+FAMILIES = (clamping, functions, gradients, quantizers, rounding, safe, sampling, soft, spikes, tracking)
 # Operators whose algorithm looks at numbers, as their docstrings say, and torch's gradient of a product, which counts zeros.
 WAITING = {
     "quantizers.vector_quantize, identity",

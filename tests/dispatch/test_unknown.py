@@ -10,14 +10,17 @@ from torch import Tensor
 from torch.export import Dim, export
 
 import fullgrad
-from fullgrad import blackbox, implicit, losses, quantizers, sampling, soft, spikes
+from fullgrad import blackbox, implicit, losses, quantizers, safe, sampling, soft, spikes
 from fullgrad._dispatch import unknown
 from fullgrad._suite.cases import CASES
 from fullgrad.testing._subject import close, scalar
 
 EVERYDAY = [c for c in CASES if not c.exhaustive and c.tensors[0].ndim]
-MODULES = {"": fullgrad, "blackbox": blackbox, "implicit": implicit, "losses": losses, "soft": soft, "quantizers": quantizers}
-MODULES |= {"sampling": sampling, "spikes": spikes}
+MODULES = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (blackbox, implicit, losses, quantizers, safe, sampling, soft, spikes)
+}
+MODULES[""] = fullgrad
 
 # Of what a case is made that torch, too, does not compile for such a size. Where torch learns it, the case is tested.
 PLAIN = {
@@ -47,7 +50,7 @@ WHOLE_ROWS = ("quantizers.mx_quantize", "sampling.gumbel_sinkhorn")
 # Numbers that choose a formula or a format, which are constants of a graph, and those that torch's own functions do not take.
 CONSTANTS = {"dim", "k", "samples", "tie", "at_zero", "terms", "neighbor_radius", "max_spikes"}
 CONSTANTS |= {"levels", "bits", "quant_min", "quant_max", "block_size", "max_exponent", "eps of fsq"}
-CONSTANTS |= {"nan", "posinf", "neginf", "norm_type", "q", "rtol", "atol", "gamma", "zeta", "alpha of dspike"}
+CONSTANTS |= {"nan", "posinf", "neginf", "norm_type", "ord", "q", "rtol", "atol", "gamma", "zeta", "alpha of dspike"}
 # Those of functions that are one node, which are constants of it.
 CONSTANTS |= {"sigma", "lam", "noise_scale", "step of finite_difference"}
 

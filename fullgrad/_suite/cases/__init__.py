@@ -10,6 +10,7 @@ from fullgrad._suite.cases import (
     order,
     quantizers,
     rounding,
+    safe,
     sampling,
     simplex,
     soft,
@@ -33,6 +34,7 @@ CASES: list[Case] = [
     *implicit.CASES,
     *blackbox.CASES,
     *losses.CASES,
+    *safe.CASES,
 ]
 
 __all__ = ["CASES", "Case"]

@@ -1,0 +1,16 @@
+"""Functions of torch whose derivatives are finite at their singular points, and a `where` for branches with such points."""
+
+from fullgrad._core.public import make_public
+from fullgrad.safe._acos import acos
+from fullgrad.safe._asin import asin
+from fullgrad.safe._atan2 import atan2
+from fullgrad.safe._div import div
+from fullgrad.safe._log import log
+from fullgrad.safe._norm import norm
+from fullgrad.safe._pow import pow
+from fullgrad.safe._sqrt import sqrt
+from fullgrad.safe._where import where
+
+__all__ = ["acos", "asin", "atan2", "div", "log", "norm", "pow", "sqrt", "where"]
+
+make_public(__name__)

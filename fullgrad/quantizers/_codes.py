@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fullgrad._core import checks
 from fullgrad._core.batching import elementwise
 from fullgrad._core.function import Function
 from fullgrad._core.pieces import pointwise
@@ -34,10 +33,9 @@ def codes(
     .. math::
         q = \operatorname{clamp}(\operatorname{round}(x / s) + z,\, l,\, h)
 
-    ``(codes(x, s, z) - z) * s`` is ``fake_quantize(x, s, z)`` bit for bit, where the difference and the product are computed in the
-    dtype of ``x``, or in float32 for half precision, and *z* is rounded and clamped as in :func:`fake_quantize`. NaN has no
-    integer and becomes ``quant_min``, as in torch. Like that of :func:`torch.argmax`, the result has no derivative. Nothing is
-    saved.
+    ``(codes(x, s, z) - z) * s`` is ``fake_quantize(x, s, z)`` bit for bit, with arithmetic in the dtype of ``x``, or in float32
+    for half precision, and *z* rounded and clamped as in :func:`fake_quantize`. NaN has no integer and becomes ``quant_min``, as
+    in torch. The result has no derivative, as with :func:`torch.argmax`. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -33,10 +33,10 @@ def float_codes(
         \qquad k \ge k_0, \quad n < 2^{M + 1}
 
     for *E* bits of exponent, *M* of mantissa, and the exponent :math:`k_0` of the smallest normal number: sign, exponent and
-    mantissa, from the highest bit to the lowest. Where the format is one of torch's,
-    ``float_codes(x, format).view(format) == float_quantize(x, format)``. Infinity and NaN have the codes of the format; NaN has all
-    bits of the exponent and the mantissa, and the sign of the number, and in formats of kind ``"fnuz"`` the sign alone. A format
-    of numbers alone has no NaN, which becomes 0. Nothing is saved.
+    mantissa, from the highest bit to the lowest. Where the format is one of torch's, ``float_codes(x, format).view(format)`` has
+    the numbers of ``float_quantize(x, format)``. Infinity and NaN have the codes of the format; NaN has all bits of the exponent
+    and the mantissa, and the sign of the number, and in formats of kind ``"fnuz"`` the sign alone. A format of numbers alone has
+    no NaN, which becomes 0. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -28,13 +28,14 @@ def _fake_quantize(x: Tensor, *inputs: Any) -> Any:
         x.dtype == torch.float32 and grid.rounding == "half_even" and grid.reciprocal and grid.round_zero_point
     ):
         return NotImplemented
+    if not all(isinstance(n, int) for n in x.shape):  # torch cannot trace its operators where sizes are unknown
+        return NotImplemented
     scale, zero_point = grid.scale, grid.zero_point
     if isinstance(scale, float) and isinstance(zero_point, int):
         y = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, *bounds)
         ends = [rounded((end - zero_point) * rounded(scale, x.dtype), x.dtype) for end in grid[2:4]]
         return y if bounds == grid[2:4] else torch.clamp(y, *ends)
-    # torch cannot trace its operators of tensors as parameters where sizes are unknown.
-    if not all(isinstance(p, (float, int, Tensor)) for p in (scale, zero_point)) or not all(isinstance(n, int) for n in x.shape):
+    if not all(isinstance(p, (float, int, Tensor)) for p in (scale, zero_point)):
         return NotImplemented
     z = _integer_zero_point(zero_point, grid)
     axis = _axis(x, [p for p in (scale, z) if isinstance(p, Tensor)])

@@ -124,7 +124,7 @@ def test_what_torch_makes_of_numbers_without_a_code():
 
 
 def test_batches_and_sizes_of_any_kind():
-    """Inside of vmap, and for tensors as parameters where sizes are unknown, for which torch's operators have no rule, the graph has the formula."""
+    """Inside of vmap, and where sizes are unknown, the graph has the formula: torch has no rules there."""
 
     class Batched(nn.Module):
         def forward(self, x, scale):
@@ -136,10 +136,10 @@ def test_batches_and_sizes_of_any_kind():
     assert not any("fake_quantize" in t for t in targets(program))
     equal(program.module()(x, ROWS), Batched()(x, ROWS))
     rows = torch.export.Dim("rows")
-    for name, known in (("columns", False), ("a tensor", False), ("numbers", True), ("4 bits", True)):
+    for name in ("columns", "a tensor", "numbers", "4 bits"):
         module = KNOWN[name][0]
         program = exported(module, x, dynamic_shapes=({0: rows},))
-        assert any("fake_quantize" in t for t in targets(program)) == known
+        assert not any("fake_quantize" in t for t in targets(program))
         equal(program.module()(x[:4]), module(x[:4]))
 
 

@@ -26,7 +26,13 @@ import torch
 from fullgrad.nn._function_module import FunctionModule as FunctionModule
 '''
 # What one of the two needs besides.
-IMPORTS = {nn: "from fullgrad.nn import soft as soft\nfrom fullgrad.quantizers import FloatFormat\n", nn.soft: ""}
+_OF_NN = (
+    "from fullgrad.nn import soft as soft",
+    "from fullgrad.nn._quantize import quantize_ as quantize_, unquantize_ as unquantize_",
+    "from fullgrad.quantizers import FloatFormat",
+    "",
+)
+IMPORTS = {nn: "\n".join(_OF_NN), nn.soft: ""}
 _NAMES = {"torch._C.": "torch.", "typing.": "", "fullgrad.quantizers._formats.": ""}
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LEARNABLE = inspect.Parameter("learnable", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=str | Sequence[str])
@@ -40,7 +46,7 @@ def text(module: ModuleType) -> str:
 
 def names(module: ModuleType) -> list[str]:
     """The classes that are made of functions."""
-    return [name for name in module.__all__ if name != "FunctionModule"]
+    return [name for name in module.__all__ if isinstance(getattr(module, name), type) and name != "FunctionModule"]
 
 
 def stub_of(module: ModuleType, name: str) -> str:

@@ -15,7 +15,7 @@ FUNCTIONS = [n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad,
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]
 SPIKES.remove("spikes.from_slope")  # which makes operators
-HELPERS = ("levels", "quant_range")
+HELPERS = ("codebook_codes", "codes", "float_codes", "levels", "quant_range")  # without a derivative
 QUANTIZERS = [
     f"quantizers.{name}"
     for name in fullgrad.quantizers.__all__

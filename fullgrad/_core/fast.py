@@ -3,6 +3,9 @@
 A function that has an entry is marked `replaceable`. An entry runs in eager code that nothing records, batches or traces; one
 that is itself differentiable torch code, ``recorded=True``, runs in all eager code. Where an entry returns NotImplemented, the
 formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry runs.
+
+An entry of another kind, `exported`, gives the numbers of a formula by an operator of torch that other tools know; it runs where
+torch.export traces, outside of ``vmap``.
 """
 
 import functools
@@ -11,7 +14,9 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fullgrad._dispatch import is_compiling, is_unrecorded
+import torch
+
+from fullgrad._dispatch import is_compiling, is_unrecorded, transforms_active
 
 ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 
@@ -22,7 +27,7 @@ _OF_FAMILIES = {
     "fullgrad.soft": ("windows", "soft", "small_rows"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.rounding": ("rounding",),
-    "fullgrad.quantizers": ("windows", "grids", "codebooks"),
+    "fullgrad.quantizers": ("windows", "grids", "codebooks", "exported"),
     "fullgrad.sampling": ("windows", "sampling"),
 }
 
@@ -80,14 +85,28 @@ def fast(target: Any, *, recorded: bool = False, within: float = 0, of_largest: 
     return register
 
 
+def exported(target: Any) -> Any:
+    """Register the decorated function as what a replaceable function is in exported graphs, where it applies."""
+
+    def register(version: Callable[..., Any]) -> Callable[..., Any]:
+        target.put_exported(version)
+        return version
+
+    return register
+
+
 def gated(formula: Callable[..., Any]) -> Any:
     """A function that gives the numbers of a formula, by the version put in its place where that may run: the one gate."""
-    version, recorded = None, False
+    version, recorded, in_exports = None, False, None
 
     @functools.wraps(formula)
     def call(*args: Any) -> Any:
         if version is not None and (not is_compiling() if recorded else is_unrecorded(args)):
             found = version(*args)
+            if found is not NotImplemented:
+                return found
+        if in_exports is not None and torch.compiler.is_exporting() and not transforms_active():
+            found = in_exports(*args)
             if found is not NotImplemented:
                 return found
         return formula(*args)
@@ -96,7 +115,12 @@ def gated(formula: Callable[..., Any]) -> Any:
         nonlocal version, recorded
         version, recorded = new, differentiable
 
+    def put_exported(new: Callable[..., Any]) -> None:
+        nonlocal in_exports
+        in_exports = new
+
     call.put = put  # pyright: ignore[reportAttributeAccessIssue]
+    call.put_exported = put_exported  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 

@@ -8,6 +8,7 @@ import torch
 
 from fullgrad.nn._function_module import FunctionModule as FunctionModule
 from fullgrad.nn import soft as soft
+from fullgrad.nn._quantize import quantize_ as quantize_, unquantize_ as unquantize_
 from fullgrad.quantizers import FloatFormat
 
 class ATanSpike(FunctionModule):

@@ -16,7 +16,8 @@ _WORDS |= {w: w.upper() for w in ("bsq", "fsq", "lsq", "mx", "nvfp4", "pact", "s
 # Tensors without a default that belong to the module, and are no inputs of a call.
 _STATE = ("codebook", "mask", "scale", "v")
 # Helpers that compute no layer, and makers of operators.
-_EXCLUDED = ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
+_EXCLUDED = ("codebook_codes", "codes", "float_codes")
+_EXCLUDED += ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
 _EXCLUDED += ("checkpoint", "custom_gradient", "custom_jvp", "custom_vjp", "linear_map", "with_reference")
 # The families whose functions have their classes in a module.
 _FAMILIES = {

@@ -3,11 +3,14 @@
 from fullgrad._core.public import make_public
 from fullgrad.quantizers._binarize import binarize
 from fullgrad.quantizers._bsq import bsq
+from fullgrad.quantizers._codebook_codes import codebook_codes
 from fullgrad.quantizers._codebook_quantize import codebook_quantize
+from fullgrad.quantizers._codes import codes
 from fullgrad.quantizers._dorefa_activation import dorefa_activation
 from fullgrad.quantizers._dorefa_gradient import dorefa_gradient
 from fullgrad.quantizers._dorefa_weight import dorefa_weight
 from fullgrad.quantizers._fake_quantize import fake_quantize
+from fullgrad.quantizers._float_codes import float_codes
 from fullgrad.quantizers._float_quantize import float_quantize
 from fullgrad.quantizers._float_quantize_bwd import float_quantize_bwd
 from fullgrad.quantizers._formats import FloatFormat
@@ -30,11 +33,14 @@ __all__ = [
     "FloatFormat",
     "binarize",
     "bsq",
+    "codebook_codes",
     "codebook_quantize",
+    "codes",
     "dorefa_activation",
     "dorefa_gradient",
     "dorefa_weight",
     "fake_quantize",
+    "float_codes",
     "float_quantize",
     "float_quantize_bwd",
     "fsq",

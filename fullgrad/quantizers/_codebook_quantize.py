@@ -64,11 +64,7 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     Source: Dettmers et al., https://arxiv.org/abs/2305.14314; Yamamoto, https://arxiv.org/abs/2103.07156.
     """
     x = _arguments.floating_input("codebook_quantize", "x", x)
-    checks.real_tensor("codebook_quantize", "codebook", codebook)
-    if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
-        raise ValueError(
-            f"codebook_quantize: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
-        )
+    check_codebook("codebook_quantize", codebook)
     if scale is not None:
         _arguments.check_scale("codebook_quantize", "scale", scale, x.dtype)
     checks.choice("codebook_quantize", "inside", inside, INSIDE)
@@ -76,6 +72,15 @@ def codebook_quantize(x: Tensor, codebook: Tensor, scale: Parameter | None = Non
     if split is None:
         return CodebookQuantize.apply(x, scale, codebook, inside)
     return reshaped(CodebookQuantize.apply(reshaped(x, split), scale, codebook, inside), x.shape)
+
+
+def check_codebook(name: str, codebook: Any) -> None:
+    """At least one number, in one dimension."""
+    checks.real_tensor(name, "codebook", codebook)
+    if codebook.ndim != 1 or not holds(codebook.shape[0] != 0):
+        raise ValueError(
+            f"{name}: `codebook` must have one dimension and at least one number, got shape {tuple(codebook.shape)}."
+        )
 
 
 class _CodebookOperator(Function):

@@ -94,36 +94,40 @@ def fake_quantize(
     _arguments.check_scale("fake_quantize", "scale", scale, x.dtype, reciprocal)
     quant_min, quant_max = _arguments.check_range("fake_quantize", quant_min, quant_max, x.dtype)
     if not (zero_point.__class__ is int and quant_min <= zero_point <= quant_max):
-        zero_point = _checked_zero_point(zero_point, quant_min, quant_max, round_zero_point)
+        zero_point = checked_zero_point("fake_quantize", zero_point, quant_min, quant_max, round_zero_point)
     checks.choice("fake_quantize", "inside", inside, _arguments.INSIDE)
     noise = _arguments.rounding_noise("fake_quantize", x, rounding, noise, generator)
     options = (inside, rounding, bool(reciprocal), bool(round_zero_point), noise)
     return quantized("fake_quantize", x, Grid(scale, zero_point, quant_min, quant_max, *options), dim)
 
 
-def quantized(name: str, x: Tensor, grid: Grid, dim: int | None = None) -> Tensor:
-    """`fake_quantize` of arguments that are checked, but for the shapes of the scale and the zero point."""
+def quantized(name: str, x: Tensor, grid: Grid, dim: int | None = None, apply: Any = None) -> Tensor:
+    """`fake_quantize` of arguments that are checked, but for the shapes of the scale and the zero point; or another operator of
+    the same arguments.
+    """
+    apply = apply or FakeQuantize.apply
     parameters = {"scale": grid.scale, "zero_point": grid.zero_point}
     split, (scale, zero_point) = _arguments.in_blocks(name, x, dim, parameters)
     if split is not None:
         noise = None if grid.noise is None else reshaped(grid.noise, split)
-        return reshaped(FakeQuantize.apply(reshaped(x, split), scale, zero_point, *grid[2:-1], noise), x.shape)
+        return reshaped(apply(reshaped(x, split), scale, zero_point, *grid[2:-1], noise), x.shape)
     if scale.__class__ is not float and not isinstance(scale, Tensor):
         scale = number_or_tensor(scale, _arguments.compute_dtype(x.dtype), x.device)
-    return FakeQuantize.apply(x, scale, zero_point, *grid[2:])
+    return apply(x, scale, zero_point, *grid[2:])
 
 
-def _checked_zero_point(value: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
-    checks.real_number_or_tensor("fake_quantize", "zero_point", value)
+def checked_zero_point(name: str, value: Any, quant_min: int, quant_max: int, is_rounded: bool) -> Any:
+    """A zero point of a range: a tensor, or a number, which is an integer in the range where it is rounded."""
+    checks.real_number_or_tensor(name, "zero_point", value)
     if isinstance(value, Tensor):
         return value
     if not is_rounded:
         if not math.isfinite(value):
-            raise ValueError(f"fake_quantize: `zero_point` must be finite, got {value}.")
+            raise ValueError(f"{name}: `zero_point` must be finite, got {value}.")
         return float(value)
     if not (holds(value >= quant_min) and holds(value <= quant_max) and holds(value == int(value))):
         raise ValueError(
-            f"fake_quantize: `zero_point` must be an integer from {quant_min} to {quant_max} where it is rounded, got {value}."
+            f"{name}: `zero_point` must be an integer from {quant_min} to {quant_max} where it is rounded, got {value}."
         )
     return int(value)
 

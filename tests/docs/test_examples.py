@@ -23,6 +23,7 @@ OUTPUT = {
     "adopting": r"^snntorch: (gradients of \d+ samples in one call equal a loop|not installed, skipped)",
     "choosing": "equal a loop over 8 samples",
     "clamp_range": "learned is ahead of fixed",
+    "deploy": r"first weight is \d+ integers(.|\n)*(the digit of torch for|no ONNX file is written)",
     "digits": "equal a loop over its samples",
     "distributed": r"^2 processes(.|\n)*tensor parallel +\d\.\de-1\d\nsum of clipped gradients",
     "equilibrium": r"gradients of 8 samples equal those(.|\n)*Hessian-vector product",
@@ -38,7 +39,7 @@ OUTPUT = {
     r"^opacus: (per-sample gradients|not installed, skipped)(.|\n)*"
     r"^curvlinops: (Hessian|not installed, skipped)",
 }
-WITHOUT_PICTURE = {"adopting", "distributed", "plugins"}  # the first has one where its package is
+WITHOUT_PICTURE = {"adopting", "deploy", "distributed", "plugins"}  # the first has one where its package is
 
 
 @pytest.mark.long

@@ -15,7 +15,8 @@ import fullgrad
 from fullgrad import quantizers, sampling, soft, spikes
 from fullgrad.nn import FunctionModule
 
-CLASSES = [name for name in fullgrad.nn.__all__ if name != "FunctionModule"] + [f"soft.{n}" for n in fullgrad.nn.soft.__all__]
+MODULES = [name for name in fullgrad.nn.__all__ if inspect.isclass(getattr(fullgrad.nn, name)) and name != "FunctionModule"]
+CLASSES = MODULES + [f"soft.{n}" for n in fullgrad.nn.soft.__all__]
 X = torch.tensor([[0.3, -1.2, 2.5, 0.9], [1.4, 0.1, -0.6, 0.7]])
 # Arguments without a default, those of some classes, and inputs that are no X.
 REQUIRED = {

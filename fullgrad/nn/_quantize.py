@@ -1,0 +1,261 @@
+"""`quantize_`: quantizers for the weights and the inputs of a model's layers, in place."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fullgrad._core import checks
+from fullgrad.quantizers import fake_quantize, quant_range
+
+METHODS = ("max", "mean", "mse")
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# The attribute of a layer whose weight has a quantizer as its parametrization.
+_MARK = "_weight_is_quantized"
+# Numbers of one batch that a scale is computed from, besides its ends.
+_SAMPLE = 2**14
+
+Bits = int | Callable[[Tensor], nn.Module] | None
+
+
+def quantize_(
+    model: nn.Module,
+    weights: Bits = 8,
+    activations: Bits = 8,
+    data: Iterable[Any] = (),
+    *,
+    method: str = "max",
+    learn: bool = False,
+) -> nn.Module:
+    r"""Quantize the weights and the inputs of every linear and convolutional layer of a model, in place.
+
+    .. math::
+        W_q = \operatorname{fake\_quantize}(W, s_W), \quad x_q = \operatorname{fake\_quantize}(x, s_x), \qquad
+        s = \frac{\max |x|}{h} \;\text{or}\; \frac{2 \operatorname{mean} |x|}{\sqrt h} \;\text{or}\;
+        \operatorname{argmin}_s \operatorname{mean} (x_q - x)^2
+
+    for the largest code *h*. Values and derivatives are those of :func:`fullgrad.quantizers.fake_quantize`. A weight gets a
+    parametrization of ``torch.nn.utils.parametrize`` with a scale per output channel; a layer gets a module ``input_quantizer``
+    with one scale, called by a forward pre-hook, unsigned where no number of the data is negative. The model is called once with
+    each batch, in evaluation mode and without gradients. ``torch.func``, ``torch.compile``, ``torch.export``, ``copy.deepcopy``
+    and ``state_dict`` work as before; a state is loaded into a model quantized likewise. :func:`unquantize_` undoes it.
+
+    Args:
+        model: A module; its ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d`` are quantized.
+        weights: A number of bits, from 2 to 16; or a function of the weight that returns a module, such as
+            :class:`fullgrad.nn.LSQ`; None to leave weights as they are.
+        activations: As ``weights``; a function gets numbers of the layer's inputs, in one dimension. None to leave inputs as they
+            are.
+        data: Batches for the scales of activations: tensors, or tuples and lists whose first item is the input.
+        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start) or ``"mse"`` (the best of 80 scales).
+        learn: Whether scales are parameters, with the gradient of LSQ but for its constant factor, which Adam ignores; else
+            buffers.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module, a number of bits not an integer, or a function does not return a module.
+        ValueError: A number of bits is out of its range, ``method`` is unknown, the model has no such layer or is quantized
+            already, no batch reaches a layer, or numbers are not finite. The model is then as before.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> _ = fullgrad.nn.quantize_(model, weights=4, activations=8, data=[torch.randn(32, 8)], learn=True)
+        >>> model[0].weight.unique().numel() <= 16 * 16
+        True
+        >>> model[2].input_quantizer
+        InputQuantizer(0 to 255, scale of shape ())
+        >>> [name for name, _ in model[2].named_parameters()]
+        ['bias', 'parametrizations.weight.original', 'parametrizations.weight.0.scale', 'input_quantizer.scale']
+
+    Source: Esser et al., https://arxiv.org/abs/1902.08153, for ``"mean"`` and ``learn``.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quantize_: `model` must be a module, got a value of type {type(model).__name__}.")
+    _check_bits("weights", weights)
+    _check_bits("activations", activations)
+    checks.choice("quantize_", "method", method, METHODS)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, _LAYERS)}
+    if not layers:
+        raise ValueError("quantize_: `model` has no Linear, Conv1d, Conv2d or Conv3d.")
+    for name, layer in layers.items():
+        if hasattr(layer, "input_quantizer") or parametrize.is_parametrized(layer, "weight"):
+            raise ValueError(f"quantize_: `model` must not be quantized yet, got {name or 'model'!r}; call unquantize_ first.")
+    inputs = {} if activations is None else _inputs_of(model, layers, data)
+    made: list[tuple[nn.Module, nn.Module | None, nn.Module | None]] = []
+    with torch.no_grad():
+        for name, layer in layers.items():
+            weight: Any = layer.weight
+            for_weight = _quantizer(f"the weight of {name!r}", weight, weights, method, learn, WeightQuantizer)
+            for_input = _quantizer(f"the input of {name!r}", inputs.get(name), activations, method, learn, InputQuantizer)
+            made.append((layer, for_weight, for_input))
+    try:
+        for layer, for_weight, for_input in made:
+            if for_weight is not None:
+                parametrize.register_parametrization(layer, "weight", for_weight.train(layer.training))
+                setattr(layer, _MARK, True)
+            if for_input is not None:
+                layer.input_quantizer = for_input.train(layer.training)
+                layer.register_forward_pre_hook(_quantize_input)
+    except Exception:  # a module of the user does not fit the weight
+        unquantize_(model)
+        raise
+    return model
+
+
+def unquantize_(model: nn.Module) -> nn.Module:
+    """Undo :func:`quantize_`, in place: weights are those before rounding, and inputs are used as they are.
+
+    Args:
+        model: A module, of which some layers may be quantized; also a copy of the one that was.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+        >>> weight = model[0].weight
+        >>> _ = fullgrad.nn.unquantize_(fullgrad.nn.quantize_(model, weights=2, activations=None))
+        >>> model[0].weight is weight
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"unquantize_: `model` must be a module, got a value of type {type(model).__name__}.")
+    for layer in [*model.modules()]:
+        if not isinstance(layer, _LAYERS):
+            continue
+        if hasattr(layer, _MARK):
+            _restore_weight(layer)
+            delattr(layer, _MARK)
+        for key, hook in [*layer._forward_pre_hooks.items()]:
+            if hook is _quantize_input:
+                del layer._forward_pre_hooks[key]
+                del layer.input_quantizer
+    return model
+
+
+class WeightQuantizer(nn.Module):
+    """`fake_quantize` with a scale of its own, a parameter or a buffer."""
+
+    scale: Tensor
+
+    def __init__(self, scale: Tensor, quant_min: int, quant_max: int, learn: bool) -> None:
+        super().__init__()
+        if learn:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+        self.quant_min, self.quant_max = quant_min, quant_max
+        self.inside: Any = "exact" if learn else "rounded"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fake_quantize(x, self.scale, 0, self.quant_min, self.quant_max, inside=self.inside)
+
+    def extra_repr(self) -> str:
+        """The codes, and the shape of the scale."""
+        return f"{self.quant_min} to {self.quant_max}, scale of shape {tuple(self.scale.shape)}"
+
+
+class InputQuantizer(WeightQuantizer):
+    """The quantizer of a layer's input, which has one scale."""
+
+
+def _restore_weight(layer: Any) -> None:
+    """Remove the parametrization of a weight. torch removes a property of the class, which copies of a model share."""
+    if len(layer.parametrizations) > 1:
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        return
+    weight, others = layer.parametrizations["weight"].original, dict(layer._parameters)
+    del layer.parametrizations
+    layer.__class__ = type(layer).__bases__[0]
+    layer._parameters.clear()
+    layer.register_parameter("weight", weight)
+    layer._parameters.update(others)
+
+
+def _quantize_input(layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The forward pre-hook of a layer."""
+    return (layer.input_quantizer(args[0]), *args[1:])
+
+
+def _check_bits(argument: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        checks.integer_between("quantize_", argument, value, 2, 16)
+
+
+def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> dict[str, Tensor]:
+    """Numbers of the inputs of each layer, the ends of each batch among them, in one pass."""
+    found: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            x = args[0].detach().flatten()
+            if x.numel():
+                found[name].extend([x[:: -(-x.numel() // _SAMPLE)], x.amin().reshape(1), x.amax().reshape(1)])
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    modes = {m: m.training for m in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            for batch in data:
+                model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for m, mode in modes.items():
+            m.training = mode
+    missing = [name for name, parts in found.items() if not parts]
+    if missing:
+        raise ValueError(
+            f"quantize_: `data` must have batches that reach every layer for the scales of activations, got none for "
+            f"{', '.join(map(repr, missing))}; or write activations=None."
+        )
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _quantizer(what: str, x: Tensor | None, bits: Any, method: str, learn: bool, kind: type[WeightQuantizer]) -> Any:
+    if bits is None or x is None:
+        return None
+    if not x.isfinite().all():
+        raise ValueError(f"quantize_: numbers must be finite, got infinity or NaN in {what}.")
+    if callable(bits):
+        found = bits(x)
+        if not isinstance(found, nn.Module):
+            raise TypeError(f"quantize_: a function of a tensor must return a module, got {type(found).__name__} for {what}.")
+        return found
+    low, high = quant_range(bits, signed=kind is WeightQuantizer or bool(x.min() < 0))
+    dims = tuple(range(1, x.ndim))
+    scale = _scale(x, low, high, method, dims) if dims else _scale(x.unsqueeze(0), low, high, method, (1,)).reshape(())
+    return kind(scale.to(x.dtype), low, high, learn)
+
+
+def _scale(x: Tensor, low: int, high: int, method: str, dims: tuple[int, ...]) -> Tensor:
+    """A positive scale for each row."""
+    x = x.detach().float() if x.dtype in (torch.float16, torch.bfloat16) else x.detach()
+    if method == "mean":
+        return _positive(2 * x.abs().mean(dims, keepdim=True) / math.sqrt(high))
+    largest = _positive(x.abs().amax(dims, keepdim=True) / high)
+    if method == "max":
+        return largest
+    best, least = largest, torch.full_like(largest, math.inf)
+    for fraction in torch.linspace(0.2, 1.2, 80).tolist() if high > 1 else torch.linspace(0.05, 1.2, 80).tolist():
+        error = (fake_quantize(x, largest * fraction, 0, low, high) - x).square().mean(dims, keepdim=True)
+        best, least = torch.where(error < least, largest * fraction, best), torch.minimum(error, least)
+    return best
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """A scale whose reciprocal is finite: 1 for a row of zeros."""
+    return torch.where(scale > 2 * torch.finfo(torch.float32).tiny, scale, 1.0)

@@ -1,0 +1,205 @@
+"""`quantize_`: values of the formula, and a model that behaves as before."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parametrize
+
+import fullgrad
+from fullgrad import quantizers
+from fullgrad.nn import quantize_, unquantize_
+
+pytestmark = pytest.mark.short
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def batches(count=3):
+    torch.manual_seed(1)
+    return [torch.randn(8, 2, 6, 6) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("weights", "activations"), [(4, 8), (8, None), (None, 5)])
+def test_the_output_is_that_of_quantized_weights_and_inputs(weights, activations):
+    """Each layer computes with rounded tensors, on scales from the largest numbers of all batches."""
+    model, data = network(), batches()
+    made = quantize_(copy.deepcopy(model), weights, activations, data)
+    seen = {i: [] for i in (0, 3, 5)}
+    with torch.no_grad():
+        for x in data:
+            for i, layer in enumerate(model):
+                if i in seen:
+                    seen[i].append(x)
+                x = layer(x)
+        x = expected = data[0] * 1.1
+        for i, layer in enumerate(model):
+            if i in seen:
+                if activations is not None:
+                    whole = torch.cat(seen[i])
+                    low, high = quantizers.quant_range(activations, signed=bool(whole.min() < 0))
+                    expected = quantizers.fake_quantize(expected, whole.abs().max() / high, 0, low, high)
+                layer = copy.deepcopy(layer)
+                if weights is not None:
+                    low, high = quantizers.quant_range(weights)
+                    scale = layer.weight.flatten(1).abs().amax(1) / high
+                    layer.weight = nn.Parameter(quantizers.fake_quantize(layer.weight, scale, 0, low, high, dim=0))
+            expected = layer(expected)
+        assert torch.equal(made(x), expected)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_the_methods_of_a_scale(bits):
+    """The largest, LSQ's start, and the best: no scale of a fine grid has a smaller error than the last by more than a little."""
+    w, high = torch.randn(6, 500), 2 ** (bits - 1) - 1
+    found = {}
+    for method in ("max", "mean", "mse"):
+        layer = nn.Linear(500, 6)
+        layer.weight = nn.Parameter(w.clone())
+        quantize_(layer, bits, None, method=method)
+        found[method] = layer.parametrizations.weight[0].scale
+    torch.testing.assert_close(found["max"], w.abs().amax(1, keepdim=True) / high)
+    torch.testing.assert_close(found["mean"], 2 * w.abs().mean(1, keepdim=True) / high**0.5)
+
+    def error(s):
+        return (quantizers.fake_quantize(w, s, 0, -high - 1, high) - w).square().mean(1)
+
+    grid = torch.stack([error(found["max"] * f) for f in torch.linspace(0.02, 1.5, 1500)]).amin(0)
+    assert (error(found["mse"]) <= 1.05 * grid).all()
+    assert (error(found["mse"]) <= error(found["max"])).all()
+
+
+def test_a_row_of_zeros_has_a_scale():
+    """Its scale is 1, not 0, whose reciprocal is infinite; so does an input of zeros."""
+    for method in ("max", "mean", "mse"):
+        layer = nn.Linear(4, 2)
+        nn.init.zeros_(layer.weight)
+        quantize_(layer, 4, 4, [torch.zeros(3, 4)], method=method)
+        assert torch.equal(layer(torch.zeros(1, 4)), layer.bias.unsqueeze(0))
+
+
+def test_scales_learn_with_the_gradient_of_lsq():
+    """Without its factor, the one of the number of elements and of the largest code."""
+    layer = nn.Linear(16, 4, bias=False)
+    quantize_(layer, 3, None, method="mean", learn=True)
+    weight, scale = layer.parametrizations.weight.original, layer.parametrizations.weight[0].scale
+    assert isinstance(scale, nn.Parameter)
+    g = torch.randn(4, 16)
+    found = torch.autograd.grad((layer.weight * g).sum(), (weight, scale))
+    lsq = quantizers.lsq(weight, scale, -4, 3, grad_scale=1.0)
+    expected = torch.autograd.grad((lsq * g).sum(), (weight, scale))
+    torch.testing.assert_close(found, expected)
+
+
+def test_functions_make_the_modules():
+    """Those of each weight, and of numbers of each input with its ends."""
+    seen = []
+
+    def activation(x):
+        seen.append(x)
+        return fullgrad.nn.Clamp(-1.0, 1.0)
+
+    data, model = batches(), network()
+    quantize_(model, lambda w: fullgrad.nn.TWN(dim=[*range(1, w.ndim)]), activation, data)
+    assert len(model[3].weight[0].unique()) <= 3
+    assert [v.ndim for v in seen] == [1, 1, 1]
+    assert seen[0].max() == torch.stack(data).max()
+    assert isinstance(model[5].input_quantizer, fullgrad.nn.Clamp)
+
+
+def test_unquantize_restores_the_model():
+    """The same parameters, names, classes and outputs, also of a copy; parametrizations of the user stay."""
+    model, data = network(), batches()
+    weights, before = [*model.parameters()], model(data[0])
+    kinds = [type(m) for m in model.modules()]
+    quantize_(model, 4, 4, data, learn=True)
+    duplicate = copy.deepcopy(model)
+    assert torch.equal(duplicate(data[0]), model(data[0]))
+    for m in (unquantize_(model), unquantize_(duplicate)):
+        assert torch.equal(m(data[0]), before)
+        assert [type(m) for m in m.modules()] == kinds
+        assert [*m.state_dict()] == [*network().state_dict()]
+    assert [p is q for p, q in zip(weights, model.parameters(), strict=True)] == [True] * 6
+    own = parametrize.register_parametrization(nn.Linear(2, 2), "weight", nn.Tanh())
+    assert parametrize.is_parametrized(unquantize_(own))
+
+
+def test_a_state_is_loaded_into_a_model_quantized_likewise():
+    """Scales are part of it, learned or not."""
+    for learn in (False, True):
+        model, other = (quantize_(network(), 4, 4, batches(n), learn=learn) for n in (3, 1))
+        x = batches()[0]
+        assert not torch.equal(model(x), other(x))
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(model(x), other(x))
+
+
+def test_gradients_of_samples_are_those_of_a_loop():
+    """By `vmap(grad)` of a `functional_call`, for all parameters, scales included."""
+    model = quantize_(network(), 3, 4, batches(), learn=True)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    assert len(parameters) == 12
+    x = batches()[0]
+
+    def loss(parameters, x):
+        return functional_call(model, parameters, (x.unsqueeze(0),)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(parameters, x)
+    for i, sample in enumerate(x):
+        torch.testing.assert_close({k: v[i] for k, v in found.items()}, grad(loss)(parameters, sample))
+    assert all(v.count_nonzero() for v in found.values())
+
+
+@pytest.mark.long
+def test_compiled_and_exported_models_are_the_same():
+    """One graph, with the gradients of eager code; the exported one has an operator of torch for each quantizer."""
+    model, x = quantize_(network(), 4, 8, batches(), learn=True), batches()[0]
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+    found, expected = (torch.autograd.grad(m(x).square().sum(), [*model.parameters()]) for m in (compiled, model))
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+    assert sum("fake_quantize" in str(node.target) for node in program.graph.nodes) == 6
+    assert torch.equal(program.module()(x), model(x))
+
+
+def test_modes_and_hooks_are_as_before():
+    """The pass over the data changes no statistics and leaves no hook; pairs and lists begin with the input."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+    model[2].eval()
+    quantize_(model, 8, 8, [(torch.randn(3, 4), torch.zeros(3)), [torch.randn(3, 4)]])
+    assert model[1].num_batches_tracked == 0
+    assert [m.training for m in model] == [True, True, False]
+    assert len(model[0]._forward_pre_hooks) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda m: quantize_(3), TypeError, "`model` must be a module"),
+        (lambda m: unquantize_(3), TypeError, "`model` must be a module"),
+        (lambda m: quantize_(m, 1), ValueError, "`weights` must be from 2 to 16, got 1"),
+        (lambda m: quantize_(m, 4, 2.5), TypeError, "`activations` must be an integer"),
+        (lambda m: quantize_(m, 4, None, method="best"), ValueError, "`method` must be one of"),
+        (lambda m: quantize_(nn.ReLU()), ValueError, "`model` has no Linear"),
+        (lambda m: quantize_(m), ValueError, "`data` must have batches that reach every layer .* '0', '3', '5'"),
+        (lambda m: quantize_(m, 4, 4, [batches()[0] / 0]), ValueError, "numbers must be finite"),
+        (lambda m: quantize_(m, lambda w: w, None), TypeError, "must return a module, got Parameter for the weight of '0'"),
+        (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, "shape"),
+        (lambda m: quantize_(quantize_(copy.deepcopy(m), 4, None), 4, None), ValueError, "must not be quantized yet, got '0'"),
+    ],
+)
+def test_an_error_leaves_the_model_as_it_was(call, error, match):
+    """By the name of the function and the argument, before anything has changed."""
+    model = network()
+    before = repr(model)
+    with pytest.raises(error, match=match):
+        call(model)
+    assert repr(model) == before
+    assert not any(m._forward_pre_hooks for m in model.modules())

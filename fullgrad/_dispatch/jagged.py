@@ -27,16 +27,27 @@ def uses_last_dims(count: int) -> Callable[[_Function], _Function]:
     return decorate
 
 
+def maps_components(argument: str) -> Callable[[_Function], _Function]:
+    """Decorator for a function one of whose arguments is a function of a tensor: each component of a jagged one, not the buffer."""
+
+    def decorate(function: _Function) -> _Function:
+        function.component_map = argument  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return decorate
+
+
 def is_jagged(value: Any) -> bool:
     """Whether a value is a nested tensor of the layout `torch.jagged`."""
     return isinstance(value, Tensor) and value.is_nested and value.layout == torch.jagged
 
 
 def call_on_buffers(
-    name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int
+    name: str, function: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], last: int, mapped: str = ""
 ) -> Any:
     """A function of jagged tensors, called on their buffers. All of its arguments are given, the positional ones with their
-    names; the last ``last`` dimensions of a tensor are those of a row or a matrix.
+    names; the last ``last`` dimensions of a tensor are those of a row or a matrix; the argument ``mapped`` is a function of each
+    component.
     """
     arguments = dict(zip(names, args, strict=True)) | kwargs
     like: Any = next(v for v in arguments.values() if is_jagged(v))
@@ -51,6 +62,8 @@ def call_on_buffers(
         value: Any = arguments[key]
         if key == "dim":
             arguments[key] = _inner_dim(name, value, like, arguments)
+        elif key == mapped and callable(value):
+            arguments[key] = _of_components(name, key, value, like)
         elif is_jagged(value):
             if value.ndim != like.ndim and key not in _TABLES:
                 found = f"{_shape(like)} and {_shape(value)}"
@@ -70,6 +83,26 @@ def call_on_buffers(
         raise ValueError(f"{name}: the ragged dimension must not be among the last {last}, got shape {_shape(like)}.")
     output = function(*[arguments[key] for key in names], **{key: arguments[key] for key in kwargs})
     return _wrapped(name, output, like, values.shape[0])
+
+
+def _of_components(name: str, key: str, function: Callable[[Tensor], Any], like: Any) -> Callable[[Tensor], Tensor]:
+    """A function of each component, as a function of the buffer."""
+    if is_compiling():
+        raise NotImplementedError(
+            f"{name}: compiled code does not know the components of a jagged tensor, of which `{key}` is a function; call it on "
+            "each of x.unbind(), or outside of what is compiled."
+        )
+    sizes = like.offsets().diff().tolist()
+
+    def of_buffer(values: Tensor) -> Tensor:
+        found = [(part, function(part)) for part in values.split(sizes)]
+        for part, result in found:
+            if not isinstance(result, Tensor) or result.shape != part.shape:
+                got = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a value of type {type(result).__name__}"
+                raise ValueError(f"{name}: `{key}` must return the shape of each component, {tuple(part.shape)}, got {got}.")
+        return torch.cat([result for _, result in found]) if found else values
+
+    return of_buffer
 
 
 def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:

@@ -215,7 +215,8 @@ def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tup
         if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
             return function(*args, **kwargs)
         if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or _inherits(type(t)) for t in tensors):
-            return call_on_buffers(public.__name__, function, names, args, kwargs, getattr(function, "last_dims", 0))
+            last, mapped = getattr(function, "last_dims", 0), getattr(function, "component_map", "")
+            return call_on_buffers(public.__name__, function, names, args, kwargs, last, mapped)
     defaults = function.__defaults__ or ()
     required = len(args) - len(defaults)
     given = [i for i, value in enumerate(args) if i < required or value is not defaults[i - required]]

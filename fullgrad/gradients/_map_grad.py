@@ -8,10 +8,14 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
-from fullgrad._dispatch import has_shape
+from fullgrad._dispatch import has_data, has_shape, innermost, is_tracing, maps_components
+from fullgrad.functions._closures import held_by
+from fullgrad.functions._declared import CHANGED, versions_of
+from fullgrad.functions._one_node import one_node, value_alone
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 
+@maps_components("f")
 def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     r"""The input itself, whose gradient is mapped by a function.
 
@@ -27,7 +31,7 @@ def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     Args:
         x: Any shape; floating, or integer (without a gradient).
         f: A function of a tensor like ``x``, in torch code that changes no argument in place, which returns one of the same shape
-            and dtype.
+            and dtype. Compiled code takes an ``f`` that uses no other tensors.
 
     Returns:
         ``x`` as a view; a copy of a jagged tensor.
@@ -37,6 +41,7 @@ def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
             one of another dtype.
         ValueError: When a derivative is taken: ``f`` returns another shape.
         RuntimeError: When a derivative is taken: ``f`` changes the gradient in place.
+        NotImplementedError: In compiled code: ``f`` uses a tensor that is not its argument, or ``x`` is jagged.
 
     Example:
         >>> import torch, fullgrad
@@ -50,7 +55,22 @@ def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     """
     checks.real_tensor("map_grad", "x", x)
     checks.function("map_grad", "f", f)
-    return MapGrad.apply(x, Map(f))
+    return _mapped(x, f)
+
+
+@one_node
+def _mapped(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    if is_tracing() and any(map(has_data, _tensors_in(f))):
+        raise RuntimeError(
+            "map_grad: `f` uses a tensor that is not its argument, which compiled code cannot follow. Make the tensor inside `f`, "
+            "use numbers, or call map_grad outside of what is compiled."
+        )
+    return MapGrad.apply(x, None if value_alone() else Map(f))  # Dynamo knows no Map, and an exported graph has the value alone
+
+
+def _tensors_in(f: Any) -> list[Tensor]:
+    modules, tensors = held_by(f)
+    return [innermost(t) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]]
 
 
 class Map:
@@ -60,8 +80,10 @@ class Map:
         self.f = f
 
     def __call__(self, g: Tensor) -> Tensor:
-        version = None if g.is_inference() else g._version
+        before = versions_of([g])
         mapped = self.f(g)
+        if versions_of([g]) != before:
+            raise RuntimeError(CHANGED.format("map_grad: `f`"))
         if not isinstance(mapped, Tensor):
             raise TypeError(f"map_grad: `f` must return a tensor, got a value of type {type(mapped).__name__}.")
         if not has_shape(mapped.shape, g.shape):
@@ -80,7 +102,7 @@ class MapGrad(CotangentMap):
 
     @staticmethod
     @is_identity
-    def forward(x: Tensor, f: Map) -> Tensor:
+    def forward(x: Tensor, f: Map | None) -> Tensor:
         return alias(x)
 
     @staticmethod

@@ -64,10 +64,10 @@ def jumprelu(x: Tensor, threshold: Parameter, bandwidth: Parameter, input_gradie
     checks.real_number_or_tensor("jumprelu", "threshold", threshold)
     checks.positive_number_or_tensor("jumprelu", "bandwidth", bandwidth)
     checks.choice("jumprelu", "input_gradient", input_gradient, INPUT_GRADIENTS)
-    return JumpReLU.apply(x, threshold, bandwidth, input_gradient)
+    return Jumprelu.apply(x, threshold, bandwidth, input_gradient)
 
 
-class JumpReLU(Elementwise):
+class Jumprelu(Elementwise):
     """The operator of :func:`jumprelu`."""
 
     in_pieces = opmath = True

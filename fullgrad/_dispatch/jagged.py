@@ -28,7 +28,7 @@ def uses_last_dims(count: int) -> Callable[[_Function], _Function]:
 
 
 def maps_components(argument: str) -> Callable[[_Function], _Function]:
-    """Decorator for a function one of whose arguments is a function of a tensor: each component of a jagged one, not the buffer."""
+    """Decorator for a function one of whose arguments is a function of a tensor, and of each component of a jagged one."""
 
     def decorate(function: _Function) -> _Function:
         function.component_map = argument  # pyright: ignore[reportFunctionMemberAccess]

@@ -54,8 +54,8 @@ def lower_bound(x: Tensor, bound: Tensor | float, gradient: Beyond = "toward") -
         >>> torch.func.grad(lambda x: ((fullgrad.lower_bound(x, 0.0) - target) ** 2).sum())(x)
         tensor([-10.,   0.,  -4.])
 
-    Source: ``compressai.ops.LowerBound``; ``tensorflow_compression.lower_bound``, whose ``"identity_if_towards"``, ``"disconnected"``
-    and ``"identity"`` are ``"toward"``, ``"inside"`` and ``"identity"``.
+    Source: ``compressai.ops.LowerBound``; ``tensorflow_compression.lower_bound``, whose ``"identity_if_towards"``,
+    ``"disconnected"`` and ``"identity"`` are ``"toward"``, ``"inside"`` and ``"identity"``.
     """
     _check("lower_bound", x, bound, gradient)
     return Clamp.apply(x, bound, None) if gradient == "inside" else LowerBound.apply(x, bound, gradient)

@@ -61,9 +61,9 @@ def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 @one_node
 def _mapped(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     if is_tracing() and any(map(has_data, _tensors_in(f))):
-        raise RuntimeError(
-            "map_grad: `f` uses a tensor that is not its argument, which compiled code cannot follow. Make the tensor inside `f`, "
-            "use numbers, or call map_grad outside of what is compiled."
+        raise NotImplementedError(
+            "map_grad: `f` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make the "
+            "tensor inside `f`, or call map_grad outside of what is compiled."
         )
     return MapGrad.apply(x, None if value_alone() else Map(f))  # Dynamo knows no Map, and an exported graph has the value alone
 

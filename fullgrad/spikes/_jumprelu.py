@@ -18,13 +18,14 @@ def jumprelu(x: Tensor, threshold: Parameter, bandwidth: Parameter, input_gradie
     r"""The input where it exceeds a threshold, else 0, with a pseudo-derivative by which the threshold learns.
 
     .. math::
-        y = x\,[\,x > \theta\,], \qquad D_\theta = -\frac{\theta}{\varepsilon}\left[\,|x - \theta| < \tfrac{\varepsilon}{2}\,\right],
-        \qquad D_x = [\,x > \theta\,] \quad \text{or} \quad D_x = [\,x > \theta\,] - D_\theta
+        y = x\,[\,x > \theta\,], \qquad
+        D_\theta = -\frac{\theta}{\varepsilon}\left[\,|x - \theta| < \tfrac{\varepsilon}{2}\,\right], \qquad
+        D_x = [\,x > \theta\,] \quad \text{or} \quad D_x = [\,x > \theta\,] - D_\theta
 
     The threshold learns from the elements in a window of width :math:`\varepsilon` around it. With ``input_gradient="mask"``,
     as in the paper, the input has the derivative of the value; with ``"ste"`` the jump at the threshold has the same rectangle as
     its slope in both directions, so that a shift of ``x`` and ``threshold`` together gives the derivative of ``x`` alone: sparse
-    autoencoders then train their encoder by the estimator, too. The value is 0 on the threshold, where ``D_x`` of ``"mask"`` is 0;
+    autoencoders then train their encoder by the estimator, too. On the threshold the value and ``D_x`` of ``"mask"`` are 0;
     at the ends of the window the rectangle is 0. Where ``x`` or the threshold is NaN the value is NaN and the gradients are 0.
     Minus infinity gives 0. A ``threshold`` below 0 is used as it is; to keep it positive, give the exponential of a parameter.
     Second derivatives are those of :math:`\theta / \varepsilon`; the value does not depend on ``bandwidth``, which gets a
@@ -33,10 +34,10 @@ def jumprelu(x: Tensor, threshold: Parameter, bandwidth: Parameter, input_gradie
 
     Args:
         x: The pre-activations, any shape; floating, or integer (which gives the default dtype).
-        threshold: The threshold :math:`\theta` in the unit of ``x``: a number, or a tensor that broadcasts with ``x``, such as one
-            number per feature, and gets its own gradient.
-        bandwidth: The width :math:`\varepsilon` of the window in the unit of ``x``, positive: a number or a tensor. The smaller it
-            is, the fewer elements move the threshold, each by more.
+        threshold: The threshold :math:`\theta` in the unit of ``x``: a number, or a tensor that broadcasts with ``x``, such as
+            one number per feature, and gets its own gradient.
+        bandwidth: The width :math:`\varepsilon` of the window in the unit of ``x``, positive: a number or a tensor. The smaller
+            it is, the fewer elements move the threshold, each by more.
         input_gradient: The derivative by ``x``, ``"mask"`` or ``"ste"``.
 
     Returns:

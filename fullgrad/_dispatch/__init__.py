@@ -27,6 +27,7 @@ from fullgrad._dispatch.state import (
     any_distributed,
     are_differentiated,
     can_look,
+    can_read,
     can_read_numbers,
     can_reuse_buffers,
     can_skip_autograd,

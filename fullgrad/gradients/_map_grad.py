@@ -8,15 +8,15 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
-from fullgrad._dispatch import has_data, has_shape, innermost, is_tracing, maps_components
-from fullgrad.functions._closures import held_by
+from fullgrad._dispatch import has_shape, maps_components
+from fullgrad.functions._closures import refuse_in_graphs
 from fullgrad.functions._declared import CHANGED, versions_of
 from fullgrad.functions._one_node import one_node, value_alone
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 
 @maps_components("f")
-def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     r"""The input itself, whose gradient is mapped by a function.
 
     .. math::
@@ -60,17 +60,8 @@ def map_grad(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 @one_node
 def _mapped(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-    if is_tracing() and any(map(has_data, _tensors_in(f))):
-        raise NotImplementedError(
-            "map_grad: `f` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make the "
-            "tensor inside `f`, or call map_grad outside of what is compiled."
-        )
+    refuse_in_graphs("map_grad", "f", f)
     return MapGrad.apply(x, None if value_alone() else Map(f))  # Dynamo knows no Map, and an exported graph has the value alone
-
-
-def _tensors_in(f: Any) -> list[Tensor]:
-    modules, tensors = held_by(f)
-    return [innermost(t) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]]
 
 
 class Map:

@@ -11,8 +11,8 @@ from fullgrad._core.fast import replaceable
 from fullgrad._core.function import Function
 from fullgrad._core.recomputed import pulled_back, pushed_forward, save_inputs, saved_inputs
 from fullgrad._core.shards import reshaped
-from fullgrad._core.warn import warn
-from fullgrad._dispatch import VmapInfo, are_differentiated, clone_if_view, holds, is_tracing, surely
+from fullgrad._core.warn import warn_of_long_rows
+from fullgrad._dispatch import VmapInfo, clone_if_view, holds, surely
 from fullgrad.soft._mode_names import ANY_STEP_MODES, MODES
 from fullgrad.soft._relaxation import Softness, check, floating
 from fullgrad.soft.order._outputs import Outputs
@@ -261,21 +261,13 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         raise ValueError(
             f"{name}: `gated_grad` must be True for the method {method!r}, whose values are not weighted sums, got {gated_grad}."
         )
-    if method == "neuralsort" and not is_tracing() and x.shape[dim] > _LONG and mode != "hard":
-        _warn_of_long_rows(name, x, x.shape[dim], options)
+    # The weights of all places take as long in any method.
+    if method == "neuralsort" and mode != "hard" and not name.startswith("argsort"):
+        indices = " and `return_indices=False`" if "sort" in name and outputs == "values_and_weights" else ""
+        warn_of_long_rows(
+            name, x, dim, _LONG, options[-1], f"'neuralsort' compares all pairs{{}}; give `method='softsort'`{indices}"
+        )
     return x, dim
-
-
-def _warn_of_long_rows(name: str, x: Tensor, n: int, options: Options) -> None:
-    """Say that a method takes seconds, where its relaxation is computed; the weights of all places take them in any method."""
-    if name.startswith("argsort") or (options[-1] and not any(are_differentiated([x]))):
-        return
-    indices = " and `return_indices=False`" if "sort" in name and options[4] == "values_and_weights" else ""
-    warn(
-        f"{name}: the method 'neuralsort' compares all pairs of the {n} elements of a row, which takes seconds; give "
-        f"`method='softsort'`{indices}.",
-        UserWarning,
-    )
 
 
 _LONG = 4096

@@ -124,7 +124,7 @@ class OneBound(Function):
         x, bound, gradient = saved_inputs(ctx)
         of_x = None if t is None else torch.where(cls.inside(x, bound), t, 0) if gradient == "toward" else t
         of_bound = None if of_bound is None else torch.where(cls.beyond(x, bound), of_bound, 0)
-        total = of_bound if of_x is None else of_x if of_bound is None else of_x + of_bound
+        total: Any = of_bound if of_x is None else of_x if of_bound is None else of_x + of_bound
         return total.expand(ctx.shape).to(ctx.dtype)
 
     @classmethod

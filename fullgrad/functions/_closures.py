@@ -347,8 +347,8 @@ def refuse_in_graphs(name: str, argument: str, function: Any) -> None:
     modules, tensors = held_by(function)
     if any(has_data(innermost(t)) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]):
         raise NotImplementedError(
-            f"{name}: `{argument}` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make the "
-            f"tensor inside `{argument}`, or call {name} outside of what is compiled."
+            f"{name}: `{argument}` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make "
+            f"the tensor inside `{argument}`, or call {name} outside of what is compiled."
         )
 
 

@@ -74,7 +74,7 @@ class Jumprelu(Elementwise):
     in_pieces = opmath = True
 
     @staticmethod
-    def reads(x: Any, threshold: Any, bandwidth: Any, input_gradient: str) -> dict[int, tuple[int, ...]]:
+    def reads(x: Any, threshold: Any, bandwidth: Any, input_gradient: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The inputs that each partial derivative reads."""
         return {0: (0, 1) if input_gradient == "mask" else (0, 1, 2), 1: (0, 1, 2), 2: ()}
 

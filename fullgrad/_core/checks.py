@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import holds, is_tracing, perhaps, same_shape
+from fullgrad._dispatch import can_read, holds, is_tracing, perhaps, same_shape
 
 _FLOAT32 = torch.float32
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
@@ -99,12 +99,27 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
-    """A positive, finite Python number, or a real tensor; its elements are not checked."""
+    """A positive, finite Python number, or a real tensor, as in `positive_elements`."""
     if value.__class__ is float and 0.0 < value < math.inf:
         return
     real_number_or_tensor(name, argument, value)
-    if not isinstance(value, Tensor):
+    if isinstance(value, Tensor):
+        positive_elements(name, argument, value)
+    else:
         positive_number(name, argument, value)
+
+
+def positive_elements(name: str, argument: str, value: Tensor) -> None:
+    """A tensor without elements that are 0 or negative, where they can be read without waiting; NaN is let through."""
+    if can_read(value) and (value <= 0).any():
+        raise ValueError(f"{name}: `{argument}` must be positive, got {value.detach().min().item():g} among its elements.")
+
+
+def probabilities(name: str, argument: str, value: Tensor) -> None:
+    """A tensor whose elements lie between 0 and 1, where they can be read without waiting; NaN is let through."""
+    if can_read(value) and ((value < 0) | (value > 1)).any():
+        outside = value.detach()[(value < 0) | (value > 1)].flatten()[0].item()
+        raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {outside:g} among its elements.")
 
 
 def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:

@@ -340,6 +340,18 @@ def held_by(value: Any) -> tuple[list[nn.Module], list[Tensor]]:
     return modules, [v for v in found.values() if isinstance(v, Tensor)]
 
 
+def refuse_in_graphs(name: str, argument: str, function: Any) -> None:
+    """Refuse a function that holds tensors, if code is traced, in whose graph they would be constants."""
+    if not is_tracing():
+        return
+    modules, tensors = held_by(function)
+    if any(has_data(innermost(t)) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]):
+        raise NotImplementedError(
+            f"{name}: `{argument}` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make "
+            f"the tensor inside `{argument}`, or call {name} outside of what is compiled."
+        )
+
+
 def _walk(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
     if id(value) in seen or depth < 0:
         return

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
+from fullgrad._core.warn import warn
 from fullgrad._dispatch import has_shape, is_differentiating, is_tracing, ordered, pytree
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._declared import (
@@ -28,7 +29,7 @@ from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
-from fullgrad.implicit._system import System, flat, sample_of, unflat, warn
+from fullgrad.implicit._system import System, flat, sample_of, unflat
 
 Solver = Callable[..., Any]
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
@@ -426,7 +427,8 @@ class Solution:
             warn(
                 f"{self.label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {what} has the "
                 f"scale {scale[first]:.2g}. Its derivative is that of a solution. More iterations help, or another `init`; `tol` "
-                "sets the limit, and None leaves this out."
+                "sets the limit, and None leaves this out.",
+                RuntimeWarning,
             )
 
     # --- The derivative -------------------------------------------------------------------------------------------------

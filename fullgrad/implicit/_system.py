@@ -2,8 +2,6 @@
 
 import functools
 import math
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.autocast import matmul
+from fullgrad._core.warn import warn
 from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
 from fullgrad.functions._opaque import opaque_values
@@ -180,22 +179,9 @@ class System:
         if self.tol is not None and large.any():
             warn(
                 f"{self.label}: {_name(method)} leaves a residual of {off.nan_to_num(0).max():.2g} of the right-hand side in the "
-                f"linear equations{sample_of(large)}."
+                f"linear equations{sample_of(large)}.",
+                RuntimeWarning,
             )
-
-
-def warn(message: str) -> None:
-    """Warn at the first line outside of this package and torch."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back and _is_inside(frame):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
-def _is_inside(frame: Any) -> bool:
-    # An operator's `apply` is made at run time, and has a name alone.
-    name = frame.f_globals.get("__name__", "").partition(".")[0]
-    return name in ("fullgrad", "torch") or frame.f_code.co_filename.startswith("<fullgrad")
 
 
 def gradient(y: Sequence[Tensor], x: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

@@ -11,7 +11,7 @@ from fullgrad import clamping, functions, gradients, quantizers, rounding, sampl
 from fullgrad.nn._function_module import FunctionModule, kept_arguments, module_of
 
 # Words whose case is not that of a word.
-_WORDS = {"atan": "ATan", "dorefa": "DoReFa", "imle": "IMLE", "reinmax": "ReinMax", "relu": "ReLU"}
+_WORDS = {"atan": "ATan", "dorefa": "DoReFa", "imle": "IMLE", "jumprelu": "JumpReLU", "reinmax": "ReinMax", "relu": "ReLU"}
 _WORDS |= {w: w.upper() for w in ("bsq", "fsq", "lsq", "mx", "nvfp4", "pact", "s2nn", "sso", "st", "ste", "tqt", "twn", "xnor")}
 # Tensors without a default that belong to the module, and are no inputs of a call.
 _STATE = ("codebook", "mask", "scale", "v")

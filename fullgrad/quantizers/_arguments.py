@@ -45,11 +45,12 @@ def floating_input(name: str, argument: str, x: Any) -> Tensor:
 def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, reciprocal: bool = False) -> None:
     """Require a real tensor, or a number that is positive and finite in the dtype of the computation.
 
-    The reciprocal, if used, must be finite, too. Elements of a tensor are not checked.
+    The reciprocal, if used, must be finite, too. Elements of a tensor must be positive where they can be read without waiting.
     """
     if isinstance(value, Tensor):
         if value.dtype not in _FLOATING:
             checks.real_tensor(name, argument, value)
+        checks.positive_elements(name, argument, value)
         return
     if value.__class__ is not float:
         checks.real_number_or_tensor(name, argument, value)

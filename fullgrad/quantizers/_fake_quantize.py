@@ -53,7 +53,8 @@ def fake_quantize(
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: Positive: a number; or a tensor that broadcasts to ``x``, or has as many dimensions, with sizes that divide those
             of ``x``: then it has one number per block. For ``x`` of shape (3, 32), (3, 1) is per row and (3, 4) in groups of 8.
-            Elements of a tensor are not checked.
+            Elements of a tensor are checked where they can be read without waiting: on the CPU, in eager code outside of
+            transforms.
         zero_point: The code of 0, a number or a tensor as for ``scale``; a number is an integer in the range, unless
             ``round_zero_point`` is False.
         quant_min: The smallest code, an integer.

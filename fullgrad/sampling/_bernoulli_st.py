@@ -16,8 +16,9 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
     .. math::
         y = [\,u < p\,], \qquad D_p = 1
 
-    The value is never 1 at p = 0, always 1 at p = 1, and NaN where p is NaN. Probabilities are not checked. Higher derivatives
-    are 0. Nothing is saved.
+    The value is never 1 at p = 0, always 1 at p = 1, and NaN where p is NaN. As in :func:`torch.bernoulli`, a
+    probability outside of [0, 1] raises on the CPU; on a device, in compiled code and inside transforms, where nobody can look
+    without waiting, it counts as the nearer bound. Higher derivatives are 0. Nothing is saved.
 
     Args:
         probs: The probabilities p, any shape; floating.
@@ -30,7 +31,8 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
 
     Raises:
         TypeError: ``probs`` or ``noise`` is not a floating tensor, or ``generator`` is not a generator.
-        ValueError: ``noise`` has another shape, or is given with a generator.
+        ValueError: ``probs`` has an element below 0 or above 1, on the CPU; ``noise`` has another shape, or is given with a
+            generator.
 
     Example:
         >>> import torch, fullgrad
@@ -41,6 +43,7 @@ def bernoulli_st(probs: Tensor, *, noise: Tensor | None = None, generator: Gener
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
     checks.floating_tensor("bernoulli_st", "probs", probs)
+    checks.probabilities("bernoulli_st", "probs", probs)
     return BernoulliST.apply(probs, noise_for("bernoulli_st", probs, noise, generator))
 
 

@@ -42,6 +42,7 @@ def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = 
     checks.choice(name, "mode", mode, modes)
     if isinstance(softness, Tensor):
         checks.real_tensor(name, "softness", softness)
+        checks.positive_elements(name, "softness", softness)
     else:
         checks.positive_number(name, "softness", softness)
     x = floating(x)

@@ -12,6 +12,7 @@ from fullgrad.spikes._fake_numerical_gradient import fake_numerical_gradient
 from fullgrad.spikes._fast_sigmoid import fast_sigmoid
 from fullgrad.spikes._for_sinabs import for_sinabs
 from fullgrad.spikes._from_slope import from_slope
+from fullgrad.spikes._jumprelu import jumprelu
 from fullgrad.spikes._leaky_k_relu import leaky_k_relu
 from fullgrad.spikes._log_tailed_relu import log_tailed_relu
 from fullgrad.spikes._multi_gaussian import multi_gaussian
@@ -48,6 +49,7 @@ __all__ = [
     "fast_sigmoid",
     "for_sinabs",
     "from_slope",
+    "jumprelu",
     "leaky_k_relu",
     "log_tailed_relu",
     "multi_gaussian",

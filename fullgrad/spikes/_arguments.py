@@ -44,7 +44,7 @@ def checked(
 ) -> Tensor:
     """``v`` as a floating tensor, with the shared arguments checked: parameters that must be positive, and any real ones.
 
-    NaN is a real number; elements of tensors are not checked.
+    NaN is a real number.
     """
     if not (v.__class__ is Tensor and v.dtype in FLOATING):
         checks.real_tensor(name, argument, v)

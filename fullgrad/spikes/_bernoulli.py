@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.windows import as_number
 from fullgrad.spikes._arguments import checked, uniform_noise
 from fullgrad.spikes._surrogate import Surrogate
@@ -27,6 +28,8 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: ``p`` or ``noise`` is not a real tensor.
+        ValueError: ``p`` has an element below 0 or above 1, on the CPU; on a device, in compiled code and inside transforms it
+            counts as the nearer bound.
 
     Example:
         >>> import torch, fullgrad
@@ -37,6 +40,7 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
     Source: ``spikingjelly.activation_based.surrogate.PoissonPass``.
     """
     p = checked("bernoulli", "p", p, 1.0, (1.0,))
+    checks.probabilities("bernoulli", "p", p)
     return Bernoulli.apply(p, uniform_noise("bernoulli", p, noise))
 
 

@@ -271,8 +271,15 @@ def float64_devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-def by_cotangent_map(cotangent_map: Callable[..., Tensor], value: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
-    """The surrogate of a cotangent operator: the map as the backward of torch's own Function, in eager code."""
+def by_cotangent_map(
+    cotangent_map: Callable[..., Tensor],
+    value: Callable[..., Tensor] | None = None,
+    tangent_map: Callable[..., Tensor] | None = None,
+) -> Callable[..., Tensor]:
+    """The surrogate of a cotangent operator: the map as the backward of torch's own Function, in eager code.
+
+    ``tangent_map(t, *inputs)`` is its tangent, where that is not the one of the first input.
+    """
 
     class Map(torch.autograd.Function):
         @staticmethod
@@ -281,7 +288,9 @@ def by_cotangent_map(cotangent_map: Callable[..., Tensor], value: Callable[..., 
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in inputs])
+            tensors = [v if isinstance(v, Tensor) else None for v in inputs]
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
             ctx.constants = [None if isinstance(v, Tensor) else v for v in inputs]
 
         @staticmethod
@@ -295,7 +304,10 @@ def by_cotangent_map(cotangent_map: Callable[..., Tensor], value: Callable[..., 
             before = is_forward_mode()
             set_forward_mode(True)
             try:
-                return t.clone()
+                if tangent_map is None:
+                    return t.clone()
+                inputs = [c if s is None else s for s, c in zip(ctx.saved_tensors, ctx.constants, strict=True)]
+                return tangent_map(t, *inputs)
             finally:
                 set_forward_mode(before)
 
@@ -303,7 +315,9 @@ def by_cotangent_map(cotangent_map: Callable[..., Tensor], value: Callable[..., 
         def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
             dims = tuple(None if d is None else 0 for d in in_dims)
             front = [v if d is None else v.movedim(d, 0) for v, d in zip(inputs, in_dims, strict=True)]
-            batched = by_cotangent_map(vmap(cotangent_map, (0, *dims)), value and vmap(value, dims))
+            batched = by_cotangent_map(
+                vmap(cotangent_map, (0, *dims)), value and vmap(value, dims), tangent_map and vmap(tangent_map, (0, *dims))
+            )
             return batched(*front), 0
 
     def surrogate(*inputs: Any) -> Any:

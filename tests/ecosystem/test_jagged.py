@@ -18,6 +18,7 @@ RAISING = {
     "quantizers.dorefa_gradient",
     "quantizers.nvfp4_quantize",
     "ScaleTracker",
+    "map_grad",
     "safe.where",
     *("implicit.root", "implicit.fixed_point", "implicit.argmin", "implicit.solve"),
     *(f"blackbox.{name}" for name in fullgrad.blackbox.__all__),

@@ -3,7 +3,8 @@
 import torch
 
 import fullgrad
-from fullgrad._suite.cases._case import Case, numbers
+from fullgrad._suite.cases._case import Case, numbers, straight_through
+from fullgrad.testing._subject import by_cotangent_map
 
 X = numbers(4, 3)
 LOW, HIGH = -numbers(3, seed=5).abs(), numbers(4, 1, seed=6).abs()
@@ -19,6 +20,52 @@ def _linear(x, eps=1e-5):
 
 
 CASES = [
+    Case(
+        name="lower_bound",
+        covers=("lower_bound", "LowerBound"),
+        operator=fullgrad.lower_bound,
+        inputs=(X, 0.5),
+        surrogate=by_cotangent_map(
+            lambda g, x, b: g * ((x >= b) | (g < 0)),
+            lambda x, b: torch.clamp(x, min=b),
+            lambda t, x, b: t * (x >= b),
+        ),
+        value=lambda x, b: torch.clamp(x, min=b),
+        linear=False,
+    ),
+    Case(
+        name="lower_bound, identity",
+        long=True,
+        covers=("lower_bound", "LowerBound"),
+        operator=fullgrad.lower_bound,
+        inputs=(X, LOW, "identity"),
+        surrogate=lambda x, b, _: straight_through(torch.maximum(x, b.detach()), x) + torch.where(x < b, b - b.detach(), 0),
+        value=lambda x, b, _: torch.maximum(x, b),
+        smooth_forwards={fullgrad.LowerBound: lambda x, b, _: x + torch.where(x.detach() < b.detach(), b, 0)},
+    ),
+    Case(
+        name="lower_bound, inside",
+        long=True,
+        covers=("lower_bound",),
+        operator=fullgrad.lower_bound,
+        inputs=(X, LOW, "inside"),
+        surrogate=lambda x, b, _: torch.maximum(x, b),
+        value=lambda x, b, _: torch.maximum(x, b),
+        smooth_forwards={},
+    ),
+    Case(
+        name="upper_bound",
+        covers=("upper_bound", "UpperBound"),
+        operator=fullgrad.upper_bound,
+        inputs=(X, 0.5),
+        surrogate=by_cotangent_map(
+            lambda g, x, b: g * ((x <= b) | (g > 0)),
+            lambda x, b: torch.clamp(x, max=b),
+            lambda t, x, b: t * (x <= b),
+        ),
+        value=lambda x, b: torch.clamp(x, max=b),
+        linear=False,
+    ),
     Case(
         name="clamp",
         covers=("clamp", "Clamp"),

@@ -31,7 +31,21 @@ def _clipped_norm(g, x, max_norm, dim=None, norm_type=2.0):
     return torch.where(norm > max_norm, g * (max_norm / norm), g)
 
 
+def _unit(g):
+    return g / torch.sqrt(1 + (g * g).sum())
+
+
 CASES = [
+    Case(
+        name="map_grad",
+        elementwise=False,
+        covers=("map_grad", "MapGrad"),
+        operator=fullgrad.map_grad,
+        inputs=(X, _unit),
+        surrogate=by_cotangent_map(lambda g, x, f: f(g)),
+        value=_identity,
+        linear=False,
+    ),
     Case(
         name="scale_grad",
         elementwise=False,

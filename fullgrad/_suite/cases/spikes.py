@@ -273,4 +273,22 @@ def _random() -> Iterator[Case]:
     )
 
 
-CASES = [*_steps(), *_signs(), *_counts(), *_random()]
+def _jumprelu(x: Tensor, threshold: Any, bandwidth: float, of_input: str) -> Tensor:
+    inside = ((x - threshold).detach().abs() < bandwidth / 2).to(x.dtype)
+    rises = threshold / bandwidth * x * inside if of_input == "ste" else 0
+    return torch.where(x > threshold, x, 0) + rises - inside * threshold * threshold / (2 * bandwidth)
+
+
+def _jump(x: Tensor, threshold: Any, *_: Any) -> Tensor:
+    if isinstance(threshold, Tensor):
+        return torch.where(x.isnan() | threshold.isnan(), math.nan, torch.where(x > threshold, x, 0))
+    return torch.where(x.isnan(), math.nan, torch.where(x > threshold, x, 0))
+
+
+def _jumps() -> Iterator[Case]:
+    # With "ste" the threshold is a number: mixed second derivatives of the declared ones depend on the order.
+    yield _case("jumprelu", (V, UP, 1.5, "mask"), _jumprelu, _jump, learned=True)
+    yield _case("jumprelu", (V, 0.7, 1.5, "ste"), _jumprelu, _jump)
+
+
+CASES = [*_steps(), *_signs(), *_counts(), *_random(), *_jumps()]

@@ -19,6 +19,9 @@ def argmedian(
 ) -> Tensor:
     r"""The index of the median, as weights.
 
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         P_m, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m
 
@@ -66,6 +69,10 @@ def argmedian_st(
     standardize: bool = True,
 ) -> Tensor:
     r"""The index of the median as a one-hot vector, with the derivative of its relaxation.
+
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
+    <fullgrad.sort_st>`. The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many
+    times faster.
 
     .. math::
         e_{(m)}, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x = \dot P_m

@@ -19,6 +19,9 @@ def argmin(
 ) -> Tensor:
     r"""The index of the smallest element, as weights.
 
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
+    The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         P_1, \qquad D_x = \frac{\partial P_1}{\partial x}
 
@@ -67,6 +70,9 @@ def argmin_st(
     standardize: bool = True,
 ) -> Tensor:
     r"""The index of the smallest element as a one-hot vector, with the derivative of its relaxation.
+
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
+    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
 
     .. math::
         e_{\operatorname{argmin} x}, \qquad D_x = \frac{\partial P_1}{\partial x}

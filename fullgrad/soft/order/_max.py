@@ -23,6 +23,9 @@ def max(
 ) -> Tensor | torch.return_types.max:
     r"""The largest element, soft.
 
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
+    The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         y = \sum_j P_{n j} x_j, \qquad D_x\, t = \sum_j P_{n j} t_j + \sum_j x_j \dot P_{n j}
 
@@ -78,6 +81,9 @@ def max_st(
     gated_grad: bool = True,
 ) -> Tensor | torch.return_types.max:
     r"""The largest element, with the derivative of its relaxation.
+
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
+    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
 
     .. math::
         y = \max x, \qquad D_x\, t = \sum_j P_{n j} t_j + \sum_j x_j \dot P_{n j}

@@ -23,6 +23,9 @@ def median(
 ) -> Tensor | torch.return_types.median:
     r"""The median, soft.
 
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         y = \sum_j P_{mj} x_j, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j
 
@@ -75,6 +78,10 @@ def median_st(
     gated_grad: bool = True,
 ) -> Tensor | torch.return_types.median:
     r"""The median, with the derivative of its relaxation.
+
+    By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
+    <fullgrad.sort_st>`. The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many
+    times faster.
 
     .. math::
         y = \operatorname{median} x, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j

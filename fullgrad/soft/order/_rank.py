@@ -19,6 +19,10 @@ def rank(
 ) -> Tensor:
     r"""The rank of each element, soft, from 1 to n.
 
+    By default the tensor is one row, as in softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`. Ranks
+    descend by default, as in softtorch: the largest element has rank 1. In scipy it is the last: ``descending=False``. The
+    method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
 
@@ -72,6 +76,11 @@ def rank_st(
     standardize: bool = True,
 ) -> Tensor:
     r"""The rank of each element, with the derivative of its relaxation.
+
+    By default the tensor is one row, as in softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
+    <fullgrad.sort_st>`. Ranks descend by default, as in softtorch: the largest element has rank 1. In scipy it is the last:
+    ``descending=False``. The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many
+    times faster.
 
     .. math::
         y = \operatorname{argsort}(\operatorname{argsort} x) + 1, \qquad D_x = \operatorname{rank}_{\text{soft}}'(x)

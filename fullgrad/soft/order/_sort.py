@@ -22,6 +22,8 @@ def sort(
 ) -> torch.return_types.sort:
     r"""The elements in order, soft.
 
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         y = P x, \qquad D_x\, t = P t + \dot P x
 
@@ -86,6 +88,8 @@ def sort_st(
     return_indices: bool = True,
 ) -> torch.return_types.sort:
     r"""The elements in order, with the derivative of their relaxation.
+
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
 
     .. math::
         y = \operatorname{sort} x, \qquad D_x\, t = P t + \dot P x

@@ -11,6 +11,7 @@ from fullgrad._core.fast import replaceable
 from fullgrad._core.function import Function
 from fullgrad._core.recomputed import pulled_back, pushed_forward, save_inputs, saved_inputs
 from fullgrad._core.shards import reshaped
+from fullgrad._core.warn import warn_of_long_rows
 from fullgrad._dispatch import VmapInfo, clone_if_view, holds, surely
 from fullgrad.soft._mode_names import ANY_STEP_MODES, MODES
 from fullgrad.soft._relaxation import Softness, check, floating
@@ -260,8 +261,15 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         raise ValueError(
             f"{name}: `gated_grad` must be True for the method {method!r}, whose values are not weighted sums, got {gated_grad}."
         )
+    # The weights of all places take as long in any method.
+    if method == "neuralsort" and mode != "hard" and not name.startswith("argsort"):
+        indices = " and `return_indices=False`" if "sort" in name and outputs == "values_and_weights" else ""
+        warn_of_long_rows(
+            name, x, dim, _LONG, options[-1], f"'neuralsort' compares all pairs{{}}; give `method='softsort'`{indices}"
+        )
     return x, dim
 
 
+_LONG = 4096
 _INFINITY = float("inf")
 _METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}

@@ -22,6 +22,8 @@ def topk(
 ) -> torch.return_types.topk:
     r"""The k largest elements, soft.
 
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+
     .. math::
         y_i = \sum_j P_{n + 1 - i, j}\, x_j, \qquad D_x\, t = P t + \dot P x
 
@@ -79,6 +81,8 @@ def topk_st(
     return_indices: bool = True,
 ) -> torch.return_types.topk:
     r"""The k largest elements, with the derivative of their relaxation.
+
+    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
 
     .. math::
         y = \operatorname{topk} x, \qquad D_x\, t = P t + \dot P x

@@ -26,7 +26,15 @@ import torch
 from fullgrad.nn._function_module import FunctionModule as FunctionModule
 '''
 # What one of the two needs besides.
-IMPORTS = {nn: "from fullgrad.nn import soft as soft\nfrom fullgrad.quantizers import FloatFormat\n", nn.soft: ""}
+IMPORTS = {
+    nn: """\
+from fullgrad.nn import soft as soft
+from fullgrad.nn._top_k_router import TopKRouter as TopKRouter
+from fullgrad.nn._vector_quantizer import VectorQuantizer as VectorQuantizer
+from fullgrad.quantizers import FloatFormat
+""",
+    nn.soft: "",
+}
 _NAMES = {"torch._C.": "torch.", "typing.": "", "fullgrad.quantizers._formats.": ""}
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LEARNABLE = inspect.Parameter("learnable", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=str | Sequence[str])
@@ -40,7 +48,7 @@ def text(module: ModuleType) -> str:
 
 def names(module: ModuleType) -> list[str]:
     """The classes that are made of functions."""
-    return [name for name in module.__all__ if name != "FunctionModule"]
+    return [name for name in module.__all__ if hasattr(getattr(module, name), "_function")]
 
 
 def stub_of(module: ModuleType, name: str) -> str:

@@ -115,16 +115,14 @@ def computed_in_pieces(formula: Formula, args: Sequence[Any], outputs: Sequence[
 
 def pieces_of_rows(args: Sequence[Any], factor: int) -> list[list[Any]]:
     """The arguments of a sum over the last dimension of the first one, piece by piece, so that temporaries of ``factor`` numbers
-    for each element stay small. Tensors of another size there belong to every piece. A compiler fuses the sum, and gets one piece.
+    for each element stay small. Tensors of another size there belong to every piece. A compiler fuses the sum: it gets one.
     """
     x = args[0]
     if is_tracing() or x.numel() * factor <= _NUMBERS:
         return [[*args]]
     n, rows = x.shape[-1], x.numel() // max(x.shape[-1], 1)
     size = max((_NUMBERS if x.is_cpu else _NUMBERS_ON_DEVICE) // (factor * max(rows, 1)), 1)
-    columns = [
-        v.split(size, -1) if isinstance(v, Tensor) and v.ndim and v.shape[-1] == n else itertools.repeat(v) for v in args
-    ]
+    columns = [v.split(size, -1) if isinstance(v, Tensor) and v.ndim and v.shape[-1] == n else itertools.repeat(v) for v in args]
     return [[*some] for _, *some in zip(range(0, max(n, 1), size), *columns, strict=False)]
 
 

@@ -8,6 +8,8 @@ import torch
 
 from fullgrad.nn._function_module import FunctionModule as FunctionModule
 from fullgrad.nn import soft as soft
+from fullgrad.nn._top_k_router import TopKRouter as TopKRouter
+from fullgrad.nn._vector_quantizer import VectorQuantizer as VectorQuantizer
 from fullgrad.quantizers import FloatFormat
 
 class ATanSpike(FunctionModule):

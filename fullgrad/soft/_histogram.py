@@ -46,9 +46,8 @@ def histogram(
     far from an element are accurate, not the rounding of a difference.
 
     It is a kernel density whose kernel :math:`S'` is integrated over each bin, and not read at its center. The softness has the
-    unit of ``x``: for bins that overlap a little, choose a third of their width. Saved: ``x``, a tensor softness and ``weight``. On
-    long rows values and first derivatives are computed in pieces; a derivative that is recorded, to be differentiated again,
-    keeps ``bins`` numbers for each element.
+    unit of ``x``; a third of a bin's width blurs neighbors a little. Saved: ``x``, a tensor softness and ``weight``. Long rows
+    are computed in pieces; only a derivative that is recorded, to be differentiated again, keeps ``bins`` numbers for each element.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -79,8 +78,8 @@ def histogram(
         >>> torch.func.grad(lambda x: fullgrad.soft.histogram(x, 3, 0.0, 1.5, softness=0.05)[0])(x)
         tensor([ 2.0932e+00,  3.0392e-01, -6.7045e-03, -3.0459e-07])
 
-    Source: ``torch.histc``; ``relaxed.hist`` for Gaussian edges, https://github.com/gradhep/relaxed; for the kernel at the centers
-    ``kornia.enhance.histogram``.
+    Source: ``torch.histc``; with Gaussian edges ``relaxed.hist``, https://github.com/gradhep/relaxed; with a kernel at the
+    centers ``kornia.enhance.histogram``.
     """
     name = "histogram"
     x, softness = check(name, x, softness, mode, ANY_STEP_MODES)
@@ -97,7 +96,9 @@ def histogram(
         checks.one_dim(name, dim, x.ndim)
     if mode == "hard":
         rows = [_rows(v, x.shape, dim) for v in (x, weight)]
-        counts = rows_code(name, lambda x, *w: _hard(x, w[0] if w else None, bins, low, high), *[v for v in rows if v is not None])
+        counts = rows_code(
+            name, lambda x, *w: _hard(x, w[0] if w else None, bins, low, high), *[v for v in rows if v is not None]
+        )
     else:
         rows = [_rows(v, x.shape, dim) for v in (x, softness, weight)]
         counts = Histogram.apply(*rows, bins, low, high, mode)
@@ -112,7 +113,7 @@ class Histogram(Function):
     @staticmethod
     def forward(x: Tensor, softness: Softness, weight: Tensor | None, bins: int, low: float, high: float, mode: str) -> Tensor:
         parts = pieces_of_rows((x, softness, weight), bins)
-        return cast(_sum([_counts(*some, bins, low, high, mode) for some in parts]), x.dtype)
+        return cast(_sum([_counts(some, bins, low, high, mode) for some in parts]), x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -171,9 +172,9 @@ def _rows(value: Any, shape: torch.Size, dim: int | None) -> Any:
     return reshaped(value, (value.numel(),)) if dim is None or not len(shape) else value.movedim(dim, -1)
 
 
-def _counts(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high: float, mode: str) -> Tensor:
+def _counts(row: Sequence[Any], bins: int, low: float, high: float, mode: str) -> Tensor:
     """The soft counts of rows, in float32 at least."""
-    s, w = to_opmath(softness, weight)
+    x, s, w = to_opmath(*row)
     inside = _inside(x, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, bins, low, high, mode)
     return (inside if w is None else inside * w.unsqueeze(-1) if w.ndim else inside * w).sum(-2)
 

@@ -47,7 +47,7 @@ def histogram(
 
     It is a kernel density whose kernel :math:`S'` is integrated over each bin, and not read at its center. The softness has the
     unit of ``x``; a third of a bin's width blurs neighbors a little. Saved: ``x``, a tensor softness and ``weight``. Long rows
-    are computed in pieces; only a derivative that is recorded, to be differentiated again, keeps ``bins`` numbers for each element.
+    are computed in pieces; only a derivative that is itself differentiated keeps ``bins`` numbers for each element.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -116,6 +116,8 @@ class TopKRouter(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The weights of the experts, the places of those chosen, and the loss."""
         checks.floating_tensor("TopKRouter", "x", x)
+        if x.is_nested:
+            raise TypeError("TopKRouter: `x` must not be a nested tensor; call the module on its .values().")
         logits = self.gate(x)
         if logits.ndim == 0 or not holds(logits.shape[-1] == self.num_experts):
             raise ValueError(

@@ -165,6 +165,8 @@ class VectorQuantizer(nn.Module):
             update: Whether the averages move, in training.
         """
         checks.real_tensor("VectorQuantizer", "x", x)
+        if x.is_nested:
+            raise TypeError("VectorQuantizer: `x` must not be a nested tensor; call the module on its .values().")
         moves = self.training and update and self.decay is not None
         if moves:
             self._check_movable()

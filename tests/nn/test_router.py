@@ -12,6 +12,7 @@ import fullgrad
 from fullgrad.nn import TopKRouter
 
 X = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+JAGGED = torch.nested.nested_tensor_from_jagged(X, torch.tensor([0, 5, 12]))
 
 
 def router(*args, seed=0, **options):
@@ -184,6 +185,7 @@ def test_it_is_pickled_copied_and_shown():
         (lambda: TopKRouter(8, 4, softness=0.0), ValueError, "`softness` must be positive"),
         (lambda: TopKRouter(8, 4, softness=0.1, mode="hard"), ValueError, "`mode` must be one of"),
         (lambda: router(4)([1.0]), TypeError, "`x` must be a tensor"),
+        (lambda: router(4)(JAGGED), TypeError, r"`x` must not be a nested tensor; call the module on its \.values\(\)"),
         (lambda: router(4)(torch.ones(8, dtype=torch.int64)), TypeError, "`x` must be a floating tensor"),
     ],
 )

@@ -13,6 +13,7 @@ import fullgrad
 from fullgrad.nn import VectorQuantizer
 
 X = torch.randn(6, 10, 4, generator=torch.Generator().manual_seed(0))
+JAGGED = torch.nested.nested_tensor_from_jagged(X[0], torch.tensor([0, 5, 10]))
 
 
 def quantizer(num_codes=8, seed=0, **options):
@@ -347,6 +348,11 @@ def test_it_is_pickled_copied_saved_and_shown():
         (lambda: VectorQuantizer(8, 4, dead_below=1.0), ValueError, "`dead_below` needs .* write decay=0.99, or dead_below=0"),
         (lambda: VectorQuantizer(8, 4, gradient="none"), ValueError, "`gradient` must be one of 'identity', 'rotation'"),
         (lambda: VectorQuantizer(8, 4)([1.0]), TypeError, "`x` must be a tensor"),
+        (
+            lambda: VectorQuantizer(8, 4)(JAGGED),
+            TypeError,
+            r"`x` must not be a nested tensor; call the module on its \.values\(\)",
+        ),
         (lambda: VectorQuantizer(8, 4)(X > 0), TypeError, "`x` must be a real tensor, got dtype torch.bool"),
         (lambda: VectorQuantizer(8, 4).initialize(X[..., :2]), ValueError, "`x` must have 4 in its last dimension"),
     ],

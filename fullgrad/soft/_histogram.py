@@ -20,7 +20,8 @@ from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
 from fullgrad.soft._relaxation import Softness, check, checked_floating, with_zero_derivative
 from fullgrad.soft._sigmoidal import Sigmoidal
 
-_MOST_BINS = 2**31 - 1
+# float32 does not tell more edges apart.
+_MOST_BINS = 2**24
 
 
 def histogram(
@@ -51,7 +52,7 @@ def histogram(
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
-        bins: How many bins.
+        bins: How many bins, at most 2**24.
         low: The lower edge of the first bin.
         high: The upper edge of the last bin.
         dim: The dimension whose elements are counted; None counts all elements.
@@ -66,7 +67,7 @@ def histogram(
     Raises:
         TypeError: ``x`` or ``weight`` is not a real tensor, ``bins`` is not an integer, ``low`` or ``high`` not a number, or
             ``softness`` neither a number nor a real tensor.
-        ValueError: ``low`` is not less than ``high``, one of them is not finite, ``bins`` or ``softness`` is a number that is not
+        ValueError: ``low`` is not less than ``high``, one of them is not finite, ``bins`` is out of its range, ``softness`` is a number that is not
             positive, ``mode`` is unknown, or ``softness`` or ``weight`` does not broadcast to ``x``.
         IndexError: ``x`` has no such dimension.
 

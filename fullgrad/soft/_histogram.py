@@ -67,8 +67,8 @@ def histogram(
     Raises:
         TypeError: ``x`` or ``weight`` is not a real tensor, ``bins`` is not an integer, ``low`` or ``high`` not a number, or
             ``softness`` neither a number nor a real tensor.
-        ValueError: ``low`` is not less than ``high``, one of them is not finite, ``bins`` is out of its range, ``softness`` is a number that is not
-            positive, ``mode`` is unknown, or ``softness`` or ``weight`` does not broadcast to ``x``.
+        ValueError: ``low`` is not less than ``high``, one of them is not finite, ``bins`` is out of its range, ``softness`` is a
+            number that is not positive, ``mode`` is unknown, or ``softness`` or ``weight`` does not broadcast to ``x``.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -46,7 +46,7 @@ def text(module: ModuleType) -> str:
 
 def names(module: ModuleType) -> list[str]:
     """The classes that are made of functions."""
-    return [name for name in module.__all__ if isinstance(getattr(module, name), type) and name != "FunctionModule"]
+    return [name for name in module.__all__ if hasattr(getattr(module, name), "_function")]
 
 
 def stub_of(module: ModuleType, name: str) -> str:

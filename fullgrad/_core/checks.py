@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_read, holds, is_tracing, perhaps, same_shape
+from fullgrad._dispatch import can_look, holds, is_tracing, perhaps, same_shape
 
 _FLOAT32 = torch.float32
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
@@ -111,13 +111,13 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_elements(name: str, argument: str, value: Tensor) -> None:
     """A tensor without elements that are 0 or negative, where they can be read without waiting; NaN is let through."""
-    if can_read(value) and (value <= 0).any():
+    if can_look(value) and (value <= 0).any():
         raise ValueError(f"{name}: `{argument}` must be positive, got {value.detach().min().item():g} among its elements.")
 
 
 def probabilities(name: str, argument: str, value: Tensor) -> None:
     """A tensor whose elements lie between 0 and 1, where they can be read without waiting; NaN is let through."""
-    if can_read(value) and ((value < 0) | (value > 1)).any():
+    if can_look(value) and ((value < 0) | (value > 1)).any():
         outside = value.detach()[(value < 0) | (value > 1)].flatten()[0].item()
         raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {outside:g} among its elements.")
 

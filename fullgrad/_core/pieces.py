@@ -16,12 +16,15 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.checks import can_broadcast
 from fullgrad._core.opmath import any_half, result_dtype, to_opmath
-from fullgrad._dispatch import is_unrecorded
+from fullgrad._dispatch import is_tracing, is_unrecorded
 
 # Elements of a piece for each thread: its temporaries fit in the cache, and calls cost little beside its arithmetic.
 PIECE = 2**16
 # Pieces of the smallest tensor that is computed so: the memory of smaller ones is in the cache anyway.
 FEWEST = 4
+
+# Numbers of a piece of rows whose formula makes many numbers of each element, on the CPU and on a device.
+_NUMBERS, _NUMBERS_ON_DEVICE = 2**18, 2**24
 
 # The classes that behave as a tensor does, whole and in pieces.
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -108,6 +111,19 @@ def computed_in_pieces(formula: Formula, args: Sequence[Any], outputs: Sequence[
             else:
                 target.add_(value.to(target.dtype).sum_to_size(target.shape))
     return found
+
+
+def pieces_of_rows(args: Sequence[Any], factor: int) -> list[list[Any]]:
+    """The arguments of a sum over the last dimension of the first one, piece by piece, so that temporaries of ``factor`` numbers
+    for each element stay small. Tensors of another size there belong to every piece. A compiler fuses the sum: it gets one.
+    """
+    x = args[0]
+    if is_tracing() or x.numel() * factor <= _NUMBERS:
+        return [[*args]]
+    n, rows = x.shape[-1], x.numel() // max(x.shape[-1], 1)
+    size = max((_NUMBERS if x.is_cpu else _NUMBERS_ON_DEVICE) // (factor * max(rows, 1)), 1)
+    columns = [v.split(size, -1) if isinstance(v, Tensor) and v.ndim and v.shape[-1] == n else itertools.repeat(v) for v in args]
+    return [[*some] for _, *some in zip(range(0, max(n, 1), size), *columns, strict=False)]
 
 
 def _flat_parts(value: Any, size: int) -> Iterator[Any]:

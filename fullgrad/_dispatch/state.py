@@ -52,18 +52,6 @@ def is_differentiating() -> bool:
     return forward_ad._current_level >= 0 and torch_private.is_forward_mode()
 
 
-def can_read(x: Tensor) -> bool:
-    """Whether the numbers of a tensor can be read here without waiting for a device or breaking a graph."""
-    return (
-        (x.__class__ is Tensor or x.__class__ is torch.nn.Parameter)
-        and x.is_cpu
-        and not is_tracing()
-        and not transforms_active()
-        and not torch_private.in_legacy_vmap()
-        and torch_private.jit_tracing_state() is None
-    )
-
-
 def can_skip_autograd(x: Tensor) -> bool:
     """Whether eager code computes with a plain tensor that needs no derivative, so that a ``forward`` may be called directly.
 
@@ -213,7 +201,7 @@ def any_distributed(values: Iterable[Any]) -> bool:
 def can_look(tensor: Tensor) -> bool:
     """Whether Python code may depend on the numbers of a tensor at little cost: a plain tensor on the CPU, in eager code."""
     return (
-        tensor.__class__ is Tensor
+        (tensor.__class__ is Tensor or tensor.__class__ is torch.nn.Parameter)
         and tensor.is_cpu
         and not (_is_compiling() or dispatch_modes() or transforms_active() or torch_private.in_legacy_vmap())
         and torch_private.jit_tracing_state() is None

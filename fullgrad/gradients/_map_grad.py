@@ -23,9 +23,10 @@ def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
         y = x, \qquad \mathrm{vjp}(g) = f(g), \qquad \mathrm{jvp}(t) = t
 
     It is :meth:`torch.Tensor.register_hook` as an operator, which transforms and compiled code keep. ``f`` is called with the
-    gradient when a derivative is taken, once for each; under ``vmap`` it sees the gradient of one sample. Since nothing tells whether ``f`` is linear, ``jvp`` is the identity, also where it is; for a
-    linear map whose transpose is known, :func:`fullgrad.linear_map` has the right tangent. Double backward differentiates ``f``
-    as it is, with the tensors that it closes over. Nothing is saved; ``f`` keeps what it closes over alive.
+    gradient when a derivative is taken, once for each; under ``vmap`` it sees the gradient of one sample. Since nothing tells
+    whether ``f`` is linear, ``jvp`` is the identity, also where it is; for a linear map whose transpose is known,
+    :func:`fullgrad.linear_map` has the right tangent. Double backward differentiates ``f`` as it is, with the tensors that it
+    closes over. Nothing is saved; ``f`` keeps what it closes over alive.
 
     Args:
         x: Any shape; floating, or integer (without a gradient).

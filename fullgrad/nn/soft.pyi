@@ -129,6 +129,17 @@ class Heaviside(FunctionModule):
     def __init__(self, softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2', 'laplace'] = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
+class Histogram(FunctionModule):
+    bins: int
+    low: float
+    high: float
+    dim: int | None
+    softness: torch.Tensor | float
+    mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2', 'laplace']
+    weight: torch.Tensor | None
+    def __init__(self, bins: int, low: float, high: float, dim: int | None = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2', 'laplace'] = ..., weight: torch.Tensor | None = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
+
 class IndexSelect(FunctionModule):
     dim: int
     keepdim: bool

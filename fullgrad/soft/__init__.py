@@ -7,6 +7,7 @@ from fullgrad.soft._abs import abs
 from fullgrad.soft._clamp import clamp
 from fullgrad.soft._closeness import eq, isclose, not_equal
 from fullgrad.soft._comparisons import greater, greater_equal, less, less_equal
+from fullgrad.soft._histogram import histogram
 from fullgrad.soft._logic import all, any, logical_and, logical_not, logical_or, logical_xor
 from fullgrad.soft._round import round
 from fullgrad.soft._selection import index_select, narrow, take, take_along_dim, where
@@ -62,6 +63,7 @@ __all__ = [
     "greater_equal",
     "gt",
     "heaviside",
+    "histogram",
     "index_select",
     "isclose",
     "le",

@@ -15,6 +15,7 @@ from tests.ecosystem.calls import first
 REQUIRED = inspect.Parameter.empty
 # What has no default, or None, by the name of the parameter; and other words than the default.
 GIVEN = {
+    "bins": 3,
     "k": 3,
     "bits": 3,
     "levels": 4,

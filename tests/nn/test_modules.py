@@ -15,7 +15,7 @@ import fullgrad
 from fullgrad import quantizers, sampling, soft, spikes
 from fullgrad.nn import FunctionModule
 
-MODULES = [name for name in fullgrad.nn.__all__ if inspect.isclass(getattr(fullgrad.nn, name)) and name != "FunctionModule"]
+MODULES = [n for n in fullgrad.nn.__all__ if hasattr(getattr(fullgrad.nn, n), "_function")]
 CLASSES = MODULES + [f"soft.{n}" for n in fullgrad.nn.soft.__all__]
 X = torch.tensor([[0.3, -1.2, 2.5, 0.9], [1.4, 0.1, -0.6, 0.7]])
 # Arguments without a default, those of some classes, and inputs that are no X.
@@ -23,7 +23,7 @@ REQUIRED = {
     "k": 2, "bits": 3, "scale": torch.tensor(0.5), "w": 2.0, "b": -1.0, "q": 0.25, "min_value": -1.0, "max_value": 1.5,
     "max_norm": 1.0, "alpha": torch.tensor(1.5), "mask": X > 0, "v": torch.full((2, 4), 0.2), "levels": [5, 5, 5, 5],
     "codebook": torch.linspace(-1, 1, 8), "threshold": 0.3, "log2_threshold": torch.tensor(1.0), "format": "float8_e4m3fn",
-    "dim": 0, "length": 2, "bound": 0.2, "bandwidth": 0.5, "f": torch.tanh,
+    "dim": 0, "length": 2, "bound": 0.2, "bandwidth": 0.5, "f": torch.tanh, "bins": 3, "low": -1.0, "high": 2.0,
 }  # fmt: skip
 ARGUMENTS = {
     "Clamp": {"min_value": -1.0},

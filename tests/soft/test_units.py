@@ -108,6 +108,7 @@ OTHERS = {
         for name in ("abs", "relu", "softrelu")
     },
     "relu gated": ("scaled", lambda x, s, mode, unit, offset: soft.relu(x, s, mode, gated=True)),
+    "histogram": ("weights", lambda x, s, mode, unit, offset: soft.histogram(x, 5, offset - unit, offset + unit, None, s, mode)),
     "where": ("values", lambda x, s, mode, unit, offset: soft.where(of_other(x), x, x.flip(0))),
     "take": ("values", lambda x, s, mode, unit, offset: soft.take(x, x.new_full((2, 8), 0.125) @ torch.eye(8, 9).to(x), -1)),
     "take_along_dim": ("values", lambda x, s, mode, unit, offset: soft.take_along_dim(x, torch.eye(9).to(x)[:4], -1)),

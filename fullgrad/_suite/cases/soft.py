@@ -11,7 +11,7 @@ from torch import Tensor
 import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
-from fullgrad.soft import _abs, _clamp, _closeness, _comparisons, _round, _sigmoidal, _sign, _softrelu
+from fullgrad.soft import _abs, _clamp, _closeness, _comparisons, _histogram, _round, _sigmoidal, _sign, _softrelu
 
 X, Y = numbers(4, 3, scale=0.7), numbers(4, 1, scale=0.7, seed=1)
 TRUTH, OTHER = torch.sigmoid(numbers(4, 3, seed=2)), torch.sigmoid(numbers(3, seed=3))
@@ -304,4 +304,32 @@ LOGIC = [
     _plain("narrow", _window, X, WEIGHTS, 2, 1, max_saved_bytes=None),
 ]
 
-CASES = [*RELAXATIONS, *LOGIC]
+BINS, LOW, HIGH = 4, -1.2, 1.3
+
+
+def _histogram_of(x: Tensor, softness: Any, weight: Any, mode: str) -> Tensor:
+    edges = torch.linspace(LOW, HIGH, BINS + 1, dtype=x.dtype, device=x.device)
+    steps = _step(x[..., None] - edges, softness if softness.ndim == 0 else softness[..., None], mode)
+    return ((steps[..., :-1] - steps[..., 1:]) * (1 if weight is None else weight[..., None])).sum(-2)
+
+
+def _histograms() -> Iterator[Case]:
+    """Soft counts in each mode, with a width for all and with one for each row."""
+    of_one = torch.tensor(SOFT, dtype=torch.float64)
+    for mode in ("smooth", "c0", "c1", "c2"):
+        for label, softness in (("", of_one), (" with widths", WIDTHS)):
+            yield Case(
+                name=f"soft.histogram {mode}{label}",
+                covers=("soft.histogram",),
+                operator=lambda x, s, w, mode=mode: soft.histogram(x, BINS, LOW, HIGH, -1, s, mode, w),
+                inputs=(X, softness, OTHER),
+                surrogate=lambda x, s, w, mode=mode: _histogram_of(x, s, w, mode),
+                smooth_forwards={_histogram.Histogram: _histogram.Histogram.forward},
+                exhaustive=mode != "smooth" or bool(label),
+                long=mode != "smooth" or bool(label),
+                of="rows",
+                elementwise=False,
+            )
+
+
+CASES = [*RELAXATIONS, *LOGIC, *_histograms()]

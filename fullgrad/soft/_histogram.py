@@ -1,0 +1,220 @@
+"""`histogram`: how many elements are in each bin, with soft edges."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._core import checks
+from fullgrad._core.batching import in_front
+from fullgrad._core.function import Function
+from fullgrad._core.opmath import cast, to_opmath
+from fullgrad._core.pieces import pieces_of_rows
+from fullgrad._core.recomputed import save_inputs, saved_inputs
+from fullgrad._core.shards import reshaped, rows_code
+from fullgrad._dispatch import holds, same_shape
+from fullgrad.soft import _curves as curves
+from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
+from fullgrad.soft._relaxation import Softness, check, checked_floating, with_zero_derivative
+from fullgrad.soft._sigmoidal import Sigmoidal
+
+# float32 does not tell more edges apart.
+_MOST_BINS = 2**24
+
+
+def histogram(
+    x: Tensor,
+    bins: int,
+    low: float,
+    high: float,
+    dim: int | None = None,
+    softness: Softness = 0.1,
+    mode: AnyStepMode = "smooth",
+    weight: Tensor | None = None,
+) -> Tensor:
+    r"""How many elements are in each of several equal bins, with soft edges.
+
+    .. math::
+        h_b = \sum_i w_i \bigl(S(x_i - e_b) - S(x_i - e_{b + 1})\bigr), \qquad e_b = \mathrm{low} + b\,
+        \frac{\mathrm{high} - \mathrm{low}}{\mathrm{bins}}, \qquad D_{x_i} = w_i \bigl(S'(x_i - e_b) - S'(x_i - e_{b + 1})\bigr)
+
+    with :math:`S` of :func:`sigmoidal`. An element is counted as often as its softened step is between the edges, so the bins
+    together count :math:`\sum_i w_i (S(x_i - \mathrm{low}) - S(x_i - \mathrm{high}))`: elements outside count where they are
+    within a few softnesses of an end. Divide by the sum for frequencies. ``"hard"`` is :func:`torch.histc`, in which ``high``
+    belongs to the last bin and NaN to none, with the derivative 0 with respect to ``x``; in the other modes NaN gives NaN. Counts
+    far from an element are accurate, not the rounding of a difference.
+
+    It is a kernel density whose kernel :math:`S'` is integrated over each bin, and not read at its center. The softness has the
+    unit of ``x``; a third of a bin's width blurs neighbors a little. Saved: ``x``, a tensor softness and ``weight``. Long rows
+    are computed in pieces; only a derivative that is itself differentiated keeps ``bins`` numbers for each element.
+
+    Args:
+        x: Any shape; floating, or integer (which gives the default dtype).
+        bins: How many bins, at most 2**24.
+        low: The lower edge of the first bin.
+        high: The upper edge of the last bin.
+        dim: The dimension whose elements are counted; None counts all elements.
+        softness: The width of an edge, positive: a number, or a tensor that broadcasts to ``x`` and gets its own gradient.
+        mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"``, ``"laplace"`` or ``"hard"``.
+        weight: How much each element counts, a tensor that broadcasts to ``x`` and gets its own gradient; None for 1.
+
+    Returns:
+        A tensor with ``bins`` elements at ``dim``, the other dimensions those of ``x``; of shape (bins,) where ``dim`` is None.
+        Its dtype is that of ``x``.
+
+    Raises:
+        TypeError: ``x`` or ``weight`` is not a real tensor, ``bins`` is not an integer, ``low`` or ``high`` not a number, or
+            ``softness`` neither a number nor a real tensor.
+        ValueError: ``low`` is not less than ``high``, one of them is not finite, ``bins`` is out of its range, ``softness`` is a
+            number that is not positive, ``mode`` is unknown, or ``softness`` or ``weight`` does not broadcast to ``x``.
+        IndexError: ``x`` has no such dimension.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> x = torch.tensor([0.1, 0.2, 0.9, 1.4])
+        >>> fullgrad.soft.histogram(x, 3, 0.0, 1.5, softness=0.05)
+        tensor([1.8603, 0.8836, 0.9997])
+        >>> torch.func.grad(lambda x: fullgrad.soft.histogram(x, 3, 0.0, 1.5, softness=0.05)[0])(x)
+        tensor([ 2.0932e+00,  3.0392e-01, -6.7045e-03, -3.0459e-07])
+
+    Source: ``torch.histc``; with Gaussian edges ``relaxed.hist``, https://github.com/gradhep/relaxed; with a kernel at the
+    centers ``kornia.enhance.histogram``.
+    """
+    name = "histogram"
+    x, softness = check(name, x, softness, mode, ANY_STEP_MODES)
+    bins = checks.positive_integer(name, "bins", bins, _MOST_BINS)
+    checks.real_number(name, "low", low)
+    checks.real_number(name, "high", high)
+    if not (holds(low < high) and holds(high - low < math.inf)):
+        raise ValueError(f"{name}: `low` must be less than `high`, and both finite, got {low} and {high}.")
+    if weight is not None:
+        weight = cast(checked_floating(name, "weight", weight), x.dtype)
+        checks.broadcasts_to(name, "weight", weight, "`x`", x.shape)
+    checks.broadcasts_to(name, "softness", softness, "`x`", x.shape)
+    if dim is not None:
+        checks.one_dim(name, dim, x.ndim)
+    if mode == "hard":
+        rows = [_rows(v, x.shape, dim) for v in (x, weight)]
+        counts = rows_code(
+            name, lambda x, *w: _hard(x, w[0] if w else None, bins, low, high), *[v for v in rows if v is not None]
+        )
+    else:
+        rows = [_rows(v, x.shape, dim) for v in (x, softness, weight)]
+        counts = Histogram.apply(*rows, bins, low, high, mode)
+    return counts if dim is None or x.ndim == 0 else counts.movedim(-1, dim)
+
+
+class Histogram(Function):
+    """The operator of :func:`histogram`, on rows; other tensors broadcast to ``x``, in front of it too."""
+
+    whole_dims = 1
+
+    @staticmethod
+    def forward(x: Tensor, softness: Softness, weight: Tensor | None, bins: int, low: float, high: float, mode: str) -> Tensor:
+        parts = pieces_of_rows((x, softness, weight), bins)
+        return cast(_sum([_counts(some, bins, low, high, mode) for some in parts]), x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        save_inputs(ctx, inputs)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, bins, low, high, mode = saved_inputs(ctx)
+        needed, (wide,) = ctx.needs_input_grad, to_opmath(g)
+        # By an edge one bin ends and the next begins.
+        zero = torch.zeros_like(wide[..., :1])
+        of_edges, of_bins = (torch.cat([wide, zero], -1) - torch.cat([zero, wide], -1)).unsqueeze(-2), wide.unsqueeze(-2)
+
+        def terms(x: Tensor, s: Any, w: Any) -> list[Tensor | None]:
+            z, s, w = _to_edges(x, s, w, bins, low, high)
+            to_x = (curves.slope(z, s, mode) * of_edges).sum(-1) if needed[0] else None
+            to_s = (curves.sigmoid_by_softness(z, s, mode) * of_edges).sum(-1) if needed[1] else None
+            to_w = (_inside(x, s, bins, low, high, mode) * of_bins).sum(-1) if needed[2] else None
+            return [t if t is None or w is None else t * w for t in (to_x, to_s)] + [to_w]
+
+        parts = [terms(*some) for some in pieces_of_rows(inputs, bins)]
+        found = [None if column[0] is None else torch.cat(column, -1) for column in zip(*parts, strict=True)]
+        return *[t if t is None else cast(_to_size(t, v), v.dtype) for t, v in zip(found, inputs, strict=True)], *(None,) * 4
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        *inputs, bins, low, high, mode = saved_inputs(ctx)
+
+        def pushed(x: Tensor, s: Any, w: Any, to_x: Any, to_s: Any, to_w: Any) -> Tensor:
+            z, wide_s, wide_w = _to_edges(x, s, w, bins, low, high)
+            to_x, to_s, to_w = [v.unsqueeze(-1) if isinstance(v, Tensor) and v.ndim else v for v in to_opmath(to_x, to_s, to_w)]
+            total = torch.zeros((), dtype=z.dtype, device=z.device)
+            if to_x is not None:
+                total = total + curves.slope(z, wide_s, mode) * to_x
+            if to_s is not None:
+                total = total + curves.sigmoid_by_softness(z, wide_s, mode) * to_s
+            if wide_w is not None:
+                total = total * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w)
+            total = total[..., :-1] - total[..., 1:] if total.ndim else total
+            if to_w is not None:
+                total = total + _inside(x, wide_s, bins, low, high, mode) * to_w
+            return total.sum(-2)
+
+        return cast(_sum([pushed(*some) for some in pieces_of_rows([*inputs, *tangents[:3]], bins)]), inputs[0].dtype)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return cls.apply(*in_front(info, in_dims, args)), 0
+
+
+def _rows(value: Any, shape: torch.Size, dim: int | None) -> Any:
+    """A tensor in the shape of ``x`` with its dimension last; a number and one without dimensions as they are."""
+    if not isinstance(value, Tensor) or (value.ndim == 0 and len(shape)):
+        return value
+    value = value if value.shape == shape else value.expand(shape)
+    return reshaped(value, (value.numel(),)) if dim is None or not len(shape) else value.movedim(dim, -1)
+
+
+def _counts(row: Sequence[Any], bins: int, low: float, high: float, mode: str) -> Tensor:
+    """The soft counts of rows, in float32 at least."""
+    x, s, w = to_opmath(*row)
+    inside = _inside(x, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, bins, low, high, mode)
+    return (inside if w is None else inside * w.unsqueeze(-1) if w.ndim else inside * w).sum(-2)
+
+
+def _inside(x: Tensor, s: Any, bins: int, low: float, high: float, mode: str) -> Tensor:
+    """How much each element is in each bin; ``s`` broadcasts with the bins."""
+    (x,) = to_opmath(x)
+    half = (high - low) / bins / 2
+    z = (x - low).unsqueeze(-1) - (torch.arange(bins, dtype=x.dtype, device=x.device) * 2 + 1) * half
+    # It is even in z. Below the center both steps are small where their difference is.
+    z = torch.where(z > 0, -z, z)
+    return Sigmoidal.apply(z + half, s, mode, False) - Sigmoidal.apply(z - half, s, mode, False)
+
+
+def _to_edges(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high: float) -> tuple[Tensor, Any, Any]:
+    """How far each element is above each edge, a softness that broadcasts with that, and the weight, in float32 at least."""
+    x, s, w = to_opmath(x, softness, weight)
+    edges = torch.arange(bins + 1, dtype=x.dtype, device=x.device) * ((high - low) / bins)
+    return (x - low).unsqueeze(-1) - edges, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, w
+
+
+def _hard(x: Tensor, weight: Tensor | None, bins: int, low: float, high: float) -> Tensor:
+    """The counts of :func:`torch.histc`, of rows."""
+    wide, w = to_opmath(x, weight)
+    is_inside = (wide >= low) & (wide <= high)
+    wide = torch.where(is_inside, wide, low)
+    index = torch.clamp((wide - low) / (high - low) * bins, max=bins - 1).long()
+    amounts = with_zero_derivative(is_inside.to(wide.dtype), wide)
+    zeros = torch.zeros((*x.shape[:-1], bins), dtype=wide.dtype, device=x.device)
+    return cast(zeros.scatter_add(-1, index, amounts if w is None else amounts * w), x.dtype)
+
+
+def _to_size(term: Tensor, like: Tensor) -> Tensor:
+    """A term of each element, summed to the shape of an argument that broadcasts to them."""
+    return term if same_shape(term.shape, like.shape) else term.sum_to_size(like.shape)
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

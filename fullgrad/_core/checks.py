@@ -111,15 +111,23 @@ def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_elements(name: str, argument: str, value: Tensor) -> None:
     """A tensor without elements that are 0 or negative, where they can be read without waiting; NaN is let through."""
-    if can_look(value) and (value <= 0).any():
-        raise ValueError(f"{name}: `{argument}` must be positive, got {value.detach().min().item():g} among its elements.")
+    if can_look(value) and value.numel():
+        least = (value if value.ndim == 0 else value.detach().amin()).item()
+        if least <= 0:
+            raise ValueError(f"{name}: `{argument}` must be positive, got {least:g}{_among(value)}.")
 
 
 def probabilities(name: str, argument: str, value: Tensor) -> None:
     """A tensor whose elements lie between 0 and 1, where they can be read without waiting; NaN is let through."""
-    if can_look(value) and ((value < 0) | (value > 1)).any():
-        outside = value.detach()[(value < 0) | (value > 1)].flatten()[0].item()
-        raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {outside:g} among its elements.")
+    if can_look(value) and value.numel():
+        low, high = [end.item() for end in value.detach().aminmax()]
+        if low < 0 or high > 1:
+            found = low if low < 0 else high
+            raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {found:g}{_among(value)}.")
+
+
+def _among(value: Tensor) -> str:
+    return " among its elements" if value.numel() > 1 else ""
 
 
 def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Sequence[int]) -> None:

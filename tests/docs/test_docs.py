@@ -69,6 +69,18 @@ def test_names_of_others_exist(project):
             assert pkgutil.resolve_name(line.split()[0]) is not None
 
 
+# Words that people search for, of papers, packages and other frameworks.
+SOUGHT = ["JumpReLU", "BitNet", "router", "REINFORCE", "Gumbel", "NaN", "perturbed", "SPO", "JAX", "checkpoint", "kernel", "DEQ"]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("word", SOUGHT)
+def test_words_that_people_search_for_are_on_the_page_of_tasks(word):
+    """Each word stands in a row that names an operator."""
+    rows = [line for line in (DOCS / "which.md").read_text().splitlines() if line.startswith("|") and word in line]
+    assert any("`" in row for row in rows)
+
+
 def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():
     """Renamed or removed cases leave the table when ``python docs/prove.py`` runs again; new ones may be missing until then."""
     found = json.loads((DOCS / "data" / "check.json").read_text())

@@ -43,6 +43,7 @@ OF_FUNCTION = {
     **{f"soft.{name}": {"y": X} for name in ("logical_and", "logical_or", "logical_xor")},
     "clamp": {"min_value": 0.0},
     "learned_round": {"v": X},
+    "map_grad": {"f": torch.tanh},
     "quantizers.mx_quantize": {"block_size": 16},
     "quantizers.vector_quantize": {"codebook": X},
     "replace_grad": {"surrogate": X},

@@ -17,6 +17,8 @@ from fullgrad import Function
 from fullgrad._core.fast import ENABLED
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
+from fullgrad.quantizers._codebook_codes import CodebookCodes
+from fullgrad.quantizers._codes import IntegerOperator
 from fullgrad.sampling._binary_st import RandomSign
 from fullgrad.soft.simplex._losses import FenchelYoung
 from fullgrad.spikes._surrogate import Surrogate
@@ -176,7 +178,9 @@ def test_check_together(cases, name, device):
 def _operator_classes(family=Function):
     for cls in family.__subclasses__():
         # Some are made at run time, of functions of users. Those of adoption run classes of others: `tests/adopting`.
+        # Integers have no derivative.
         ours = cls.__module__.startswith("fullgrad.") and not cls.__module__.startswith("fullgrad.adoption.")
+        ours &= not issubclass(cls, (CodebookCodes, IntegerOperator))
         if ours and vars(sys.modules[cls.__module__]).get(cls.__name__) is cls:
             if "apply" in vars(cls):
                 yield cls

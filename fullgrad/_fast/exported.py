@@ -49,12 +49,11 @@ def _fake_quantize(x: Tensor, *inputs: Any) -> Any:
         y = torch.fake_quantize_per_channel_affine(x, flat_scale, flat_z, axis, *bounds)
     if bounds == grid[2:4]:
         return y
-    low, high = (((end - flat_z) * flat_scale) for end in grid[2:4])
+    low, high = ((end - flat_z) * flat_scale for end in grid[2:4])
     if axis is not None:
         shape = [-1 if d == axis else 1 for d in range(x.ndim)]
         low, high = low.reshape(shape), high.reshape(shape)
-    # A scale that learns may become negative.
-    return torch.clamp(y, torch.minimum(low, high), torch.maximum(low, high))
+    return torch.clamp(y, low, high)
 
 
 def _integer_zero_point(z: Any, grid: Grid) -> Any:

@@ -1,5 +1,6 @@
 """`finite_difference`."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
         up, down = x + moves, x - moves
         y = values(torch.cat([up, down]), held)
         widths = (up - down).detach().reshape(n, n).diagonal()
-        along = ((y[:n] - y[n:]) * g).reshape(n, y[0].numel()).sum(-1)
+        along = ((y[:n] - y[n:]) * g).reshape(n, math.prod(y.shape[1:])).sum(-1)
         return [(along / widths).reshape(x.shape), *[None] * len(held)]
 
     def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from fullgrad._core import checks
 from fullgrad._core.windows import as_number
 from fullgrad.spikes._arguments import checked, uniform_noise
 from fullgrad.spikes._surrogate import Surrogate
@@ -20,7 +19,8 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
     ``jacfwd(jacrev(f), randomness="same")``. Higher derivatives are 0. Nothing is saved.
 
     Args:
-        p: Probabilities, any shape; floating, or integer (which gives the default dtype).
+        p: Probabilities, any shape; floating, or integer (which gives the default dtype). A number below 0 never spikes, and one
+            above 1 always does.
         noise: Numbers between 0 and 1 that broadcast with ``p``; None to draw them.
 
     Returns:
@@ -28,8 +28,6 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: ``p`` or ``noise`` is not a real tensor.
-        ValueError: ``p`` has an element below 0 or above 1, on the CPU; on a device, in compiled code and inside transforms it
-            counts as the nearer bound.
 
     Example:
         >>> import torch, fullgrad
@@ -40,7 +38,6 @@ def bernoulli(p: Tensor, noise: Tensor | None = None) -> Tensor:
     Source: ``spikingjelly.activation_based.surrogate.PoissonPass``.
     """
     p = checked("bernoulli", "p", p, 1.0, (1.0,))
-    checks.probabilities("bernoulli", "p", p)
     return Bernoulli.apply(p, uniform_noise("bernoulli", p, noise))
 
 

@@ -10,6 +10,7 @@ from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.windows import where_inside
 from fullgrad.soft._relaxation import FLOATING, floating
 from fullgrad.spikes._arguments import Parameter
+from fullgrad.spikes._values import expanded
 
 INPUT_GRADIENTS = ("mask", "ste")
 
@@ -81,7 +82,8 @@ class Jumprelu(Elementwise):
     @staticmethod
     def forward(x: Tensor, threshold: Parameter, bandwidth: Parameter, input_gradient: str) -> Tensor:
         # The sum is NaN where the comparisons fail; a product would be NaN at minus infinity.
-        return torch.where(x > threshold, x, torch.where(x <= threshold, 0, x + threshold))
+        y = torch.where(x > threshold, x, torch.where(x <= threshold, 0, x + threshold))
+        return expanded(y, bandwidth)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Any, threshold: Any, bandwidth: Any, input_gradient: str) -> Tensor | None:

@@ -48,7 +48,6 @@ KNOWN = {
     "3 bits of a tensor": (Quantizer(torch.tensor(0.3), torch.tensor(1), -4, 3), PER_TENSOR),
     "4 bits of rows": (Quantizer(ROWS, INTEGERS, -8, 7, dim=0), PER_CHANNEL),
     "2 bits of columns": (Quantizer(COLUMNS, 0, -2, 1), PER_CHANNEL),
-    "a negative scale": (Quantizer(torch.tensor(-0.1), 0, -8, 7), PER_TENSOR),
 }
 OTHERS = {
     "division": Quantizer(0.1, reciprocal=False),

@@ -96,6 +96,7 @@ def _case(name: str, operator: Any, inputs: tuple[Any, ...], surrogate: Any, wor
         surrogate=surrogate,
         elementwise=False,
         max_saved_bytes=None,
+        of="tensors",
         **options,
     )
 
@@ -168,7 +169,6 @@ CASES: list[Case] = [
         lambda x, t: blackbox.fenchel_young_loss(_positive, x, t, samples=2, noise=_pair(x)),
         (X, TARGET),
         _loss,
-        of="tensors",
         long=True,
         draws=_draws(normal_like, 2),
         random_operator=lambda x, t, **noise: blackbox.fenchel_young_loss(_positive, x, t, samples=2, **noise),

@@ -140,7 +140,7 @@ def _count(v: Tensor, threshold: Any, max_spikes: Any, *inputs: Any) -> Tensor:
 # --- The cases -----------------------------------------------------------------------------------------------------------
 
 # The operators of the short suite: one for each kind of formula.
-SHORT = ("sigmoid", "rect", "leaky_k_relu", "ste_sign", "multi_spike")
+SHORT = ("sigmoid", "rect", "leaky_k_relu", "ste_sign", "multi_spike", "jumprelu learned")
 
 # R, and the parameters: as numbers, and as tensors where they can be.
 STEPS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], tuple[Any, ...]]] = {
@@ -188,18 +188,19 @@ def _constant(v: Any) -> Any:
 
 
 def _case(name: str, inputs: tuple[Any, ...], surrogate: Any, value: Any, *, learned: bool = False, **options: Any) -> Case:
+    words = " learned" * learned
     module = importlib.import_module(f"fullgrad.spikes._{name}")
     operator_class = getattr(module, "".join(part.capitalize() for part in name.split("_")))
     return Case(
-        name=f"spikes.{name}{' learned' * learned}",
+        name=f"spikes.{name}{words}",
         covers=(f"spikes.{name}",),
         operator=options.pop("operator", getattr(spikes, name)),
         inputs=inputs,
         surrogate=lambda *a: straight_through(value(*map(_constant, a)), surrogate(*a)),
         value=value,
         smooth_forwards={operator_class: options.pop("smooth_forward", surrogate)},
-        exhaustive=learned != (name == "sigmoid"),
-        long=name not in SHORT,
+        exhaustive=options.pop("exhaustive", learned != (name == "sigmoid")),
+        long=not {name, name + words} & {*SHORT},
         **options,
     )
 
@@ -287,7 +288,7 @@ def _jump(x: Tensor, threshold: Any, *_: Any) -> Tensor:
 
 def _jumps() -> Iterator[Case]:
     # With "ste" the threshold is a number: mixed second derivatives of the declared ones depend on the order.
-    yield _case("jumprelu", (V, UP, 1.5, "mask"), _jumprelu, _jump, learned=True)
+    yield _case("jumprelu", (V, UP, 1.5, "mask"), _jumprelu, _jump, learned=True, exhaustive=False)
     yield _case("jumprelu", (V, 0.7, 1.5, "ste"), _jumprelu, _jump)
 
 

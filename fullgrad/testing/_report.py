@@ -1,5 +1,6 @@
 """`Report`: the results of all checks of an operator."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,13 +15,15 @@ class Result:
 
     Args:
         status: ``"passed"``, ``"failed"`` or ``"not applicable"``.
-        message: The reason if it did not pass.
+        message: The reason if it did not pass, in one line: the kind of the error, how it begins, and the place in your code.
         seconds: The time it took.
+        details: The whole error, with where it was raised.
     """
 
     status: str
     message: str = ""
     seconds: float = 0.0
+    details: str = ""
 
 
 class Report(Mapping[str, Result]):
@@ -67,7 +70,7 @@ class Report(Mapping[str, Result]):
         for group in groups:
             applicable = self.count(PASSED, group) + self.count(FAILED, group)
             lines.append(f"  {group:<{width}}  {self.count(PASSED, group)}/{applicable}")
-        lines += [self.explain(name) for name in self.failures]
+        lines += self.explanations()
         return "\n".join(lines + self.gaps)
 
     @property
@@ -75,10 +78,21 @@ class Report(Mapping[str, Result]):
         """One line about each property that was not checked, with the missing argument."""
         return [gap(what, argument) for argument, what in self.not_checked.items()]
 
-    def explain(self, name: str) -> str:
-        """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
-        thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
-        return f"failed {name}: {self[name].message}{thread}"
+    def explanations(self, verbose: bool = False) -> list[str]:
+        """One line about each error, with the checks that failed by it; with ``verbose`` also the whole error.
+
+        A public thread is named where torch's own Function is known to fail the check.
+        """
+        checks: dict[tuple[str, str], list[str]] = {}
+        for name, message in self.failures.items():
+            thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
+            checks.setdefault((message, thread), []).append(name)
+        lines = []
+        for (message, thread), names in checks.items():
+            details = self[names[0]].details
+            whole = f"\n{textwrap.indent(details, '    ')}" if verbose and details else ""
+            lines.append(f"failed {', '.join(names)}: {message}{thread}{whole}")
+        return lines
 
 
 def gap(what: str, argument: str) -> str:

@@ -78,21 +78,24 @@ class Report(Mapping[str, Result]):
         """One line about each property that was not checked, with the missing argument."""
         return [gap(what, argument) for argument, what in self.not_checked.items()]
 
-    def explanations(self, verbose: bool = False) -> list[str]:
-        """One line about each error, with the checks that failed by it; with ``verbose`` also the whole error.
+    def explain(self, name: str) -> str:
+        """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
+        return self._line([name])
 
-        A public thread is named where torch's own Function is known to fail the check.
-        """
-        checks: dict[tuple[str, str], list[str]] = {}
+    def explanations(self, verbose: bool = False) -> list[str]:
+        """One line about each error, with all checks that failed by it; with ``verbose`` also the whole error."""
+        alike: dict[tuple[str, str | None], list[str]] = {}
         for name, message in self.failures.items():
-            thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
-            checks.setdefault((message, thread), []).append(name)
-        lines = []
-        for (message, thread), names in checks.items():
-            details = self[names[0]].details
-            whole = f"\n{textwrap.indent(details, '    ')}" if verbose and details else ""
-            lines.append(f"failed {', '.join(names)}: {message}{thread}{whole}")
-        return lines
+            alike.setdefault((message, UPSTREAM_ISSUES.get(name)), []).append(name)
+        whole = [f"\n{textwrap.indent(self[names[0]].details, '    ')}" if verbose else "" for names in alike.values()]
+        return [self._line(names) + details for names, details in zip(alike.values(), whole, strict=True)]
+
+    def _line(self, names: list[str]) -> str:
+        """The line about checks that failed by the same error."""
+        thread = (
+            f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[names[0]]})" if names[0] in UPSTREAM_ISSUES else ""
+        )
+        return f"failed {', '.join(names)}: {self[names[0]].message}{thread}"
 
 
 def gap(what: str, argument: str) -> str:

@@ -36,9 +36,9 @@ def operator(
     """Make pytest tests of an operator, one for each check of the kit.
 
     The tests are named after the checks and marked with their groups, as in ``-m fullgrad_second_order``. A check that does not
-    apply to the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the public
-    thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it. Properties
-    that were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
+    apply to the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
+    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
+    Properties that were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
 
     Args:
         inputs: The inputs; a function that returns them, which is called when a test runs; or a strategy of hypothesis that draws

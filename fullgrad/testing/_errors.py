@@ -1,4 +1,4 @@
-"""What a report says about an error: its first sentences and the place in the user's code; and all of it."""
+"""The text of an error in a report: its first sentences and the place in the user's code; and all of it."""
 
 import re
 import sysconfig

@@ -1,4 +1,4 @@
-"""What the commands share: where tables and JSON go, and what Ctrl-C leaves."""
+"""Where the tables and the JSON of commands go, and what Ctrl-C leaves."""
 
 import argparse
 import contextlib

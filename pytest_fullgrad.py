@@ -1,6 +1,6 @@
 """The pytest plugin of fullgrad: marks for the tests of ``fullgrad.testing.operator``, and a list of what they did not check.
 
-pytest loads it in every run, so it is outside of the package, whose import would import torch.
+pytest loads it in every run, so it is outside of the package, whose import would import torch. The name is that of `pytest -p`.
 """
 
 # The groups of checks; a test compares them with `fullgrad.testing.GROUPS`.
@@ -19,8 +19,8 @@ GROUPS = (
 
 
 def mark_of(group: str) -> str:
-    """The name of the mark of a group."""
-    return group.replace(" ", "_")
+    """The name of the mark of a group, such as ``fullgrad_second_order``."""
+    return f"fullgrad_{group.replace(' ', '_')}"
 
 
 def pytest_configure(config) -> None:

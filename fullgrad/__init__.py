@@ -82,4 +82,5 @@ if not TYPE_CHECKING:  # a type checker would accept any name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__"), *_NOT_EXPORTED})  # pyright: ignore[reportUndefinedVariable]
+    described = [name for name in globals() if name.startswith("__")]
+    return sorted({*described, *__getattr__("__all__"), *_NOT_EXPORTED})  # pyright: ignore[reportUndefinedVariable]

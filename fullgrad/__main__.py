@@ -1,6 +1,8 @@
 """``python -m fullgrad``."""
 
-from fullgrad._suite.cli import main
-
 if __name__ == "__main__":
+    try:
+        from fullgrad._suite.cli import main
+    except KeyboardInterrupt:  # the commands import torch's compilers, which takes seconds
+        raise SystemExit(130) from None
     raise SystemExit(main())

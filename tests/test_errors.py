@@ -275,3 +275,51 @@ def test_counts_from_1_to_the_most(name, argument, most):
         with pytest.raises(TypeError, match=rule):
             call(name, {argument: wrong})
     call(name, {argument: torch.tensor(1)})
+
+
+# --- A way out, for users of torch and numpy --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_array_of_numpy_names_torch_from_numpy(name):
+    """Every function whose first argument is a tensor."""
+    first, _ = signature(name)
+    if name in OTHERS or not _may_be_tensor(first.annotation):
+        pytest.skip("its first argument is no tensor")
+    array = pytest.importorskip("numpy").ones((16, 16))
+    with pytest.raises(TypeError, match=r"got a value of type numpy\.ndarray: torch\.from_numpy makes a tensor of it\."):
+        call(name, {first.name: array})
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: fullgrad.clamp(X, min=0), r"^clamp: `min` must be None: the lower bound is called `min_value`\.$"),
+        (lambda: fullgrad.clamp(X, 0, max=1), r"^clamp: `max` must be None: the upper bound is called `max_value`\.$"),
+        (lambda: fullgrad.soft.clamp(X, 0, 1, min=0), r"^clamp: `min` must be None"),
+        (lambda: fullgrad.round(X, decimals=2), r"^round: `decimals` must be None: .* round\(100 \* x\) / 100 to two decimals"),
+        (lambda: fullgrad.round_st(X, decimals=2), r"^round_st: `decimals` must be None"),
+        (
+            lambda: fullgrad.st(torch.round),
+            r"`fn` must take a parameter `mode`, .*write straight_through\(torch\.round, lambda x: x\)",
+        ),
+        (lambda: fullgrad.grad_replace(torch.sign), r"parameter `forward`, .*straight_through\(torch\.sign, lambda x: x\)"),
+        (lambda: fullgrad.st(lambda x: x), r"got the signature \(x\); write straight_through\(fn, lambda x: x\)"),
+        (lambda: fullgrad.soft.where(X > 0, X, X), r"got dtype torch\.bool: write soft\.greater\(x, 0\) for x > 0"),
+        (lambda: fullgrad.round([1.0]), r"got a value of type list: torch\.as_tensor makes a tensor of it"),
+    ],
+)
+def test_the_way_out_is_named(call, told):
+    """torch's own words for an argument, a function without a mode, a bool condition, a list."""
+    with pytest.raises(TypeError, match=told):
+        call()
+
+
+@pytest.mark.parametrize("name", ["sort", "rank"])
+def test_methods_of_the_mode_laplace_are_listed(name):
+    """A wrong method is told all that there are, lapsum too, which has a mode of its own."""
+    function = getattr(fullgrad.soft, name)
+    for mode in ("smooth", "laplace"):
+        with pytest.raises(ValueError, match=r"`method` must be one of .*'lapsum', got 'nothing'"):
+            function(X, method="nothing", mode=mode)
+    function(X, method="lapsum", mode="laplace")

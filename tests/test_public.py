@@ -134,3 +134,9 @@ def test_integer_tensors_have_a_value_and_no_gradient(case, device):
     y = y if isinstance(y, torch.Tensor) else y[0]
     if case.value is not None:
         torch.testing.assert_close(y, case.value(whole.to(y.dtype), *rest), rtol=0, atol=0)
+
+
+def test_dir_shows_public_names():
+    """What completion offers are the public names and packages, and no name that the package imports for itself."""
+    assert {name for name in dir(fullgrad) if not name.startswith("__")} == {*fullgrad.__all__, "audit", "nn", "testing"}
+    assert {"__doc__", "__version__"} <= {*dir(fullgrad)}

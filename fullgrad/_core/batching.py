@@ -2,24 +2,43 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._core.checks import broadcast_shape
-from fullgrad._dispatch import innermost
+from fullgrad._core.checks import broadcast_shape, can_broadcast
+from fullgrad._dispatch import innermost, same_shape
 
 
 def elementwise(operator: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Tensor, int | None]:
     """The ``vmap`` rule of an operator that treats every element alike and broadcasts its arguments."""
-    if sum(isinstance(a, Tensor) for a in args) == 1:
-        return operator.apply(*args), max(d for d in in_dims if d is not None)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if len(tensors) == 1:
+        y = operator.apply(*args)
+        check_elementwise(operator, tensors[0].shape, y.shape)
+        return y, max(d for d in in_dims if d is not None)
     args = tuple(aligned(in_dims, args))
     y = operator.apply(*args)
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
-    if y.ndim < max(map(len, shapes)):  # the value does not depend on the batched argument, the derivative may
+    if not all([_fits(shape, y.shape) for shape in shapes]):  # noqa: C419
+        # The value does not depend on the batched argument, the derivative may.
         shape = broadcast_shape(*shapes)
         y = operator.apply(*[a.expand(shape) if isinstance(a, Tensor) else a for a in args])
+        check_elementwise(operator, shape, y.shape)
     return y, 0
+
+
+def check_elementwise(operator: Any, shape: torch.Size, output: torch.Size) -> None:
+    """Refuse a value that lacks the shape of an input: it is no elementwise function, and a batch would be mixed."""
+    if not _fits(shape, output):
+        raise ValueError(
+            f"{operator.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
+            f"{tuple(output)} from an input of shape {tuple(shape)}: an operator that reduces derives from fullgrad.Function."
+        )
+
+
+def _fits(shape: torch.Size, output: torch.Size) -> bool:
+    return same_shape(shape, output) or can_broadcast(shape, output)
 
 
 def aligned(in_dims: tuple[int | None, ...], args: tuple[Any, ...], core: tuple[int, ...] | None = None) -> list[Any]:

@@ -24,7 +24,7 @@ _NOT_REAL = frozenset({torch.bool} | _COMPLEX | _QUANTIZED)
 def tensor(name: str, argument: str, value: Any) -> None:
     """A tensor of any kind."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}.")
+        raise TypeError(f"{name}: `{argument}` must be a tensor, got {_type(value)}{_as_tensor(value)}.")
 
 
 def real_tensor(name: str, argument: str, value: Any) -> None:
@@ -62,7 +62,7 @@ def real_number_or_tensor(name: str, argument: str, value: Any) -> None:
     if isinstance(value, Tensor):
         real_tensor(name, argument, value)
     elif not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"{name}: `{argument}` must be a number or a tensor, got {_type(value)}.")
+        raise TypeError(f"{name}: `{argument}` must be a number or a tensor, got {_type(value)}{_as_tensor(value)}.")
 
 
 def real_number(name: str, argument: str, value: Any) -> None:
@@ -215,4 +215,12 @@ def not_empty(name: str, argument: str, value: Tensor) -> None:
 
 
 def _type(value: Any) -> str:
-    return f"a value of type {type(value).__name__}"
+    kind = type(value)
+    return f"a value of type {'numpy.' if kind.__module__ == 'numpy' else ''}{kind.__name__}"
+
+
+def _as_tensor(value: Any) -> str:
+    """A way to make a tensor of an array, a list or a number."""
+    if type(value).__module__ == "numpy" and hasattr(value, "shape"):
+        return ": torch.from_numpy makes a tensor of it" if value.shape else ": torch.as_tensor makes a tensor of it"
+    return ": torch.as_tensor makes a tensor of it" if isinstance(value, (list, tuple, int, float)) else ""

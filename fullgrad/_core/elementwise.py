@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import pieces
-from fullgrad._core.batching import elementwise
-from fullgrad._core.checks import can_broadcast
-from fullgrad._core.function import Function, saves_nothing
+from fullgrad._core.batching import check_elementwise, elementwise
+from fullgrad._core.function import Function, check_static, saves_nothing
 from fullgrad._core.opmath import HALF, cast, to_opmath
 from fullgrad._core.pieces import is_large, terms_in_pieces
 from fullgrad._dispatch import Rules, is_tracing, same_shape
@@ -81,6 +80,7 @@ class Elementwise(Function):
     _made: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        check_static(cls, ("forward", *_RULES, "vmap", "vjp_term", "vjp_terms", "to_opmath"))
         # Rules that a class or a family writes are kept; rules made for a parent are made again.
         missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
         if hasattr(cls, "forward") and missing:
@@ -262,7 +262,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
         for i in plan.needed:
             part = inputs[i].shape
             if part and (traced or part != shape):
-                _check_broadcasts(cls, part, shape)
+                check_elementwise(cls, part, shape)
         others = [*inputs]
         for i in plan.tensors:
             others[i] = None
@@ -291,7 +291,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
         traced = is_tracing()
         for part in gradients:
             if part is not None and (traced or part.shape != shape):
-                _check_broadcasts(cls, part.shape, shape)
+                check_elementwise(cls, part.shape, shape)
         return tuple(gradients)
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
@@ -325,15 +325,6 @@ def _picker(positions: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]
     if len(positions) > 1:
         return operator.itemgetter(*positions)
     return operator.itemgetter(slice(positions[0], positions[0] + 1) if positions else slice(0))
-
-
-def _check_broadcasts(cls: Any, shape: torch.Size, target: torch.Size) -> None:
-    """Refuse a value that lacks the shape of an input."""
-    if not (same_shape(shape, target) or can_broadcast(shape, target)):
-        raise ValueError(
-            f"{cls.__name__}.forward must return a tensor of the shape to which its inputs broadcast, got shape "
-            f"{tuple(target)} from an input of shape {tuple(shape)}."
-        )
 
 
 def _refuse(cls: Any, names: tuple[str, ...], i: int) -> Any:

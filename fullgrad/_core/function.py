@@ -1,6 +1,7 @@
 """`Function`: the base class of every operator."""
 
 import inspect
+import sys
 import types
 from typing import Any, ClassVar
 
@@ -102,6 +103,7 @@ class Function:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_static(cls, _RULES)
         if not hasattr(cls, "forward"):
             return
         _check_definition(cls)
@@ -114,7 +116,7 @@ class Function:
         cls.apply = staticmethod(apply)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # with NoReturn mypy knows no attribute of the class
-        raise TypeError(f"{cls.__name__} is not instantiated; call {cls.__name__}.apply.")
+        raise TypeError(f"{cls.__name__} is not instantiated; call {cls.__name__}.apply{_module_of(cls)}.")
 
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any:
@@ -126,6 +128,24 @@ class Function:
             tensor([-1.0000,  0.5000])
         """
         raise TypeError("A family without a forward has no apply; call it on one of its operators.")
+
+
+def check_static(cls: type, names: tuple[str, ...]) -> None:
+    """Refuse methods of ``self``: there is no instance. Without it a function is as good as a static method."""
+    for name in names:
+        method = cls.__dict__.get(name)
+        code = method.__code__ if isinstance(method, types.FunctionType) else None
+        if code is not None and code.co_varnames[:1] in (("self",), ("cls",)):
+            found = ", ".join(code.co_varnames[: code.co_argcount])
+            lacks = "@classmethod" if code.co_varnames[0] == "cls" else "@staticmethod"
+            raise TypeError(f"{cls.__name__}.{name} lacks {lacks}: no instance is made, got the parameters ({found}).")
+
+
+def _module_of(cls: type) -> str:
+    """The module of the operator's name, where there is one."""
+    package = sys.modules[__name__.partition(".")[0]]
+    is_ours = cls.__module__.startswith(f"{package.__name__}.")
+    return f", or fullgrad.nn.{cls.__name__} for a module" if is_ours and hasattr(package.nn, cls.__name__) else ""
 
 
 def _check_definition(cls: type) -> None:

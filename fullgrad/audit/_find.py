@@ -4,6 +4,7 @@ import ast
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from fullgrad.audit import _functions, _terms
 from fullgrad.audit._sources import sources
@@ -54,15 +55,18 @@ def audit(targets: Iterable[str]) -> list[Finding]:
         >>> "CheckpointFunction" in [finding.name for finding in found if "vmap" in finding.breaks]
         True
     """
-    found: list[Finding] = []
-    for target in targets:
-        for path, label in sources(target):
-            try:
-                found += audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
-            except SyntaxError:
-                if label == target:
-                    raise
-    return found
+    files = [(path, label, label == target) for target in targets for path, label in sources(target)]
+    return [finding for file in files for finding in audit_file(*file)]
+
+
+def audit_file(path: Path, label: str, is_named: bool) -> list[Finding]:
+    """The findings in a file; none in one that is not Python, unless the user named it."""
+    try:
+        return audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
+    except SyntaxError:
+        if is_named:
+            raise
+        return []
 
 
 def audit_source(text: str, file: str) -> list[Finding]:

@@ -126,11 +126,18 @@ def _find(name: str, fn: Any, parameter: str, default: Any) -> tuple[Any, int | 
     """The default of a parameter, and its position where it has one."""
     if not callable(fn):
         raise TypeError(f"{name}: `fn` must be callable, got a value of type {type(fn).__name__}.")
-    parameters = inspect.signature(fn).parameters
+    known = getattr(fn, "__name__", "")
+    spelled = f"torch.{known}" if getattr(torch, known or "_", None) is fn else known if known.isidentifier() else "fn"
+    write = f"write straight_through({spelled}, lambda x: x), where the second function has the derivative"
+    try:
+        parameters = inspect.signature(fn).parameters
+    except ValueError:  # of a built-in function, such as torch.round
+        message = f"{name}: `fn` must take a parameter `{parameter}`, got {fn!r}, whose parameters are unknown; {write}."
+        raise TypeError(message) from None
     if parameter in parameters:
         found = parameters[parameter]
         position = None if found.kind is found.KEYWORD_ONLY else [*parameters].index(parameter)
         return default if found.default is found.empty else found.default, position
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise TypeError(f"{name}: `fn` must take a parameter `{parameter}`, got the signature {inspect.signature(fn)}.")
+        raise TypeError(f"{name}: `fn` must take a parameter `{parameter}`, got the signature {inspect.signature(fn)}; {write}.")
     return default, None

@@ -31,7 +31,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
         A tensor of the broadcast shape.
 
     Raises:
-        TypeError: An argument is not a real tensor.
+        TypeError: An argument is not a real tensor; a bool ``condition``, such as ``x > 0``, is ``soft.greater(x, 0)`` here.
 
     Example:
         >>> import torch, fullgrad
@@ -40,6 +40,11 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
     Source: ``softtorch.where``.
     """
+    if isinstance(condition, Tensor) and condition.dtype is torch.bool:
+        raise TypeError(
+            "where: `condition` must be a floating tensor of soft truth values, got dtype torch.bool: write "
+            "soft.greater(x, 0) for x > 0, or torch.where for a hard condition."
+        )
     condition = checked_floating("where", "condition", condition)
     x, y = checked_floating("where", "x", x), checked_floating("where", "y", y)
     dtype = torch.promote_types(torch.promote_types(condition.dtype, x.dtype), y.dtype)

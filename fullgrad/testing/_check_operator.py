@@ -1,5 +1,6 @@
 """`check_operator`: every check on any callable."""
 
+import difflib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fullgrad._core.calls import Call
 from fullgrad._dispatch import pytree
+from fullgrad.testing._errors import details, summary
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
@@ -201,8 +203,7 @@ def run_check(name: str, subject: Subject) -> Result:
     except NotApplicable as reason:
         return Result(NOT_APPLICABLE, str(reason), time.perf_counter() - start)
     except Exception as error:
-        message = str(error) if type(error) is AssertionError else f"{type(error).__name__}: {error}"
-        return Result(FAILED, " ".join(message.split())[:600] or type(error).__name__, time.perf_counter() - start)
+        return Result(FAILED, summary(error), time.perf_counter() - start, details(error))
     finally:
         tolerances.reset(token)
     return Result(PASSED, seconds=time.perf_counter() - start)
@@ -216,5 +217,7 @@ def choose(checks: Iterable[str] | None) -> list[str]:
     wanted = {name for c in checks for name in GROUPS.get(c, [c])}
     unknown = wanted - set(CHECKS)
     if unknown:
-        raise ValueError(f"unknown checks: {', '.join(sorted(unknown))}; the groups are {', '.join(GROUPS)}.")
+        close = [name for u in sorted(unknown) for name in difflib.get_close_matches(u, [*GROUPS, *CHECKS])]
+        meant = f"did you mean {' or '.join(close)}? The" if close else "the"
+        raise ValueError(f"unknown checks: {', '.join(sorted(unknown))}; {meant} groups are {', '.join(GROUPS)}.")
     return [name for name in CHECKS if name in wanted]

@@ -35,10 +35,10 @@ def operator(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make pytest tests of an operator, one for each check of the kit.
 
-    The tests are named after the checks and marked with their groups, such as ``-m second_order``. A check that does not apply to
-    the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the public thread
-    where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it. Properties that
-    were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
+    The tests are named after the checks and marked with their groups, as in ``-m fullgrad_second_order``. A check that does not
+    apply to the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
+    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
+    Properties that were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
 
     Args:
         inputs: The inputs; a function that returns them, which is called when a test runs; or a strategy of hypothesis that draws
@@ -129,10 +129,15 @@ def operator(
         unchecked = not_checked(make_subject(function, (torch.zeros(1),), **settings), names)
         # The lines that the plugin prints at the end of a run.
         test.not_checked = [gap(what, argument) for argument, what in unchecked.items()]
-        marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, group_of[check].replace(" ", "_"))) for check in names]
+        marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, _mark_of(group_of[check]))) for check in names]
         return pytest.mark.parametrize("check", marks)(test)
 
     return decorate
+
+
+def _mark_of(group: str) -> str:
+    """The mark of a group, as the plugin registers it: with the package's name, since a run has marks of others, too."""
+    return f"fullgrad_{group.replace(' ', '_')}"
 
 
 def _is_strategy(inputs: Any) -> bool:

@@ -1,5 +1,6 @@
 """`Report`: the results of all checks of an operator."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,13 +15,15 @@ class Result:
 
     Args:
         status: ``"passed"``, ``"failed"`` or ``"not applicable"``.
-        message: The reason if it did not pass.
+        message: The reason if it did not pass, in one line: the kind of the error, how it begins, and the place in your code.
         seconds: The time it took.
+        details: The whole error, with where it was raised.
     """
 
     status: str
     message: str = ""
     seconds: float = 0.0
+    details: str = ""
 
 
 class Report(Mapping[str, Result]):
@@ -67,7 +70,7 @@ class Report(Mapping[str, Result]):
         for group in groups:
             applicable = self.count(PASSED, group) + self.count(FAILED, group)
             lines.append(f"  {group:<{width}}  {self.count(PASSED, group)}/{applicable}")
-        lines += [self.explain(name) for name in self.failures]
+        lines += self.explanations()
         return "\n".join(lines + self.gaps)
 
     @property
@@ -77,8 +80,22 @@ class Report(Mapping[str, Result]):
 
     def explain(self, name: str) -> str:
         """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
-        thread = f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[name]})" if name in UPSTREAM_ISSUES else ""
-        return f"failed {name}: {self[name].message}{thread}"
+        return self._line([name])
+
+    def explanations(self, verbose: bool = False) -> list[str]:
+        """One line about each error, with all checks that failed by it; with ``verbose`` also the whole error."""
+        alike: dict[tuple[str, str | None], list[str]] = {}
+        for name, message in self.failures.items():
+            alike.setdefault((message, UPSTREAM_ISSUES.get(name)), []).append(name)
+        whole = [f"\n{textwrap.indent(self[names[0]].details, '    ')}" if verbose else "" for names in alike.values()]
+        return [self._line(names) + details for names, details in zip(alike.values(), whole, strict=True)]
+
+    def _line(self, names: list[str]) -> str:
+        """The line about checks that failed by the same error."""
+        thread = (
+            f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[names[0]]})" if names[0] in UPSTREAM_ISSUES else ""
+        )
+        return f"failed {', '.join(names)}: {self[names[0]].message}{thread}"
 
 
 def gap(what: str, argument: str) -> str:

@@ -235,21 +235,51 @@ def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | N
     except AssertionError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         summary = (
-            "; ".join(line for line in lines if line.startswith(("Greatest absolute", "The failure", "The values"))) or lines[0]
+            "; ".join(line for line in lines if line.startswith(("Greatest absolute", "Absolute", "The values"))) or lines[0]
         )
-        raise AssertionError(f"expected {_short(expected)}, got {_short(actual)}. {summary}") from None
+        raise AssertionError(f"{_difference(actual, expected, rtol, atol)}. {summary}") from None
 
 
 def equal(actual: Tensor, expected: Tensor) -> None:
     """Check that tensors are equal in dtype, shape, values, NaN and the sign of zero."""
     close(actual, expected, rtol=0, atol=0)
     if actual.is_floating_point() and not torch.equal(actual.signbit() & ~actual.isnan(), expected.signbit() & ~expected.isnan()):
-        raise AssertionError(f"a zero has the wrong sign: expected {_short(expected)}, got {_short(actual)}")
+        differ = actual.signbit() != expected.signbit()
+        raise AssertionError(f"a zero has the wrong sign: {_elements(actual, expected, differ, '')}")
 
 
 def _plain(*inputs: Any) -> Tensor:
     """Plain torch code in place of a surrogate, to find out what torch can do at all."""
     return functools.reduce(torch.add, [v.sin() for v in inputs if isinstance(v, Tensor) and v.is_floating_point()])
+
+
+def _difference(actual: Any, expected: Any, rtol: float | None, atol: float | None, where: str = "") -> str:
+    """The elements that differ, of the first tensor that does, in a structure of tensors."""
+    if isinstance(actual, (tuple, list)) and isinstance(expected, (tuple, list)) and len(actual) == len(expected):
+        for i, pair in enumerate(zip(actual, expected, strict=True)):
+            try:
+                torch.testing.assert_close(*pair, rtol=rtol, atol=atol, equal_nan=True)
+            except AssertionError:
+                return _difference(*pair, rtol, atol, f"{where}[{i}]")
+    item = f" in item {where}" if where else ""
+    if not (isinstance(actual, Tensor) and isinstance(expected, Tensor) and actual.shape == expected.shape):
+        return f"expected {_short(expected)}, got {_short(actual)}{item}"
+    if actual.dtype != expected.dtype:
+        return f"expected {_short(expected)}, got {_short(actual)}{item}"
+    bounds = {} if rtol is None or atol is None else {"rtol": rtol, "atol": atol}
+    return _elements(actual, expected, ~torch.isclose(actual, expected, **bounds, equal_nan=True), item)
+
+
+def _elements(actual: Tensor, expected: Tensor, differ: Tensor, item: str) -> str:
+    """The first elements that differ, with digits that differ, and their positions."""
+    positions = differ.nonzero().tolist()
+    pairs = list(zip(expected.detach()[differ].tolist(), actual.detach()[differ].tolist(), strict=True))[:4]
+    # A complex number has a format of its own; 17 digits tell any two numbers of float64 apart.
+    digits = next((d for d in (6, 9, 12) if all(f"{a:.{d}g}" != f"{b:.{d}g}" for a, b in pairs)), 17)
+    told, found = (", ".join(f"{pair[i]:.{digits}g}" for pair in pairs) for i in (0, 1))
+    more = ", …" if len(positions) > 4 else ""
+    at = f" at {', '.join(str(position) for position in positions[:4])}{more}" if expected.ndim else ""
+    return f"expected [{told}{more}] of shape {tuple(expected.shape)} and {expected.dtype}, got [{found}{more}]{at}{item}"
 
 
 def _short(value: Any) -> str:

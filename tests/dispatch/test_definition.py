@@ -9,7 +9,8 @@ import torch
 from torch.func import grad, jvp, vmap
 from torch.testing import assert_close
 
-from fullgrad import Function
+import fullgrad
+from fullgrad import Elementwise, Function
 from tests.operators import Affine, Cube, affine, cube, sample
 
 pytestmark = pytest.mark.short
@@ -359,3 +360,74 @@ def test_jvp_with_too_few_tangents_is_refused():
     x = sample()
     with pytest.raises((RuntimeError, TypeError)):
         jvp(lambda x: NoTangent.apply(x, x), (x,), (x,))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_without_staticmethod_is_refused(rule):
+    """The error names the class and the method when the class is defined, also in a family without forward."""
+    with pytest.raises(
+        TypeError, match=rf"^Forgotten\.{rule} lacks @staticmethod: no instance is made, got the parameters \(self"
+    ):
+        type("Forgotten", (Function,), rules_of(Cube) | {rule: lambda self, *args: None})
+    with pytest.raises(TypeError, match=r"^Family\.vjp lacks @staticmethod"):
+        type("Family", (Function,), {"vjp": lambda self, ctx, g: g})
+    with pytest.raises(TypeError, match=r"^Family\.vjp lacks @classmethod"):
+        type("Family", (Function,), {"vjp": lambda cls, ctx, g: g})
+
+
+def test_a_plain_function_without_self_is_a_rule():
+    """Such as the rule of another class."""
+    plain = type("Plain", (Function,), {rule: getattr(Cube, rule) for rule in RULES})
+    assert plain.apply(torch.tensor(2.0)) == 8
+
+
+@pytest.mark.parametrize("rule", ["forward", "vjp_term", "vjp_terms"])
+def test_an_elementwise_rule_without_staticmethod_is_refused(rule):
+    """Before the arguments are counted, of which there would be one too many."""
+    members = {"reads": {0: (0,)}, "forward": staticmethod(lambda x: x), "vjp_term": staticmethod(lambda i, v, x: v)}
+    with pytest.raises(TypeError, match=rf"^Forgotten\.{rule} lacks @staticmethod"):
+        type("Forgotten", (Elementwise,), members | {rule: lambda self, x: x})
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_an_elementwise_operator_that_reduces_is_refused(keepdim):
+    """Under vmap, where the samples would be mixed, and at the first derivative of several inputs."""
+
+    class Total(Elementwise):
+        reads = {0: (0,)}
+
+        @staticmethod
+        def forward(x):
+            return x.sum(-1, keepdim=keepdim)
+
+        @staticmethod
+        def vjp_term(i, v, x):
+            return v * x
+
+    class Inner(Elementwise):
+        reads = {0: (1,), 1: (0,)}
+
+        @staticmethod
+        def forward(x, w):
+            return (x * w).sum(-1, keepdim=keepdim)
+
+        @staticmethod
+        def vjp_term(i, v, x, w):
+            return v * (x if i else w)
+
+    told = r"forward must return a tensor of the shape to which its inputs broadcast, .*: an operator that reduces derives from "
+    x = torch.randn(2, 3)
+    with pytest.raises(ValueError, match=rf"^Total\.{told}"):
+        vmap(Total.apply)(x)
+    with pytest.raises(ValueError, match=rf"^Inner\.{told}"):
+        vmap(Inner.apply, (0, None))(x, x)
+    with pytest.raises(ValueError, match=rf"^Inner\.{told}"):
+        grad(lambda x: Inner.apply(x, x).sum())(x)
+
+
+def test_an_operator_that_is_instantiated_names_apply_and_the_module():
+    """Modules are in fullgrad.nn; an operator of a user's has none."""
+    with pytest.raises(TypeError, match=r"^Clamp is not instantiated; call Clamp\.apply, or fullgrad\.nn\.Clamp for a module\.$"):
+        fullgrad.Clamp(0.0, 1.0)
+    with pytest.raises(TypeError, match=r"^Clamp is not instantiated; call Clamp\.apply\.$"):
+        type("Clamp", (Function,), rules_of(Cube))(0.0, 1.0)

@@ -1,6 +1,6 @@
 """Our operators inside packages that differentiate, approximate, optimize and train: the numbers that these compute.
 
-The packages are the extra ``clients``; what is not installed is skipped.
+The packages are the dependency group ``clients``; what is not installed is skipped.
 """
 
 import copy

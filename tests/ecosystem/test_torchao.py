@@ -1,6 +1,6 @@
 """torchao's tensors as inputs: a public function is right where they can do it, or raises their error.
 
-torchao is in the extra ``clients``; where it is not installed these tests are skipped.
+torchao is in the group ``clients``; where it is not installed these tests are skipped.
 """
 
 import warnings

@@ -162,9 +162,9 @@ def test_a_line_for_each_check(pytester):
 
 @pytest.mark.long
 def test_marks_choose_groups(pytester):
-    """``-m`` takes the name of a group, with the workers of xdist too."""
+    """``-m`` takes the mark of a group, with the workers of xdist too."""
     pytester.makepyfile(test_operators=OPERATORS)
-    result = run(pytester, "-m", "second_order", "-k", "right", "-n", "2")
+    result = run(pytester, "-m", "fullgrad_second_order", "-k", "right", "-n", "2")
     result.assert_outcomes(passed=len(GROUPS["second order"]))
 
 

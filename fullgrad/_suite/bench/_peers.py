@@ -1,4 +1,4 @@
-"""The operators of other packages that do what ours do, where the package is installed (the extra ``peers``)."""
+"""The operators of other packages that do what ours do, where the package is installed (the group ``peers``)."""
 
 import functools
 import importlib

@@ -5,21 +5,29 @@ import sys
 
 from fullgrad import __version__
 from fullgrad._suite.cli import _adopt, _audit, _bench, _check, _fuzz, _list, _plot, _torch
-from fullgrad._suite.cli._errors import UsageError
+from fullgrad._suite.cli._errors import UsageError, check_names
+from fullgrad._suite.cli._output import INTERRUPTED, tables_beside_json
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 1 when a check fails and 2 when the command cannot be run."""
+    """Run a command; the exit status is 1 when a check fails, 2 when the command cannot be run, and 130 when Ctrl-C ends it."""
     parser = argparse.ArgumentParser(prog="python -m fullgrad", description="Declared gradients, proved on this machine.")
     parser.add_argument("--version", action="version", version=f"fullgrad {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (_adopt, _audit, _bench, _check, _fuzz, _list, _plot, _torch):
         module.register(commands)
-    options = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return options.run(options)
+        named = [a for a in arguments[:1] if not a.startswith("-")]
+        check_names(named, commands.choices, "command", f"the commands are {', '.join(commands.choices)}")
+        options = parser.parse_args(arguments)
+        with tables_beside_json(options):
+            return options.run(options)
     except UsageError as error:
         print(f"python -m fullgrad: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED

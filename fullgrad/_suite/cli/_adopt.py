@@ -7,43 +7,51 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fullgrad._suite.cli._errors import UsageError
-from fullgrad._suite.published import PUBLISHED, page_table, results_of
+from fullgrad._suite.cli._errors import UsageError, check_names
+from fullgrad._suite.cli._output import Stoppable, add_json, write_json
+from fullgrad._suite.published import PUBLISHED, Published, page_table, results_of
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("adopt", help="other packages' Functions, before and after fullgrad.adopt")
     parser.add_argument("names", nargs="*", metavar="NAME", help="packages or classes; by default all that are installed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results in a file, next to those that are in it")
+    add_json(parser, "the results, next to those that are in it,")
     parser.add_argument("--table", action="store_true", help="print the table of a file and run nothing")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the checks of each Function, and print the table."""
-    known = {published.package for published in PUBLISHED} | {published.name for published in PUBLISHED}
-    unknown = set(options.names) - known
-    if unknown:
-        raise UsageError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}.")
-    if options.table and options.json is None:
+    known = [name for published in PUBLISHED for name in (published.package, published.name)]
+    check_names(options.names, known, "package or class of the list", f"known are {', '.join(sorted({*known}))}")
+    is_file = options.json not in (None, "-")
+    if options.table and not is_file:
         raise UsageError("--table needs --json FILE.")
-    kept: dict[str, Any] = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else {}
-    for published in PUBLISHED if not options.table else ():
-        if options.names and not {published.package, published.name} & {*options.names}:
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                published.load()
-        except ImportError as error:
-            print(f"{published.package}: not installed, left out ({error})", file=sys.stderr)
-            continue
-        key = f"{published.path}.{published.method}" if published.method else published.path
-        kept[key] = results_of(published)
-        counts = kept[key]
-        print(f"{key}: {counts['before']} -> {counts['after']} of {counts['checks']}", file=sys.stderr, flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    kept: dict[str, Any] = json.loads(Path(options.json).read_text()) if is_file and Path(options.json).exists() else {}
+    chosen = [p for p in PUBLISHED if not options.names or {p.package, p.name} & {*options.names}]
+    with Stoppable(len(chosen), "Functions") as work:
+        for published in chosen if not options.table else ():
+            _measure(published, kept)
+            work.done += 1
+            if is_file:
+                write_json(options, kept)
+    if options.json == "-":
+        write_json(options, kept)
     print(page_table(kept))
-    return 0
+    return work.status(0)
+
+
+def _measure(published: Published, kept: dict[str, Any]) -> None:
+    """Add the results of a Function to those that are kept, if its package is installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            published.load()
+    except ImportError as error:
+        print(f"{published.package}: not installed, left out ({error})", file=sys.stderr)
+        return
+    key = f"{published.path}.{published.method}" if published.method else published.path
+    kept[key] = results_of(published)
+    counts = kept[key]
+    print(f"{key}: {counts['before']} -> {counts['after']} of {counts['checks']}", file=sys.stderr, flush=True)

@@ -2,13 +2,15 @@
 
 import argparse
 import dataclasses
-import json
 from collections import Counter
 from typing import Any
 
 from fullgrad._suite.cli._errors import UsageError, extra
-from fullgrad.audit import Finding, audit
+from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.audit import Finding
+from fullgrad.audit._find import audit_file
 from fullgrad.audit._probe import PROBES, probe
+from fullgrad.audit._sources import sources
 from fullgrad.audit._torch import torch_operators
 
 
@@ -18,44 +20,55 @@ def register(commands: Any) -> None:
         "audit", help="what breaks in the Functions, detach tricks and gradient hooks of other code, and what replaces them"
     )
     parser.add_argument("targets", nargs="+", metavar="PACKAGE_OR_FILE", help="installed packages, folders or files")
-    parser.add_argument("--json", action="store_true", help="print a list of findings instead of the table")
+    add_json(parser, "a list of findings")
     parser.add_argument("--run", dest="probe", action="store_true", help="also import the Functions, and probe them")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; the exit status is 1 if there are any."""
+    found: list[Finding] = []
+    probed: dict[int, dict[str, str]] = {}
     try:
-        found = audit(options.targets)
+        files = [(path, label, label == target) for target in options.targets for path, label in sources(target)]
+        with Stoppable(len(files), "files") as work:
+            for file in files:
+                found += audit_file(*file)
+                work.done += 1
     except (FileNotFoundError, SyntaxError) as error:
         raise UsageError(str(error)) from None
-    probed = {i: probe(finding) for i, finding in enumerate(found) if options.probe and finding.kind == "Function"}
-    if options.json:
-        told = [{**dataclasses.asdict(f), **({"probes": probed[i]} if i in probed else {})} for i, f in enumerate(found)]
-        print(json.dumps(told, indent=1))
-    else:
+    functions = [i for i, finding in enumerate(found) if finding.kind == "Function"]
+    if options.probe and not work.stopped:
+        with Stoppable(len(functions), "probes") as work:
+            for i in functions:
+                probed[i] = probe(found[i])
+                work.done += 1
+    if options.json != "-":
         _print(found, probed)
-        _print_torch(torch_operators(options.targets))
-    return int(bool(found))
+        if not work.stopped:
+            _print_torch(torch_operators(options.targets))
+    write_json(
+        options, [{**dataclasses.asdict(f), **({"probes": probed[i]} if i in probed else {})} for i, f in enumerate(found)]
+    )
+    return work.status(int(bool(found)))
 
 
 def _print(found: list[Finding], probed: dict[int, dict[str, str]]) -> None:
-    console_module, table_module = extra("rich.console", "cli"), extra("rich.table", "cli")
-    console = console_module.Console()
+    table_module, shown = extra("rich.table", "cli"), console(wrap=False)
     if not found:
-        console.print("Nothing found.")
+        shown.print("Nothing found.")
         return
     table = table_module.Table("place", "what", "breaks", "write", box=None, pad_edge=False)
     for finding in found:
         what = finding.name if finding.kind == "Function" else f"{finding.kind}: {finding.name}"
         cells = (f"{finding.file}:{finding.line}", what, ", ".join(finding.breaks), finding.replacement)
         table.add_row(*[_plain(cell) for cell in cells])
-    console.print(table)
+    shown.print(table)
     if probed:
-        console.print()
-        console.print(_probes(found, probed, table_module))
+        shown.print()
+        shown.print(_probes(found, probed, table_module))
     counts = Counter(finding.kind for finding in found)
-    console.print(", ".join(f"{kind}: {number}" for kind, number in counts.most_common()))
+    shown.print(", ".join(f"{kind}: {number}" for kind, number in counts.most_common()))
 
 
 def _print_torch(found: dict[str, tuple[str, list[str]]]) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,8 @@ from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
 from fullgrad._suite.bench._softtorch import INSTALL, NAMES, SOFTTORCH, softtorch
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad._suite.cli._errors import UsageError, check_names, extra
+from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
 
 TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
 # What may stand in the place of an operator's name.
@@ -44,7 +44,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, or cuda (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="for each statement, beyond five calls (default: 0.2)")
     parser.add_argument("--quick", action="store_true", help="under two minutes: small sizes, few calls, nothing compiled")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
+    add_json(parser, "the numbers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and memory against n, with the fitted exponents")
     parser.set_defaults(run=run)
 
@@ -56,11 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         extra("matplotlib", "plot").use("Agg")
         pyplot = extra("matplotlib.pyplot", "plot")
-    known = {name for case in CASES for name in (*case.covers, case.name)}
-    for name in options.names:
-        if name not in known and name not in GROUPS:
-            groups = ", ".join(GROUPS)
-            raise UsageError(f"{name} is neither a public operator nor of {groups}; `python -m fullgrad list` has the names.")
+    known = [name for case in CASES for name in (*case.covers, case.name)]
+    check_names(options.names, [*known, *GROUPS], f"public operator, and not of {', '.join(GROUPS)}")
     if SOFTTORCH in options.names and load("softtorch:sort") is None:
         raise UsageError(f"softtorch is not installed: {INSTALL}")
     if options.device != "cpu" and not torch.cuda.is_available():
@@ -70,26 +67,26 @@ def run(options: argparse.Namespace) -> int:
     rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], FAST: [], OPERATORS: []}
     failures: list[str] = []
     bar = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), progress_module.TimeElapsedColumn(), "{task.description}")
-    console = console_module.Console(stderr=True)
     plan = _plan(options)
-    with progress_module.Progress(*bar, console=console, transient=True) as progress:
+    with progress_module.Progress(*bar, console=console_module.Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(plan))
-        for name, kind, make in plan:
-            progress.update(task, description=name)
-            try:
-                rows[kind] += make()
-            except Exception as error:  # a piece that cannot run is reported, and the rest is measured
-                failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            progress.advance(task)
-    _print(rows, failures, console_module)
-    if options.json:
+        with Stoppable(len(plan), "comparisons") as work:
+            for name, kind, make in plan:
+                progress.update(task, description=name)
+                try:
+                    rows[kind] += make()
+                except Exception as error:  # a piece that cannot run is reported, and the rest is measured
+                    failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+                work.done += 1
+                progress.advance(task)
+    _print(rows, failures)
+    if options.json is not None:
         where = environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]]))
-        report = {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options, {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures})
     if options.plot:
         draw(rows[OPERATORS], options.plot, pyplot)
         print(f"wrote {options.plot}")
-    return 0
+    return work.status(0)
 
 
 def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list[dict[str, Any]]]]]:
@@ -130,9 +127,9 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
     return plan
 
 
-def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_module: Any) -> None:
+def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str]) -> None:
     table_module, box = extra("rich.table", "cli"), extra("rich.box", "cli").SIMPLE
-    console = console_module.Console(width=None if sys.stdout.isatty() else 160)
+    shown = console()
     for kind, title, make in (
         (TARGETS, "targets", targets_table),
         (FACTS, "what is no time", facts_table),
@@ -145,13 +142,13 @@ def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], console_m
         table = table_module.Table(*head, title=title, box=box)
         for line in lines:
             table.add_row(*line)
-        console.print(table, highlight=False)
+        shown.print(table, highlight=False)
         for warning in noise(rows[kind]):
-            console.print(f"[yellow]{warning}[/]", highlight=False)
+            shown.print(f"[yellow]{warning}[/]", highlight=False)
     verdicts = [rival["holds"] for r in rows[TARGETS] for rival in r["rivals"].values() if "holds" in rival]
     verdicts += [r["holds"] for r in rows[FACTS]]
     if verdicts:
         words = ((True, "hold"), (False, "do not hold"), (None, "unclear"))
-        console.print(f"targets: {', '.join(f'{verdicts.count(v)} {word}' for v, word in words)}.", highlight=False)
+        shown.print(f"targets: {', '.join(f'{verdicts.count(v)} {word}' for v, word in words)}.", highlight=False)
     for failure in failures:
-        console.print(f"[red]could not be measured[/] {failure}", highlight=False)
+        shown.print(f"[red]could not be measured[/] {failure}", highlight=False)

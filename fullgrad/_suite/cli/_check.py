@@ -4,13 +4,12 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import json
+import inspect
 import logging
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ import torch
 import fullgrad
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli._errors import UsageError, extra
-from fullgrad.testing import CHECKS, GROUPS, Report, Subject
-from fullgrad.testing._check_operator import choose, not_checked, run_check
+from fullgrad._suite.cli._errors import UsageError, check_names, extra
+from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.testing import CHECKS, GROUPS, Report, Result, Subject
+from fullgrad.testing._check_operator import choose, make_subject, not_checked, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED
 from fullgrad.testing._subject import float64_devices
 
@@ -38,8 +38,15 @@ def register(commands: Any) -> None:
     parser.add_argument("--checks", action="append", metavar="CHECK", help="a check or a group of checks; may be repeated")
     parser.add_argument("--quick", action="store_true", help="under a minute: leaves out the slow checks")
     parser.add_argument("--surrogate", metavar="MODULE:CALLABLE", help="for your own: plain torch code with its derivative")
-    parser.add_argument("--shape", default="4,3", help="for your own: the shape of its input (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every result to a file")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        metavar="N,N",
+        help="for your own: the shape of an input; repeat it for several (default: 4,3)",
+    )
+    parser.add_argument("--inputs", metavar="MODULE:CALLABLE", help="for your own, instead of shapes: returns the inputs")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print errors in full, with where they were raised")
+    add_json(parser, "every result")
     parser.set_defaults(run=run)
 
 
@@ -53,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.quick:
         checks = [name for name in checks if name not in _SLOW]
     subjects = list(_subjects(options))
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    console = console_module.Console(stderr=True)
+    logging.getLogger("torch").setLevel(logging.ERROR if options.verbose else logging.CRITICAL)
     start, reports = time.perf_counter(), []
     columns = (
         "{task.percentage:>3.0f}%",
@@ -62,28 +68,32 @@ def run(options: argparse.Namespace) -> int:
         progress_module.TimeRemainingColumn(),
         "{task.description}",
     )
-    with progress_module.Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(subjects) * len(checks))
-        for name, subject in subjects:
-            results = {}
-            for check in checks:
-                progress.update(task, description=f"{name}: {check}")
-                results[check] = run_check(check, subject)
-                progress.advance(task)
-            # The cases of the package themselves say what they leave out.
-            reports.append(Report(name, results, not_checked(subject, checks) if ":" in name else None))
-    _print(reports, checks, time.perf_counter() - start)
-    if options.json:
-        options.json.write_text(json.dumps(_as_dict(reports, options), indent=1))
-    return int(any(report.failures for report in reports))
+    total = len(subjects) * len(checks)
+    with progress_module.Progress(*columns, console=console_module.Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        with Stoppable(total, "checks") as work:
+            for name, subject in subjects:
+                results: dict[str, Result] = {}
+                # The cases of the package themselves say what they leave out.
+                left_out = not_checked(subject, checks) if ":" in name else None
+                try:
+                    for check in checks:
+                        progress.update(task, description=f"{name}: {check}")
+                        results[check] = run_check(check, subject)
+                        work.done += 1
+                        progress.advance(task)
+                finally:
+                    if results:
+                        reports.append(Report(name, results, left_out))
+    _print(reports, checks, time.perf_counter() - start, options.verbose)
+    write_json(options, _as_dict(reports, options))
+    return work.status(int(any(report.failures for report in reports)))
 
 
 def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     """The cases of the given names, and users' own callables, on every device."""
-    known = {name for case in CASES for name in (*case.covers, case.name)}
-    for name in options.names:
-        if ":" not in name and name not in known:
-            raise UsageError(f"{name} is neither a public operator nor MODULE:CALLABLE; `python -m fullgrad list` has the names.")
+    known = [name for case in CASES for name in (*case.covers, case.name)]
+    check_names([name for name in options.names if ":" not in name], known, "public operator, and not MODULE:CALLABLE")
     found = options.device or float64_devices()
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""
@@ -106,16 +116,36 @@ def _on(subject: Subject, device: str) -> Subject:
 
 
 def _own(name: str, options: argparse.Namespace) -> Subject:
-    """A user's operator of one tensor."""
+    """A user's operator of tensors with the given shapes, or of the given inputs."""
+    operator, surrogate = _load(name), _load(options.surrogate) if options.surrogate else None
+    if options.inputs:
+        found = _load(options.inputs)()
+        inputs = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        shapes = [_shape(text) for text in options.shape or ["4,3"]]
+        inputs = tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    for path, function in ((name, operator), (options.surrogate, surrogate)):
+        try:
+            inspect.signature(function).bind(*inputs)  # pyright: ignore[reportArgumentType]
+        except ValueError:  # of a built-in function
+            pass
+        except TypeError as error:
+            if function is not None:
+                given = f"{len(inputs)} input{'s' * (len(inputs) > 1)}"
+                told = f"{path} does not take {given}: {error}; repeat --shape for each tensor, or give --inputs."
+                raise UsageError(told) from None
     try:
-        shape = [int(n) for n in options.shape.split(",")]
+        return make_subject(operator, inputs, surrogate=surrogate, backend=options.backend)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _shape(text: str) -> list[int]:
+    try:
+        return [int(n) for n in text.split(",")]
     except ValueError:
-        raise UsageError(f"--shape must be sizes with commas between, got {options.shape!r}.") from None
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    surrogate = _load(options.surrogate) if options.surrogate else None
-    return Subject(
-        operator=_load(name), inputs=(x,), surrogate=surrogate, max_saved_bytes=None, options={"backend": options.backend}
-    )
+        raise UsageError(f"--shape must be sizes with commas between, got {text!r}.") from None
 
 
 def _load(path: str) -> Callable[..., Any]:
@@ -133,29 +163,30 @@ def _load(path: str) -> Callable[..., Any]:
     return found
 
 
-def _print(reports: list[Report], checks: list[str], seconds: float) -> None:
+def _print(reports: list[Report], checks: list[str], seconds: float, verbose: bool) -> None:
     """Print operators down and groups of checks across, and a line for each failure."""
-    table_module, console_module = extra("rich.table", "cli"), extra("rich.console", "cli")
+    table_module, shown = extra("rich.table", "cli"), console()
     groups = [g for g in GROUPS if set(GROUPS[g]) & set(checks)]
     table = table_module.Table("operator", *groups, box=extra("rich.box", "cli").SIMPLE)
     for report in reports:
         row = [_cell(report, group) for group in groups]
         table.add_row(report.name, *row)
-    console = console_module.Console(width=None if sys.stdout.isatty() else 140)
-    console.print(table)
+    shown.print(table)
+    # Plain prints leave it to the terminal where lines break.
     for report in reports:
-        for name in report.failures:
-            console.print(f"{report.name}: {report.explain(name)}", markup=False, highlight=False)
+        for line in report.explanations(verbose):
+            print(f"{report.name}: {line}")
+    if any(report.failures for report in reports) and not verbose:
+        print("--verbose prints the errors in full; --checks NAME runs one check alone.")
     for report in reports:
         for line in report.gaps:
-            console.print(f"{report.name}: {line}", markup=False, highlight=False)
+            print(f"{report.name}: {line}")
     if any(report.not_checked for report in reports):
-        told = "--surrogate MODULE:CALLABLE is a `surrogate`; fullgrad.testing.check_operator takes the others."
-        console.print(told, markup=False, highlight=False)
+        print("--surrogate MODULE:CALLABLE is called like the operator; fullgrad.testing.check_operator takes the others.")
     counts = ", ".join(f"{sum(r.count(status) for r in reports)} {status}" for status in (PASSED, FAILED, NOT_APPLICABLE))
     where = f"torch {torch.__version__}, python {platform.python_version()}, dispatch {DISPATCH!r}"
     summary = f"{len(reports)} cases, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}"
-    console.print(summary, highlight=False)
+    shown.print(summary, highlight=False, soft_wrap=True)
 
 
 def _cell(report: Report, group: str) -> str:

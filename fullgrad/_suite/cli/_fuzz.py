@@ -1,15 +1,14 @@
 """``python -m fullgrad fuzz``: random calls of operators, each with a law that must hold."""
 
 import argparse
-import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad._suite.cli._errors import check_names, extra
+from fullgrad._suite.cli._output import Stoppable, add_json, write_json
 from fullgrad._suite.fuzz import LAWS
 
 
@@ -23,7 +22,7 @@ def register(commands: Any) -> None:
     amount.add_argument("--cases", type=int, metavar="N", help="how many programs, instead")
     parser.add_argument("--seed", type=int, help="of what is drawn (default: today's date)")
     parser.add_argument("--device", default="cpu", help="a device that has float64 (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts and the failures to a file")
+    add_json(parser, "the counts and the failures")
     parser.set_defaults(run=run)
 
 
@@ -33,41 +32,42 @@ def run(options: argparse.Namespace) -> int:
     progress_module, console_module = extra("rich.progress", "fuzz"), extra("rich.console", "fuzz")
     from fullgrad._suite.fuzz._draw import names as known
     from fullgrad._suite.fuzz._program import BY_NAME
-    from fullgrad._suite.fuzz._search import search
+    from fullgrad._suite.fuzz._search import Found, search
 
+    check_names(options.names, [name for n in known() for name in (*BY_NAME[n].covers, n)], "operator that fuzz draws")
+    check_names(options.laws or (), LAWS, "law", f"the laws are {', '.join(LAWS)}")
     chosen = [n for n in known() if not options.names or {n, *BY_NAME[n].covers} & {*options.names}]
     laws = options.laws or list(LAWS)
-    if not chosen or not {*laws} <= {*LAWS}:
-        raise UsageError(f"no operator {' '.join(options.names)} or no law among {', '.join(laws)}; laws are {', '.join(LAWS)}.")
     seed = int(time.strftime("%Y%m%d")) if options.seed is None else options.seed
     minutes: float = 1.0 if options.minutes is None else options.minutes
     torch.set_num_threads(1)
-    console, start = console_module.Console(stderr=True), time.monotonic()
+    start = time.monotonic()
     columns = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), "{task.description}")
-    with progress_module.Progress(*columns, console=console, transient=True) as progress:
+    found = Found()
+    with progress_module.Progress(*columns, console=console_module.Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=options.cases or 60 * minutes)
 
-        def advance(found: Any) -> None:
+        def advance(found: Found) -> None:
             done = found.count if options.cases else time.monotonic() - start
             progress.update(task, completed=done, description=f"{found.count} programs, {len(found.failures)} failures")
 
-        found = search(
-            chosen,
-            laws,
-            first_seed=seed,
-            count=options.cases,
-            minutes=None if options.cases else minutes,
-            device=options.device,
-            advance=advance,
-        )
+        with Stoppable(options.cases or 0, "programs") as work:
+            search(
+                chosen,
+                laws,
+                first_seed=seed,
+                count=options.cases,
+                minutes=None if options.cases else minutes,
+                device=options.device,
+                advance=advance,
+                found=found,
+            )
+        work.done = found.count
     for program, error in found.failures:
         print(f"{program.text()}\n# {error.splitlines()[0]}\n")
     by_law = ", ".join(f"{law} {n} ({found.rejected[law]} said nothing)" for law, n in sorted(found.laws.items()))
     print(f"seed {seed}: {found.count} programs, {len(found.failures)} failures; {by_law}")
-    if options.json:
-        failures = [{"program": asdict(program), "error": error} for program, error in found.failures]
-        counts = {"laws": found.laws, "cases": found.cases, "rejected": found.rejected}
-        options.json.write_text(
-            json.dumps({"seed": seed, "torch": torch.__version__, **counts, "failures": failures}, indent=1) + "\n"
-        )
-    return int(bool(found.failures))
+    failures = [{"program": asdict(program), "error": error} for program, error in found.failures]
+    counts = {"laws": found.laws, "cases": found.cases, "rejected": found.rejected}
+    write_json(options, {"seed": seed, "torch": torch.__version__, **counts, "failures": failures})
+    return work.status(int(bool(found.failures)))

@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
-from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad._suite.cli._errors import UsageError, check_names, extra
 
 
 def register(commands: Any) -> None:
@@ -68,7 +68,5 @@ def curves(case: Case, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _case(name: str) -> Case:
     """The first case of an operator."""
-    for case in CASES:
-        if name in (case.name, *case.covers):
-            return case
-    raise UsageError(f"{name} is not an operator; `python -m fullgrad list` has the names.")
+    check_names([name], [known for case in CASES for known in (*case.covers, case.name)], "operator")
+    return next(case for case in CASES if name in (case.name, *case.covers))

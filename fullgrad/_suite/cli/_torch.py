@@ -1,14 +1,12 @@
 """``python -m fullgrad torch``: torch's own operators, wrong, missing and completed, for the torch that is installed."""
 
 import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad._suite.cli._errors import UsageError, check_names, extra
+from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
 from fullgrad._suite.torch_operators import WRONG, Found, issues, measured, name_of, operators
 
 
@@ -17,7 +15,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("torch", help="torch's own operators: derivatives that are wrong or missing, and completed")
     parser.add_argument("names", nargs="*", metavar="NAME", help="operators, as torch's tests name them (default: all)")
     parser.add_argument("--samples", type=int, default=8, metavar="N", help="the most of each operator (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to a file")
+    add_json(parser, "what was found")
     parser.set_defaults(run=run)
 
 
@@ -28,23 +26,26 @@ def run(options: argparse.Namespace) -> int:
         every = operators()
     except ImportError as error:
         raise UsageError(f"torch's samples need {error.name}: pip install {error.name}") from None
+    known = [name for op in every for name in (op.name, name_of(op))]
+    check_names(
+        options.names, known, "operator of torch's samples", "torch.testing._internal.common_methods_invocations has them"
+    )
     chosen = [op for op in every if not options.names or op.name in options.names or name_of(op) in options.names]
-    if not chosen:
-        raise UsageError(f"no operator of torch's samples is named {' or '.join(options.names)}.")
     torch.manual_seed(0)
     found: dict[str, Found] = {}
     columns = (progress_module.BarColumn(), progress_module.TimeRemainingColumn(), "{task.description}")
     with progress_module.Progress(*columns, console=console_module.Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
-        for op in chosen:
-            progress.update(task, description=name_of(op))
-            found[name_of(op)] = measured(op, options.samples)
-            progress.advance(task)
+        with Stoppable(len(chosen), "operators") as work:
+            for op in chosen:
+                progress.update(task, description=name_of(op))
+                found[name_of(op)] = measured(op, options.samples)
+                work.done += 1
+                progress.advance(task)
     report = summary(found)
-    _print(report, console_module)
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(any(WRONG in row["inside"].values() for row in report["rows"].values()))
+    _print(report)
+    write_json(options, report)
+    return work.status(int(any(WRONG in row["inside"].values() for row in report["rows"].values())))
 
 
 def summary(found: dict[str, Found]) -> dict[str, Any]:
@@ -80,13 +81,13 @@ def counts(report: dict[str, Any]) -> str:
     return f"torch {report['torch']}: {report['operators']} operators on {report['samples']} samples: {'; '.join(parts)}."
 
 
-def _print(report: dict[str, Any], console_module: Any) -> None:
+def _print(report: dict[str, Any]) -> None:
     table_module = extra("rich.table", "cli")
     table = table_module.Table("operator", "torch alone", "inside completing", "issue", box=None, pad_edge=False)
     for name, row in report["rows"].items():
         issue = f"pytorch#{row['issue']}" if row["issue"] else ""
         table.add_row(name, says(row["alone"]), says(row["inside"]), issue)
-    console = console_module.Console(width=None if sys.stdout.isatty() else 160)
+    shown = console()
     if report["rows"]:
-        console.print(table)
-    console.print(counts(report))
+        shown.print(table)
+    shown.print(counts(report))

@@ -44,9 +44,13 @@ def search(
     minutes: float | None = None,
     device: str = "cpu",
     advance: Callable[[Found], None] = lambda found: None,
+    found: Found | None = None,
 ) -> Found:
-    """Search with cases and laws. Each case and law reports one failure; ``advance`` is called after each program."""
-    found, number, start = Found(), 0, time.monotonic()
+    """Search with cases and laws. Each case and law reports one failure; ``advance`` is called after each program. The results
+    are added to ``found``, which has them also if Ctrl-C ends the search.
+    """
+    number, start = 0, time.monotonic()
+    found = Found() if found is None else found
     known: set[tuple[str, str]] = set()
 
     def spent() -> bool:
@@ -80,9 +84,11 @@ def search(
         except Exception:
             if not failed:
                 raise
-            program, error = failed[-1]
-            known.add((program.case, program.law))
-            found.failures.append((program, f"{type(error).__name__}: {error}"))
+        finally:
+            if failed:
+                program, error = failed[-1]
+                known.add((program.case, program.law))
+                found.failures.append((program, f"{type(error).__name__}: {error}"))
         number += 1
     return found
 

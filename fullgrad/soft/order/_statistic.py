@@ -240,7 +240,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)
         if laplace and method == "lapsum" and mode != "laplace":
             raise ValueError(f"{name}: `mode` must be 'laplace' for the method 'lapsum', got {mode!r}.")
-        checks.choice(name, "method", method, laplace if mode == "laplace" else methods)
+        checks.choice(name, "method", method, laplace if mode == "laplace" else dict.fromkeys((*methods, *laplace)))
         if isinstance(softness, Tensor) and softness.ndim:
             raise ValueError(
                 f"{name}: `softness` must be a number or a tensor without dimensions, got shape {tuple(softness.shape)}."

@@ -1,0 +1,73 @@
+"""Where the tables and the JSON of commands go, and what Ctrl-C leaves."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fullgrad._suite.cli._errors import UsageError, extra
+
+# The exit status of a command that Ctrl-C ended, as that of a shell.
+INTERRUPTED = 130
+# The width of tables that are not shown in a terminal.
+_WIDTH = 160
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--json FILE``, which means the same in every command."""
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help=f"write {what} to a file; - is the standard output, without tables"
+    )
+
+
+@contextlib.contextmanager
+def tables_beside_json(options: argparse.Namespace) -> Iterator[None]:
+    """A context in which tables go to the standard error if the standard output is for JSON."""
+    options.standard_output, file = sys.stdout, getattr(options, "json", None)
+    if file is not None and not Path(file).parent.is_dir():
+        raise UsageError(f"{file} cannot be written: there is no folder {Path(file).parent}.")
+    with contextlib.redirect_stdout(sys.stderr) if file == "-" else contextlib.nullcontext():
+        yield
+
+
+def write_json(options: argparse.Namespace, content: Any) -> None:
+    """Write what ``--json`` asks for, if it is given."""
+    if options.json is None:
+        return
+    text = json.dumps(content, indent=1) + "\n"
+    if options.json == "-":
+        options.standard_output.write(text)
+    else:
+        Path(options.json).write_text(text)
+
+
+def console(wrap: bool = True) -> Any:
+    """A console of rich; without ``wrap`` no line is broken where the output is not shown in a terminal."""
+    width = None if sys.stdout.isatty() else _WIDTH if wrap else 1_000_000
+    return extra("rich.console", "cli").Console(width=width)
+
+
+class Stoppable:
+    """A context in which Ctrl-C ends the work and keeps what is done; ``done`` of ``total`` pieces are counted by the work."""
+
+    def __init__(self, total: int, pieces: str) -> None:
+        self.done, self.total, self.pieces, self.stopped = 0, total, pieces, False
+
+    def __enter__(self) -> "Stoppable":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self.stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+        return self.stopped
+
+    def status(self, status: int) -> int:
+        """The exit status, with one line if the work was stopped."""
+        if not self.stopped:
+            return status
+        of = f" of {self.total:,}" if self.total else ""
+        print(f"stopped after {self.done:,}{of} {self.pieces}", file=sys.stderr)
+        return INTERRUPTED

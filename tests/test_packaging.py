@@ -1,0 +1,51 @@
+"""What an index shows of the package, and what `pip install` of the documented commands finds in pyproject.toml."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+tomllib = pytest.importorskip("tomllib")  # Python 3.11
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+REPOSITORY = "https://github.com/fullgrad/fullgrad"
+
+
+def test_links_of_the_long_description_are_absolute():
+    """The README of an index links to files of its version; each is in the repository, and the picture is one that shows."""
+    text = (ROOT / "README.md").read_text()
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", text)
+    assert len(links) > 20
+    assert [link for _, link in links if not link.startswith("https://")] == []
+    raw = "https://raw.githubusercontent.com/fullgrad/fullgrad"
+    own = [(raw if picture else f"{REPOSITORY}/blob", link) for picture, link in links if "/v$HFPR_VERSION/" in link]
+    assert any(start == raw for start, _ in own)
+    for start, link in own:
+        before, _, path = link.partition("/v$HFPR_VERSION/")
+        assert before == start
+        assert (ROOT / path.partition("#")[0]).exists(), path
+
+
+def test_the_index_has_links_and_versions():
+    """The places of the project, and the versions of Python from the oldest supported."""
+    urls = PROJECT["project"]["urls"]
+    assert {"Documentation", "Source", "Changelog", "Issues"} <= urls.keys()
+    assert all(url.startswith(REPOSITORY) for url in urls.values())
+    python = "Programming Language :: Python :: "
+    minors = [c.removeprefix(python) for c in PROJECT["project"]["classifiers"] if re.fullmatch(python + r"3\.\d+", c)]
+    assert minors[0] == PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert minors == [f"3.{n}" for n in range(10, 10 + len(minors))]
+    assert f"3.{sys.version_info.minor}" in minors
+
+
+def test_extras_and_groups_of_the_commands_exist():
+    """Every ``.[EXTRAS]`` and ``--group NAME`` in a command that the project documents or runs."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py"), ROOT / ".ci" / "run"]
+    files += [ROOT / ".github" / "workflows" / "ci.yml"]
+    text = "\n".join(file.read_text() for file in files if file.exists() and "_build" not in file.parts)
+    extras = {name for found in re.findall(r'"\.\[([a-z,]+)\]"', text) for name in found.split(",")}
+    assert {"test", "dev"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()
+    assert {*re.findall(r"--group (\w+)", text)} == PROJECT["dependency-groups"].keys()

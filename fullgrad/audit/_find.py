@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fullgrad.audit import _functions, _terms
 from fullgrad.audit._sources import sources
@@ -101,29 +102,38 @@ def audit_source(text: str, file: str) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.line)
 
 
+class _Place(NamedTuple):
+    """Where an expression stands: the function, or the module, and whether it is under ``no_grad``."""
+
+    scope: ast.AST
+    function: str = ""
+    no_grad: bool = False
+
+
 def _expressions(tree: ast.Module, file: str) -> Iterator[Finding]:
-    stack: list[tuple[ast.AST, str, bool]] = [(tree, "", False)]
+    stack: list[tuple[ast.AST, _Place]] = [(tree, _Place(tree))]
     while stack:
-        node, function, no_grad = stack.pop()
+        node, place = stack.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            function, no_grad = node.name, any("no_grad" in ast.unparse(d) for d in node.decorator_list)
+            place = _Place(node, node.name, any("no_grad" in ast.unparse(d) for d in node.decorator_list))
         elif isinstance(node, ast.With):
-            no_grad = no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
+            no_grad = place.no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
+            place = place._replace(no_grad=no_grad)
         inner = True
-        if isinstance(node, ast.BinOp):
-            trick = _terms.trick(node)
-            if trick is not None:
-                breaks = ("float16", "inf", "-0.0")
-                yield Finding("detach trick", _shortened(node), file, node.lineno, breaks, _terms.replacement(*trick))
-                inner = False  # a part of a sum is not a trick of its own
+        trick = _terms.trick(node)
+        if trick is not None:
+            breaks = ("float16", "inf", "-0.0")
+            write = _terms.replacement(trick, place.scope)
+            yield Finding("detach trick", _shortened(node), file, getattr(node, "lineno", 0), breaks, write)
+            inner = False  # a part of a sum is not a trick of its own
         elif isinstance(node, ast.Call):
-            yield from _call(node, file, function, no_grad)
-        elif isinstance(node, ast.Assign) and _is_forward(function) and _is_hard(node.value):
+            yield from _call(node, file, place.function, place.no_grad)
+        elif isinstance(node, ast.Assign) and _is_forward(place.function) and _is_hard(node.value):
             changed = node.targets[0]
             if isinstance(changed, ast.Attribute) and changed.attr == "data":
                 yield _in_place(node, file, ("vmap", "func.grad", "jvp", "compile"), changed.value, node.value)
         if inner:
-            stack += [(child, function, no_grad) for child in ast.iter_child_nodes(node)]
+            stack += [(child, place) for child in ast.iter_child_nodes(node)]
 
 
 def _call(node: ast.Call, file: str, function: str, no_grad: bool) -> Iterator[Finding]:

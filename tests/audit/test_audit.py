@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 import fullgrad
 from fullgrad._suite.cli import main
@@ -84,13 +85,20 @@ def test_a_function_is_replaced_by_its_shape(forward, backward, write):
         ("(y - x).detach() + x", "replace_grad(y, x)"),
         ("x - (x - y).detach()", "replace_grad(y, x)"),
         ("y.detach() + x - x.detach()", "replace_grad(y, x)"),
-        ("y_hard - y_soft.detach() + y_soft", "replace_grad(y_hard, y_soft)"),
+        ("y_hard - y_soft.detach() + y_soft", "replace_grad(y_hard, y_hard + y_soft)"),
+        ("-(x - y).detach() + x", "replace_grad(y, x)"),
+        ("x - (-y + x).detach()", "replace_grad(y, x)"),
+        ("x + (-(x - y)).detach()", "replace_grad(y, x)"),
+        ("(x + y).detach() - x", "replace_grad(y, -x)"),
+        ("-((x - y).detach() - x)", "replace_grad(y, x)"),
         ("(y - x).data + x", "replace_grad(y, x)"),
         ("x + (x.round() - x).detach()", "round(x)"),
         ("x + (torch.floor(x) - x).detach()", "floor(x)"),
         ("x + (torch.round(x / s) * s - x).detach()", "replace_grad(torch.round(x / s) * s, x)"),
         ("x + sg(q(x) - x)", "replace_grad(q(x), x)"),
-        ("(x - x * s).detach() + x * s", "scale_bwd(x, s)"),
+        ("(x - x * 0.1).detach() + x * 0.1", "scale_bwd(x, 0.1)"),
+        ("(x - x * s).detach() + x * s", "replace_grad(x, x * s)"),
+        ("x.detach() + v * (x - x.detach())", "scale_bwd(x, v)"),
         ("x + v * (x - x.detach())", "scale_bwd(x, 1 + v)"),
         ("x - (x - x.detach()) * v", "scale_bwd(x, 1 - v)"),
         ("x + (y - z).detach()", None),
@@ -104,6 +112,63 @@ def test_a_detach_trick_in_any_order(expression, write):
     found = audit_source(f"def f(x, y, z):\n    return {expression}\n", "f.py")
     assert [f.replacement for f in found] == ([] if write is None else [write])
     assert all(f.breaks == ("float16", "inf", "-0.0") and f.line == 2 for f in found)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("body", "write"),
+    [
+        ("return torch.round(x / s) * s - x.detach() + x", "replace_grad(torch.round(x / s) * s, torch.round(x / s) * s + x)"),
+        ("return noise * var / var.detach() + mu - mu.detach()", "replace_grad(v, v + mu)"),
+        ("return y + z.detach() + x - x.detach()", "replace_grad(y + z, y + x)"),
+        ("return torch.round(x / 0.5) * 0.5 - x.detach() + x", "replace_grad(torch.round(x / 0.5) * 0.5, x)"),
+        ("return (x > 0).float() - x.detach() + x", "replace_grad((x > 0).float(), x)"),
+        ("return torch.where(x > y, torch.ones_like(x), 0.0) - x.detach() + x", "replace_grad(v, x)"),
+        ("return torch.where(x > 0, y, 0.0) - x.detach() + x", "replace_grad(v, v + x)"),
+        ("h = torch.zeros_like(x).scatter_(1, z, 1.0)\n    return h - x.detach() + x", "replace_grad(h, x)"),
+        ("h = torch.zeros_like(x)\n    h.scatter_(1, z, y)\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("h = torch.zeros_like(x)\n    h += y\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("h = F.one_hot(x.argmax(-1), 3).to(x)\n    return h - x.detach() + x", "replace_grad(h, x)"),
+        ("h = F.one_hot(x.argmax(-1), 3) * y\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("return soft.round(x) - x.detach() + x", "replace_grad(soft.round(x), soft.round(x) + x)"),
+        ("x += (y - x).detach()\n    return x", "replace_grad(y, x)"),
+        ("x -= (x - y).detach()\n    return x", "replace_grad(y, x)"),
+    ],
+)
+def test_a_replacement_has_the_gradient_of_every_term(body, write):
+    """A term of the value that may have a gradient of its own is in the surrogate, too; `v` stands for the value."""
+    (found,) = audit_source(f"def f(x, y, z, s, noise, var, mu):\n    {body}\n", "f.py")
+    value = body.partition("return ")[2].partition(" - x.detach()")[0].partition(" + mu - mu")[0]
+    assert found.replacement == write.replace("(v, v +", f"({value}, {value} +").replace("(v, x", f"({value}, x")
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "torch.round(x / s) * s - x.detach() + x",
+        "s * x / x.detach() + s - s.detach()",
+        "x + s.detach() + x * s - (x * s).detach()",
+        "(x + s).detach() - x",
+        "-(x - s).detach() + x",
+        "x - (x - s) * 2 - x.detach() + x",
+        "(x - x * s).detach() + x * s",
+        "x.detach() - s.detach() * (x - x.detach())",
+        "x - s * (x - x.detach())",
+        "(x > 0).float() - x.detach() + x",
+    ],
+)
+def test_replacements_have_the_value_and_the_gradients_of_the_trick(trick):
+    """The code to write is run: its value and its gradients with respect to each tensor are those of the sum."""
+    (found,) = audit_source(f"def f(x, s):\n    return {trick}\n", "f.py")
+    x, s = torch.tensor([0.3, -1.7]).requires_grad_(), torch.tensor([0.25, 2.0]).requires_grad_()
+    results = []
+    for code in (trick, found.replacement):
+        names = {"torch": torch, "replace_grad": fullgrad.replace_grad, "scale_bwd": fullgrad.scale_bwd, "x": x, "s": s}
+        y = eval(code, names)
+        results.append((y, *torch.autograd.grad(y.sum(), (x, s), allow_unused=True, materialize_grads=True)))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.short

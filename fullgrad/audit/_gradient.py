@@ -5,12 +5,13 @@ import ast
 from fullgrad.audit._names import contents
 
 # Functions of torch, and methods of tensors, whose result has no gradient, or the gradient 0.
-_NONE = set(
-    "round ceil floor trunc fix sign sgn heaviside one_hot argmax argmin argsort searchsorted bucketize gt ge lt le eq ne greater "
-    "less isnan isinf isfinite logical_and logical_or logical_not zeros ones full empty eye arange linspace zeros_like ones_like "
-    "empty_like new_zeros new_ones new_empty rand randn randint rand_like randn_like randint_like bernoulli multinomial bool int "
-    "long any all detach item tolist size numel dim nonzero".split()
+_NAMES = (
+    "round ceil floor trunc fix sign sgn heaviside one_hot argmax argmin argsort searchsorted bucketize gt ge lt le eq ne "
+    "greater less isnan isinf isfinite logical_and logical_or logical_not zeros ones full empty eye arange linspace zeros_like "
+    "ones_like empty_like new_zeros new_ones new_empty rand randn randint rand_like randn_like randint_like bernoulli "
+    "multinomial bool int long any all detach item tolist size numel dim nonzero"
 )
+_NONE = frozenset(_NAMES.split())
 _TORCH = {"torch", "F", "functional", "torch.nn.functional", "nn.functional", "torch.special", "special"}
 _COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne"}
 _CONTENT_LAST = {"scatter", "scatter_", "masked_fill", "masked_fill_", "index_fill", "index_fill_"}  # the others are positions

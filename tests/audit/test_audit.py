@@ -68,6 +68,10 @@ class Own(torch.autograd.Function):
         ("torch.round(x, decimals=2)", "g", "adopt(Own)"),
         ("x.clone()", "torch.nan_to_num(g)", "nan_to_num_grad(x)"),
         ("x.exp()", "g * x.exp()", "adopt(Own)"),
+        ("x.clone()", "-g * alpha", "reverse_grad(x, scale)"),
+        ("x.clone()", "-(alpha * g)", "reverse_grad(x, scale)"),
+        ("x.clone()", "-(g + 1)", "adopt(Own)"),
+        ("x.round()", "g = g * 2; g", "adopt(Own)"),
     ],
 )
 def test_a_function_is_replaced_by_its_shape(forward, backward, write):
@@ -225,6 +229,103 @@ class Derived(Whole):
     found = audit_source(whole, "")
     assert found[0].breaks == ("compiled transforms", "second order", "one sample at a time")
     assert [f.name for f in found] == ["Whole", "Derived"]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("line", "keeps"),
+    [
+        ("ctx.x, ctx.w = x, w", True),
+        ("ctx.w, ctx.x = w, x", True),
+        ("ctx.w = ctx.x = x", True),
+        ("ctx.both = (x, w)", True),
+        ("ctx.w, ctx.shape = w, x.shape", False),
+        ("ctx.save_for_backward(x, w)", False),
+    ],
+)
+@pytest.mark.parametrize("is_new_style", [False, True])
+def test_a_tensor_kept_in_any_assignment(line, keeps, is_new_style):
+    """An input that is kept by itself is found in tuples and chains, in a forward and in a setup_context."""
+    before, inside = "ctx, x, w", line
+    if is_new_style:
+        before, inside = "x, w", "pass"
+    text = f"""
+class Own(torch.autograd.Function):
+    def forward({before}):
+        {inside}
+        return x * w
+    def backward(ctx, g): return g, g
+"""
+    if is_new_style:
+        text += f"    def setup_context(ctx, inputs, output):\n        x, w = inputs\n        {line}\n"
+    (found,) = audit_source(text, "")
+    assert ("in-place changes unnoticed" in found.breaks) is keeps
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("line", ["ctx.x, ctx.w = inputs", "ctx.inputs = inputs", "ctx.x = inputs[0]"])
+def test_inputs_kept_by_setup_context(line):
+    """The inputs of setup_context may be kept without names of their own."""
+    whole = f"def setup_context(ctx, inputs, output):\n        {line}"
+    text = function("x", "g").replace("ctx, x, alpha=1.0", "x, alpha=1.0").replace("ctx.save_for_backward(x)", "pass")
+    (found,) = audit_source(text.replace("    @staticmethod\n    def backward", f"    {whole}\n\n    def backward"), "")
+    assert "in-place changes unnoticed" in found.breaks
+
+
+def test_an_inherited_backward():
+    """A class with the backward of its base is replaced by its shape, breaks where both do, and stands for the base."""
+    text = """
+class Straight(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g): return g
+
+class RoundSTE(Straight):
+    @staticmethod
+    def forward(ctx, x): return x.round()
+
+class Sharp(RoundSTE):
+    @staticmethod
+    def backward(ctx, g): return g * 2
+
+class Alone(torch.autograd.Function):
+    @staticmethod
+    def backward(ctx, g): return g
+"""
+    found = {f.name: f for f in audit_source(text, "")}
+    assert [*found] == ["RoundSTE", "Sharp", "Alone"]
+    assert found["RoundSTE"].replacement == "round(x)"
+    assert found["RoundSTE"].breaks == ("func.grad", "jvp", "compiled transforms", "second order")
+    assert found["Sharp"].replacement == "adopt(Sharp)"
+    assert found["Sharp"].breaks == ("func.grad", "jvp", "compiled transforms")
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("backward", "write"),
+    [
+        ("grad = None; if ctx.needs_input_grad[0]: grad = -g * ctx.alpha; return grad, None", "reverse_grad(x, scale)"),
+        ("grad = other = None; if ctx.needs_input_grad[0]: grad = -g; return grad, other", "reverse_grad(x)"),
+        ("grad, other = None, None; if ctx.needs_input_grad[0]: grad = -g; return grad, other", "reverse_grad(x)"),
+        ("if not ctx.needs_input_grad[0]: return None, None; return -g, None", "reverse_grad(x)"),
+        ("if ctx.needs_input_grad[0]: return -g, None; return None, None", "reverse_grad(x)"),
+        ("if ctx.needs_input_grad[0]: return -g, None; return g, None", "adopt(Own)"),
+        ("grad = g; grad, other = f(g); return grad, other", "adopt(Own)"),
+        ("return None, -g", "adopt(Own)"),
+    ],
+)
+def test_gradients_that_nobody_asks_for(backward, write):
+    """A None where no gradient is needed says nothing about the derivative; two different returns have no one shape."""
+    lines = "\n        ".join(backward.split("; "))
+    text = f"""
+class Own(torch.autograd.Function):
+    def forward(ctx, x, alpha): return x.view_as(x)
+    def backward(ctx, g):
+        {lines}
+"""
+    (found,) = audit_source(text, "")
+    assert found.replacement == write
 
 
 SOURCE = function("x.round()", "g")

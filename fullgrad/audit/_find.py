@@ -1,14 +1,12 @@
 """`audit`: Functions, detach tricks, gradient hooks and straight-through code in place, found in the source."""
 
 import ast
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from fullgrad.audit import _functions, _terms
-from fullgrad.audit._sources import sources
+from fullgrad.audit._sources import parsed, trees
 
 # Signs that an in-place change is a straight-through estimator: words in the computation, and in the name of the function.
 _HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
@@ -41,7 +39,7 @@ def audit(targets: Iterable[str]) -> list[Finding]:
     """The findings in files, folders and installed packages, in the order of files and lines. Nothing is imported or run.
 
     Args:
-        targets: Names of installed packages or modules, and paths of folders and files.
+        targets: Names of installed modules and packages, also as a package index spells them, and paths of folders and files.
 
     Returns:
         A list of :class:`Finding`.
@@ -56,18 +54,7 @@ def audit(targets: Iterable[str]) -> list[Finding]:
         >>> "CheckpointFunction" in [finding.name for finding in found if "vmap" in finding.breaks]
         True
     """
-    files = [(path, label, label == target) for target in targets for path, label in sources(target)]
-    return [finding for file in files for finding in audit_file(*file)]
-
-
-def audit_file(path: Path, label: str, is_named: bool) -> list[Finding]:
-    """The findings in a file; none in one that is not Python, unless the user named it."""
-    try:
-        return audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
-    except SyntaxError:
-        if is_named:
-            raise
-        return []
+    return [finding for target in targets for tree, label in trees(target) for finding in audit_tree(tree, label)]
 
 
 def audit_source(text: str, file: str) -> list[Finding]:
@@ -91,9 +78,11 @@ def audit_source(text: str, file: str) -> list[Finding]:
         >>> finding.breaks
         ('float16', 'inf', '-0.0')
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes in strings
-        tree = ast.parse(text)
+    return audit_tree(parsed(text), file)
+
+
+def audit_tree(tree: ast.Module, file: str) -> list[Finding]:
+    """The findings in the syntax tree of a module."""
     found = [
         Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
         for cls in _functions.classes(tree)

@@ -1,5 +1,6 @@
 """`python -m fullgrad audit`: what it finds in source that is not run, and what it says about each finding."""
 
+import ast
 import json
 
 import pytest
@@ -398,3 +399,29 @@ y = F.grid_sample(x, g) + torch.linalg.det(a) + sympy.det(a) + F.relu(x)
 def test_operators_of_torch_have_names():
     """Those of the table are completed ones."""
     assert {f"aten::{name}" for name in _OPERATOR.values()} <= set(fullgrad.completion.operators())
+
+
+def test_a_file_is_parsed_once(tmp_path, monkeypatch):
+    """The command takes the findings and torch's operators from one syntax tree of each file."""
+    (tmp_path / "one.py").write_text(SOURCE)
+    (tmp_path / "two.py").write_text("import torch\ny = torch.linalg.det(x)\n")
+    texts, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *rest, **options: texts.append(text) or parse(text, *rest, **options))
+    assert main(["audit", str(tmp_path)]) == 1
+    assert len(texts) == 2
+
+
+def test_a_package_by_its_name_on_the_index(tmp_path, monkeypatch):
+    """A distribution stands for its modules, in any spelling of its name; a name of nothing says so."""
+    (tmp_path / "own_module").mkdir()
+    (tmp_path / "own_module" / "__init__.py").write_text(SOURCE)
+    (tmp_path / "alone.py").write_text(SOURCE)
+    info = tmp_path / "a_python_own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-python-own\nVersion: 1.0\n")
+    (info / "RECORD").write_text("own_module/__init__.py,,\nalone.py,,\n../../bin/own.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("a-python-own", "a_python_own", "A-Python-Own"):
+        assert [f.file for f in audit([name])] == ["own_module/__init__.py", "alone.py"]
+    with pytest.raises(FileNotFoundError, match="no-such-own: no such file or folder, and no package"):
+        audit(["no-such-own"])

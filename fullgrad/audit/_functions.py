@@ -151,9 +151,45 @@ def _unpacked(function: ast.FunctionDef, whole: set[str]) -> Iterator[tuple[ast.
                 yield from pairs(target, node.value)
 
 
+# What is known without the numbers of a tensor.
+_FORM = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad", "needs_input_grad", "size", "dim", "numel")
+_REDUCTIONS = ("any", "all", "sum", "mean", "max", "min", "equal", "allclose")
+
+
 def _reads_numbers(function: ast.FunctionDef) -> bool:
-    calls = (n.func.attr for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
-    return any(name in ("item", "numpy", "tolist") for name in calls)
+    """Whether a rule reads the numbers of a tensor that depends on its arguments, or branches on them."""
+    given = {*_arguments(function)}
+    for _ in range(8):
+        more = {t.id for t, v in _each_assignment(function) if isinstance(t, ast.Name) and v is not None and _depends(v, given)}
+        if more <= given:
+            break
+        given |= more
+    for node in ast.walk(function):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            asked, names = node.test, _REDUCTIONS
+        else:
+            asked, names = node, ("item", "numpy", "tolist")
+        for n in ast.walk(asked) if names is _REDUCTIONS else (asked,):
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in names and _depends(n, given):
+                return True
+    return False
+
+
+def _each_assignment(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """The assignments of a function; a tuple that is unpacked is the value of each of its names."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from [(inner, value or node.value) for inner, value in pairs(target, node.value)]
+
+
+def _depends(value: ast.AST, given: set[str]) -> bool:
+    """Whether an expression depends on the numbers of one of these names."""
+    if isinstance(value, ast.Attribute) and value.attr in _FORM:
+        return False
+    if isinstance(value, ast.Name):
+        return value.id in given
+    return any(_depends(child, given) for child in ast.iter_child_nodes(value))
 
 
 def replacement(cls: FunctionClass) -> str:

@@ -204,6 +204,52 @@ def test_hooks_and_code_in_place(statement, kind, write):
         assert audit_source(f"def reset_parameters(self, x, y):\n    {statement}\n", "f.py") == []
 
 
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Low(Optimizer):\n    def step(self): p.data = self.quantize(p.data)",
+        "class Low:\n    def step(self, closure=None): p.data = self.quantize(p.data)",
+        "def quantize(p): p.grad.data = p.grad.round()",
+        "def quantize(p): p.grad.data.copy_(p.grad.round())",
+        "def register(p): p.data = p.round()",
+        "def test_system(p): p.data = p.round()",
+        "def force_requantize(m): m.weight.data = m.quantize()",
+        "def forward(self): self.weight.data = self.dequantize()",
+        "def forward(self):\n    other = torch.nn.Linear(1, 1)\n    other.weight.data = self.quantize()",
+        "def forward(self, x): x.grad_fn.register_hook(clear_the_cache)",
+    ],
+)
+def test_other_changes_in_place_are_no_findings(text):
+    """Optimizers, gradients, new modules, conversions and hooks of the graph are not part of a forward's derivative."""
+    assert audit_source(text, "f.py") == []
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ["forward", "quantize", "fake_quant", "binarize", "lif_step", "applySTE", "forward_impl"])
+def test_names_of_forwards(name):
+    """Words of a function's name say that it is part of a forward, in any style."""
+    assert len(audit_source(f"def {name}(w): w.data = w.round()", "f.py")) == 1
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("line", "reads"),
+    [
+        ("c = torch.tensor([1.0, 2.0], dtype=x.dtype); y = sum(c.tolist())", False),
+        ("y = x * 2; z = y.max(); n = z.item()", True),
+        ("if x.abs().max() > 1: y = 1", True),
+        ("if x.dim() > 1: y = 1", False),
+        ("if any(ctx.needs_input_grad): y = 1", False),
+        ("(y,) = ctx.saved_tensors; n = y.numpy()", True),
+    ],
+)
+def test_numbers_that_are_read(line, reads):
+    """Constants may be read; numbers of the inputs that are read, or branched on, hold for one sample."""
+    text = function("x.exp()", "g", setup="pass\n        " + "\n        ".join(line.split("; ")))
+    assert ("one sample at a time" in audit_source(text, "")[0].breaks) is reads
+
+
 def test_what_breaks_is_what_the_class_lacks():
     """Rules that a class declares do not break; a misused context does."""
     text = function("x.round()", "g", setup="ctx.x = x")

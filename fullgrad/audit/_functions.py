@@ -44,6 +44,7 @@ _PUBLISHED = {
     "super_spike": "spikes.fast_sigmoid(v, 1.0, grad_scale=alpha)",
 }
 _MASK = re.compile(r"[<>]|\bmask|\bwhere|masked_fill|\ble\(|\bge\(|\blt\(|\bgt\(|logical|hardtanh")
+_SMOOTH = re.compile(r"\bexp\(|\bpow\(|\*\*|tanh|sigmoid|sech|gauss|\berf")  # a slope other than 0 and 1
 _ROUNDINGS = {"round": "round", "ceil": "ceil", "floor": "floor", "trunc": "trunc", "fix": "trunc"}
 
 
@@ -210,7 +211,7 @@ def _by_shape(cls: FunctionClass, adopt: str) -> str:
     if _is_same(value, x) and x not in map(changed_in_place, ast.walk(forward)):
         return of_gradient_map(slope, gradient) or adopt
     passes = _is_same(slope, gradient) and gradient not in map(changed_in_place, ast.walk(backward))
-    masks = _MASK.search(_body(backward)) is not None
+    masks = _MASK.search(_body(backward)) is not None and _SMOOTH.search(_body(backward)) is None
     outermost = next(iter(_calls(value)), "") if _of_the_input(value, x) else ""
     if outermost in _ROUNDINGS:
         if not isinstance(value, ast.Call) or value.keywords or len(value.args) > 1:  # with a number of decimals

@@ -224,6 +224,7 @@ def mean_of_two(x):
     return x.sum() + (x > 0).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["sequential", "map"])
 def test_compiled(method):
     """Compiled code has one node for value and derivative; a result that is not like x is declared by `like`."""

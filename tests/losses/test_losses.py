@@ -109,6 +109,7 @@ def test_infinite_predictions_are_ranked():
     assert grad(losses.spearman)(x, y).isfinite().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_descent_sorts(method):
     """Descent of the first loss brings a prediction into the order of its target, of the second one improves the hard metric."""

@@ -127,6 +127,7 @@ def test_per_sample_gradients_are_those_of_the_loop(softness):
         torch.testing.assert_close(found["gate.weight"][i], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("softness", [None, 0.3])
 def test_it_is_compiled_whole(softness):
     module = router(4, 2, softness=softness, z_weight=0.1)

@@ -186,6 +186,7 @@ def test_errors_name_the_argument(arguments, error, message):
         soft.histogram(X, **({"bins": 3, "low": 0.0, "high": 1.0} | arguments))
 
 
+@pytest.mark.long
 def test_it_is_compiled_whole():
     x = X.float()
     f = lambda x: soft.histogram(x, BINS, LOW, HIGH, softness=0.1)  # noqa: E731

@@ -200,3 +200,8 @@ def test_logits_of_another_size_are_an_error():
     module.gate = torch.nn.Identity()
     with pytest.raises(ValueError, match=r"must have 4 numbers in the last dimension, got shape \(12, 8\)"):
         module(X)
+
+
+def test_no_tokens_have_the_loss_zero():
+    """A rank without tokens adds nothing to the loss."""
+    assert fullgrad.nn.TopKRouter(6, 4, 2, z_weight=0.1)(torch.empty(0, 6))[2].item() == 0

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import cast
-from fullgrad._fast.small_rows.rows import SmallRows, rows_of, to_input
+from fullgrad._fast.small_rows.rows import SmallRows, looks_at_numbers, rows_of, to_input
 from fullgrad._fast.small_rows.scores import sum_of_places
 from fullgrad.soft.order._numbers import POWERS, power
 from fullgrad.soft.order.methods._method import has_mass
@@ -136,7 +136,7 @@ class Ranks:
         self.mass = p.sum(-2)
         self.ranks, self.lacks = sum_of_places(numbers, p), None
         lacks = ~has_mass(self.mass)
-        if lacks.any():  # they have their hard rank
+        if not looks_at_numbers(rows.x) or lacks.any():  # they have their hard rank
             self.lacks = lacks
             self.mass = torch.where(self.lacks, 1, self.mass)
             hard = numbers[rows.z.argsort(dim=-1, stable=True).argsort(-1)]

@@ -108,7 +108,9 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         else:
             continue
         told.add(key)
-        yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, str(node.place or ""))
+        # Of a layer of torch's the place is only where its parent is called.
+        place = str(node.place) if node.place is not None and (mend.instead_of or not layer) else ""
+        yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, place)
     for cut in recorded.cuts:
         mend, key = _mend.of_cut(cut.place), (cut.place, cut.layer)
         if key in told:
@@ -168,7 +170,8 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
         if classes:
             yield from [_of_function(name, cls, fails, line, result, layers) for cls in classes]
             continue
-        of_torch = [op for op in operators() if _plain(op) in {_plain(n) for n in recorded.operators[name]}]
+        nodes, told = {_plain(n) for n in recorded.operators[name]}, " ".join(fails.values())
+        of_torch = [op for op in operators() if op.removeprefix("aten::") in told] or [op for op in operators() if _plain(op) in nodes]
         what = f"{_count(len(fails), 'derivative')} of 8 fail"
         what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
         if line:

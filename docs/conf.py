@@ -21,6 +21,7 @@ version = release = fullgrad.__version__
 
 extensions = [
     "directives",
+    "links",
     "matplotlib.sphinxext.plot_directive",
     "myst_parser",
     "sphinx.ext.autodoc",
@@ -65,15 +66,7 @@ plot_rcparams = pictures.STYLE
 plot_html_show_formats = False
 plot_html_show_source_link = False
 
-
 # --- Examples ---
-def fresh(conf: dict, name: str) -> None:
-    """What an example sets of torch is gone for the next one, and for the pictures."""
-    torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "examples",
@@ -82,7 +75,9 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "download_all_examples": False,
-    "reset_modules": ("matplotlib", fresh),
+    "parallel": True,  # with `-j`
+    "reset_argv": "gallery.arguments",
+    "reset_modules": ("matplotlib", "gallery.fresh"),
 }
 
 # --- Pages ---

@@ -46,11 +46,14 @@ def draw(found: dict[str, torch.Tensor], path: Path) -> None:
             axes.plot(epochs, rows.mean(0), dashes, color=color, linewidth=2.5 if name == "fullgrad" else 1.8)
             axes.fill_between(epochs, rows.amin(0), rows.amax(0), color=color, alpha=0.2, linewidth=0)
             last = rows[:, -1].mean().item()
-            shift = {"full precision": 4, "fullgrad": -4}.get(name, 0)
-            axes.annotate(
-                f"{last:.1f}%  {WORDS[name]}", (len(epochs) + 1, last + shift), color=color, va="center", annotation_clip=False
-            )
-        axes.set(xlim=(1, len(epochs)), ylim=(0, 103), xlabel="epoch", ylabel="test accuracy")
+            end = (len(epochs) + 1, last + {"full precision": -4, "fullgrad": 4}.get(name, 0))
+            axes.annotate(f"{WORDS[name]}: {last:.1f}%", end, color=color, va="center", annotation_clip=False)
+        axes.set(
+            xlim=(1, len(epochs)),
+            ylim=(0, 103),
+            xlabel="epoch",
+            title="Accuracy on handwritten digits, mean and range of three seeds",
+        )
         axes.set_yticks([0, 25, 50, 75, 100], ["0", "", "50%", "", "100%"])
         figure.savefig(path, metadata={"Date": None})
 

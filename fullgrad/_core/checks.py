@@ -49,7 +49,7 @@ def function(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a function, got {_type(value)}.")
 
 
-def choice(name: str, argument: str, value: Any, choices: Iterable[str]) -> None:
+def choice(name: str, argument: str, value: Any, choices: Iterable[str | None]) -> None:
     """One of several strings."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: `{argument}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
@@ -114,7 +114,7 @@ def positive_elements(name: str, argument: str, value: Tensor) -> None:
     if can_look(value) and value.numel():
         least = (value if value.ndim == 0 else value.detach().amin()).item()
         if least <= 0:
-            raise ValueError(f"{name}: `{argument}` must be positive, got {least:g}{_among(value)}.")
+            raise ValueError(f"{name}: `{argument}` must be positive, got {least}{_among(value)}.")
 
 
 def probabilities(name: str, argument: str, value: Tensor) -> None:
@@ -123,7 +123,7 @@ def probabilities(name: str, argument: str, value: Tensor) -> None:
         low, high = [end.item() for end in value.detach().aminmax()]
         if low < 0 or high > 1:
             found = low if low < 0 else high
-            raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {found:g}{_among(value)}.")
+            raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {found}{_among(value)}.")
 
 
 def _among(value: Tensor) -> str:

@@ -24,7 +24,7 @@ def warn_of_long_rows(name: str, x: Tensor, dim: int, most: int, in_derivative: 
     """
     if is_tracing() or x.shape[dim] <= most or (in_derivative and not any(are_differentiated([x]))):
         return
-    size = f" of the {x.shape[dim]} elements of a row, which takes seconds"
+    size = f" of the {x.shape[dim]} elements of a row, n² of them"
     warn(f"{name}: the method {message.format(size)}.", UserWarning)
 
 

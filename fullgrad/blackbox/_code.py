@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.watching import seen
-from fullgrad._dispatch import has_shape, level_of
+from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import is_differentiated, values_of
 from fullgrad.functions._one_node import value_alone
@@ -28,6 +28,8 @@ class Code:
         if like is not None:
             checks.function(name, "like", like)
         self.label, self.function, self.method, self.like = f"{name}: `{argument}`", function, method, like
+        # Where nothing is, no derivative by a tensor that the code uses can be lost.
+        self.is_recorded = torch.is_grad_enabled() or transforms_active() or forward_mode_is_on()
         if not value_alone():
             self.later, self.closure = frozen(function), _Closure(self.label, function)
 
@@ -97,6 +99,7 @@ class Code:
                 ) from error
         if result.is_complex():
             raise TypeError(f"{self.label} must return real numbers, got dtype {result.dtype}.")
+        result = result if self.is_recorded else result.detach()
         return result.to(device=point.device, dtype=point.dtype)
 
 

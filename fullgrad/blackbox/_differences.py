@@ -17,7 +17,7 @@ def difference_of_solutions(name: str, code: Code, x: Tensor, noise: Tensor | No
 
     An element of minus infinity, which no solution has, stays there.
     """
-    start = x.detach()
+    start = x.detach().clone()  # code of another library may write to it
     y, held = code.first(start if noise is None else start + noise)
     code.check_shape(y, x)
     if not is_differentiated([x]):

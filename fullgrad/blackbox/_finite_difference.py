@@ -31,7 +31,9 @@ def finite_difference(
         \mathrm{vjp}(g)_j = \Bigl\langle g, \frac{f(x + h_j e_j) - f(x - h_j e_j)}{2 h_j} \Bigr\rangle
 
     where s is the largest number that moves no element by more than its step. A tangent takes two calls of f, and a gradient two
-    for each element of x, however many outputs there are: forward mode is the cheaper one, by `torch.func.jvp` or `jacfwd`. The
+    for each element of x, however many outputs there are: forward mode is the cheaper one, by `torch.func.jvp` or `jacfwd`. Its
+    elements should be of one size: where they are not, the step of the smallest moves large ones by less than they can be
+    rounded to; take a gradient, or the tangent of each element alone. The
     error is of the order :math:`h^2`, and that of rounding of the order :math:`\epsilon / h`. Higher derivatives are differences
     of differences, each with its own error; for the second, a step of :math:`\epsilon^{1/4}` times the scale of x is better.
     Saved: ``x``.
@@ -87,9 +89,9 @@ def _finite_difference(
 def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None) -> Tensor:
     """The function at a point, with the derivative of differences, which call this function."""
     if held is None:
-        y, held = code.first(x.detach())
+        y, held = code.first(x.detach().clone())  # code of another library may write to it
     else:
-        y = code.again(x.detach(), [t.detach() for t in held])
+        y = code.again(x.detach().clone(), [t.detach() for t in held])
     if not is_differentiated([x]):
         return y
 
@@ -112,8 +114,12 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
         assert t is not None
         largest = torch.cat([(t.detach().abs() / _steps(x, step)).reshape(-1), x.new_zeros(1)]).amax()
         s = torch.where(largest > 0, 1 / largest, 1)
-        y = values(torch.stack([x + s * t, x - s * t]), held)
-        return [(y[0] - y[1]) / (2 * s)]
+        points = torch.stack([x + s * t, x - s * t])
+        y = values(points, held)
+        # How far the points are apart along t, in steps, as they are rounded.
+        moved, along = ((v / _steps(x, step)).detach() for v in (points[0] - points[1], t))
+        square = (along * along).sum()
+        return [(y[0] - y[1]) / torch.where(square > 0, (moved * along).sum() / square, 1)]
 
     return declared(Rule(pull, push), [y], [x, *held])[0]
 

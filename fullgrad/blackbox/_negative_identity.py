@@ -80,7 +80,7 @@ def _negative_identity(
     wide = point(name, x)
     checks.choice(name, "projection", projection, _PROJECTIONS)
     projected = _projected(wide, projection)
-    y, _ = code.first(projected.detach())
+    y, _ = code.first(projected.detach().clone())  # code of another library may write to it
     code.check_shape(y, x)
     if is_differentiated([projected]):
         y = declared(_OF_MAXIMIZER if maximize else _OF_MINIMIZER, [y], [projected])[0]
@@ -91,6 +91,9 @@ def _projected(x: Tensor, projection: str) -> Tensor:
     if projection in ("mean", "both"):
         x = x - x.mean()
     if projection in ("norm", "both"):
+        # In a unit in which squares do not overflow; the projection does not depend on it.
+        largest = x.detach().abs().amax() if x.numel() else x.sum()
+        x = x / torch.where((largest > 0) & largest.isfinite(), largest, 1)
         square = (x * x).sum()
         x = x * torch.where(square > 0, square, 1).rsqrt()
     return x

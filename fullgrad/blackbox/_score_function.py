@@ -55,7 +55,7 @@ def score_function(cost: Tensor, log_prob: Tensor, baseline: str | None = "leave
     checks.floating_tensor(name, "cost", cost)
     checks.floating_tensor(name, "log_prob", log_prob)
     if baseline is not None:
-        checks.choice(name, "baseline", baseline, _BASELINES)
+        checks.choice(name, "baseline", baseline, (*_BASELINES, None))
     if not cost.ndim or not holds(cost.shape[0] != 0):
         raise ValueError(
             f"{name}: `cost` must have the samples in its first dimension, and at least one, got shape {tuple(cost.shape)}."

@@ -31,7 +31,8 @@ def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     Args:
         x: Any shape; floating, or integer (without a gradient).
         f: A function of a tensor like ``x``, in torch code that changes no argument in place, which returns one of the same shape
-            and dtype. Compiled code takes an ``f`` that uses no other tensors.
+            and dtype. Compiled code takes an ``f`` that it can make a constant: a function that closes over numbers,
+            not over tensors or modules.
 
     Returns:
         ``x`` as a view.

@@ -41,10 +41,11 @@ def ndcg(
     ``1 - sklearn.metrics.ndcg_score``, but for equal scores, which share the mean of their discounts there, and the discount of
     their mean rank here. Derivatives of every order are the true ones of the soft loss.
 
-    A row without any gain has the loss 1 with the derivative 0; a row with a NaN has the loss NaN. Elements that only fill a row
-    have the relevance 0 and the score minus infinity, which ``standardize`` allows. At the softness 0.1 the ranks of
-    ``fast_soft_sort`` may be hard, with the derivative 0: take 1. Half precision is computed in float32. Saved: the scores, and
-    numbers of each element.
+    The loss may fall below 0: soft ranks of several elements may share the first places, the more so the longer the row and
+    the larger the softness. A row without any gain has the loss 1 with the derivative 0; a row with a NaN has the loss NaN.
+    Elements that only fill a row have the relevance 0 and the score minus infinity, which ``standardize`` allows. At the
+    softness 0.1 the ranks of ``fast_soft_sort`` may be hard, with the derivative 0: take 1. Half precision is computed in
+    float32. Saved: the scores, and numbers of each element.
 
     Args:
         scores: Any shape; floating, or integer (which gives the default dtype).

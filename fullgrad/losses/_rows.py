@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.bits import digits, exponent, power_of_two
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import has_shape, holds
 from fullgrad.soft._relaxation import Softness, checked_floating
@@ -32,8 +33,19 @@ def checked_rows(name: str, argument: str, x: Any, other: str, y: Any, dim: Any,
 def soft_ranks(
     name: str, rows: Tensor, softness: Softness, mode: str, method: str, standardize: bool, descending: bool
 ) -> Tensor:
-    """The soft ranks of rows, as :func:`fullgrad.soft.rank` has them."""
+    """The soft ranks of rows, as :func:`fullgrad.soft.rank` has them, of standardized rows in any unit."""
+    rows = rows * _unit(rows.detach()) if standardize else rows
     return rank_operator(name, rows, -1, softness, descending, (mode, method, standardize, True, "ranks", False))
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Powers of two by which the finite elements of rows spread over about 1: `standardize` adds 1e-6 to their variance."""
+    is_finite, largest = rows.isfinite(), digits(rows.dtype)[1] - 1
+    high = torch.where(is_finite, rows, -torch.inf).amax(-1, keepdim=True)
+    low = torch.where(is_finite, rows, torch.inf).amin(-1, keepdim=True)
+    spread = high - low
+    e = exponent(spread).clamp(-largest, largest)
+    return power_of_two(torch.where((spread > 0) & spread.isfinite(), -e, 0), rows.dtype)
 
 
 def quotient(x: Tensor, y: Tensor, undefined: Tensor) -> Tensor:

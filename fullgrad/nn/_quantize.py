@@ -1,8 +1,8 @@
 """`quantize_`: quantizers for the weights and the inputs of a model's layers, in place."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ METHODS = ("max", "mean", "mse")
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # The attribute of a layer whose weight has a quantizer as its parametrization.
 _MARK = "_weight_is_quantized"
-# Numbers of one batch that a scale is computed from, besides its ends.
+# Numbers of one batch that a scale is computed from, besides its ends and its mean.
 _SAMPLE = 2**14
 
 Bits = int | Callable[[Tensor], nn.Module] | None
@@ -84,14 +84,19 @@ def quantize_(
     if not layers:
         raise ValueError("quantize_: `model` has no Linear, Conv1d, Conv2d or Conv3d.")
     for name, layer in layers.items():
-        if hasattr(layer, "input_quantizer") or parametrize.is_parametrized(layer, "weight"):
+        if hasattr(layer, "input_quantizer") or hasattr(layer, _MARK):
             raise ValueError(f"quantize_: `model` must not be quantized yet, got {name or 'model'!r}; call unquantize_ first.")
+        if weights is not None and parametrize.is_parametrized(layer, "weight"):
+            raise ValueError(
+                f"quantize_: the weight of {name or 'model'!r} must have no parametrization, such as weight_norm; remove it "
+                "first, or write weights=None."
+            )
     inputs = {} if activations is None else _inputs_of(model, layers, data)
     made: list[tuple[nn.Module, nn.Module | None, nn.Module | None]] = []
     with torch.no_grad():
         for name, layer in layers.items():
             weight: Any = layer.weight
-            for_weight = _quantizer(f"the weight of {name!r}", weight, weights, method, learn, WeightQuantizer)
+            for_weight = _quantizer(f"the weight of {name!r}", _of_weight(weight), weights, method, learn, WeightQuantizer)
             for_input = _quantizer(f"the input of {name!r}", inputs.get(name), activations, method, learn, InputQuantizer)
             made.append((layer, for_weight, for_input))
     try:
@@ -101,7 +106,7 @@ def quantize_(
                 setattr(layer, _MARK, True)
             if for_input is not None:
                 layer.input_quantizer = for_input.train(layer.training)
-                layer.register_forward_pre_hook(_quantize_input)
+                layer.register_forward_pre_hook(_quantize_input, with_kwargs=True)
     except Exception:  # a module of the user does not fit the weight
         unquantize_(model)
         raise
@@ -160,6 +165,14 @@ class WeightQuantizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return fake_quantize(x, self.scale, 0, self.quant_min, self.quant_max, inside=self.inside)
 
+    def get_extra_state(self) -> Tensor:
+        """The range of codes: a state that is loaded brings its own."""
+        return torch.tensor([self.quant_min, self.quant_max])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the range of codes of a state."""
+        self.quant_min, self.quant_max = state.tolist()
+
     def extra_repr(self) -> str:
         """The codes, and the shape of the scale."""
         return f"{self.quant_min} to {self.quant_max}, scale of shape {tuple(self.scale.shape)}"
@@ -182,9 +195,11 @@ def _restore_weight(layer: Any) -> None:
     layer._parameters.update(others)
 
 
-def _quantize_input(layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _quantize_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The forward pre-hook of a layer."""
-    return (layer.input_quantizer(args[0]), *args[1:])
+    if not args:
+        return args, {**kwargs, "input": layer.input_quantizer(kwargs["input"])}
+    return (layer.input_quantizer(args[0]), *args[1:]), kwargs
 
 
 def _check_bits(argument: str, value: Any) -> None:
@@ -192,19 +207,37 @@ def _check_bits(argument: str, value: Any) -> None:
         checks.integer_between("quantize_", argument, value, 2, 16)
 
 
-def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> dict[str, Tensor]:
-    """Numbers of the inputs of each layer, the ends of each batch among them, in one pass."""
-    found: dict[str, list[Tensor]] = {name: [] for name in layers}
+class _Seen(NamedTuple):
+    """A tensor, or a sample of the numbers of many, with what is known of all: the ends and the mean size, by channel."""
+
+    sample: Tensor
+    low: Tensor
+    high: Tensor
+    mean: Tensor
+    dims: tuple[int, ...]
+
+
+def _of_weight(weight: Tensor) -> _Seen:
+    dims, wide = tuple(range(1, weight.ndim)), weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    low, high = wide.amin(dims, keepdim=True), wide.amax(dims, keepdim=True)
+    return _Seen(weight, low, high, wide.abs().mean(dims, keepdim=True), dims)
+
+
+def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> dict[str, _Seen]:
+    """The inputs of each layer, in one pass."""
+    found: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in layers}
+    generator = torch.Generator().manual_seed(0)
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            x = args[0].detach().flatten()
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            x = (args[0] if args else kwargs["input"]).detach().flatten()
             if x.numel():
-                found[name].extend([x[:: -(-x.numel() // _SAMPLE)], x.amin().reshape(1), x.amax().reshape(1)])
+                drawn = x if x.numel() <= _SAMPLE else x[torch.randint(x.numel(), (_SAMPLE,), generator=generator).to(x.device)]
+                found[name].append((drawn, x.amin(), x.amax(), x.abs().double().sum(), torch.tensor(x.numel())))
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(keep(name), with_kwargs=True) for name, layer in layers.items()]
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
@@ -222,36 +255,42 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
             f"quantize_: `data` must have batches that reach every layer for the scales of activations, got none for "
             f"{', '.join(map(repr, missing))}; or write activations=None."
         )
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    return {name: _joined(parts) for name, parts in found.items()}
 
 
-def _quantizer(what: str, x: Tensor | None, bits: Any, method: str, learn: bool, kind: type[WeightQuantizer]) -> Any:
-    if bits is None or x is None:
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> _Seen:
+    samples, lows, highs, totals, counts = zip(*parts, strict=True)
+    sample, low, high = torch.cat(samples), torch.stack(lows).amin(), torch.stack(highs).amax()
+    mean = torch.stack(totals).sum() / torch.stack(counts).sum().item()
+    wide = torch.promote_types(sample.dtype, torch.float32)
+    return _Seen(sample, low.to(wide), high.to(wide), mean.to(wide), (0,))
+
+
+def _quantizer(what: str, seen: _Seen | None, bits: Any, method: str, learn: bool, kind: type[WeightQuantizer]) -> Any:
+    if bits is None or seen is None:
         return None
-    if not x.isfinite().all():
+    if not (seen.low.isfinite().all() and seen.high.isfinite().all()):
         raise ValueError(f"quantize_: numbers must be finite, got infinity or NaN in {what}.")
     if callable(bits):
-        found = bits(x)
+        found = bits(seen.sample)
         if not isinstance(found, nn.Module):
             raise TypeError(f"quantize_: a function of a tensor must return a module, got {type(found).__name__} for {what}.")
         return found
-    low, high = quant_range(bits, signed=kind is WeightQuantizer or bool(x.min() < 0))
-    dims = tuple(range(1, x.ndim))
-    scale = _scale(x, low, high, method, dims) if dims else _scale(x.unsqueeze(0), low, high, method, (1,)).reshape(())
-    return kind(scale.to(x.dtype), low, high, learn)
+    low, high = quant_range(bits, signed=kind is WeightQuantizer or bool(seen.low.min() < 0))
+    return kind(_scale(seen, low, high, method), low, high, learn)
 
 
-def _scale(x: Tensor, low: int, high: int, method: str, dims: tuple[int, ...]) -> Tensor:
-    """A positive scale for each row."""
-    x = x.detach().float() if x.dtype in (torch.float16, torch.bfloat16) else x.detach()
+def _scale(seen: _Seen, low: int, high: int, method: str) -> Tensor:
+    """A positive scale for each channel, in float32 at least: one in half precision could be 0."""
     if method == "mean":
-        return _positive(2 * x.abs().mean(dims, keepdim=True) / math.sqrt(high))
-    largest = _positive(x.abs().amax(dims, keepdim=True) / high)
+        return _positive(2 * seen.mean / math.sqrt(high))
+    largest = _positive(torch.maximum(-seen.low, seen.high) / high)
     if method == "max":
         return largest
+    x = seen.sample.detach().to(largest.dtype)
     best, least = largest, torch.full_like(largest, math.inf)
     for fraction in torch.linspace(0.2, 1.2, 80).tolist() if high > 1 else torch.linspace(0.05, 1.2, 80).tolist():
-        error = (fake_quantize(x, largest * fraction, 0, low, high) - x).square().mean(dims, keepdim=True)
+        error = (fake_quantize(x, largest * fraction, 0, low, high) - x).square().mean(seen.dims, keepdim=bool(largest.ndim))
         best, least = torch.where(error < least, largest * fraction, best), torch.minimum(error, least)
     return best
 

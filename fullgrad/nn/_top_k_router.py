@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast, to_opmath
-from fullgrad._dispatch import holds, unscriptable
+from fullgrad._dispatch import at_least, holds, unscriptable
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft.simplex._topk_mask_st import topk_mask_st
 
@@ -141,9 +141,10 @@ class TopKRouter(nn.Module):
 
     def _loss(self, z: Tensor, probabilities: Tensor, chosen: Tensor) -> Tensor:
         n = self.num_experts
-        shares = chosen.reshape(-1, n).to(z.dtype).mean(0) / self.k
-        loss = (shares * probabilities.reshape(-1, n).mean(0)).sum() * (n * self.balance_weight)
-        return loss + torch.logsumexp(z, -1).square().mean() * self.z_weight if self.z_weight else loss
+        count = at_least(z.numel() // n, 1)  # no tokens have the loss 0
+        shares = chosen.reshape(-1, n).to(z.dtype).sum(0) / (count * self.k)
+        loss = (shares * (probabilities.reshape(-1, n).sum(0) / count)).sum() * (n * self.balance_weight)
+        return loss + torch.logsumexp(z, -1).square().sum() / count * self.z_weight if self.z_weight else loss
 
     def extra_repr(self) -> str:
         """The sizes, and the arguments that are not as by default."""

@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import HALF, to_opmath
-from fullgrad._dispatch import holds, transforms_active, unscriptable
+from fullgrad._dispatch import at_least, holds, transforms_active, unscriptable
 from fullgrad.quantizers._vector_quantize import GRADIENTS, vector_quantize
 
 _LARGEST = 2**31 - 1  # size of a dimension
@@ -111,6 +111,10 @@ class VectorQuantizer(nn.Module):
             checks.non_negative_number(name, "decay", decay)
             if not decay < 1:
                 raise ValueError(f"{name}: `decay` must be less than 1, got {decay}.")
+            if not (decay or eps):
+                raise ValueError(
+                    f"{name}: `eps` must be positive with decay=0, as a row that no vector chooses has no mean, got {eps}."
+                )
         elif dead_below:
             raise ValueError(
                 f"{name}: `dead_below` needs the averages that `decay` keeps, got decay=None; write decay=0.99, or dead_below=0."
@@ -174,9 +178,10 @@ class VectorQuantizer(nn.Module):
         codebook = self.codebook.clone() if moves and self.gradient == "rotation" else self.codebook
         values, indices = vector_quantize(x, codebook, gradient=self.gradient)
         rows, wide = to_opmath(embedding(indices, self.codebook), x if x.is_floating_point() else values)
-        loss = (wide - rows.detach()).square().mean() * self.beta
+        count = at_least(wide.numel(), 1)  # no vectors have the loss 0
+        loss = (wide - rows.detach()).square().sum() / count * self.beta
         if self.decay is None:
-            loss = loss + (wide.detach() - rows).square().mean()
+            loss = loss + (wide.detach() - rows).square().sum() / count
         if moves and holds(x.numel() != 0):
             with torch.no_grad():
                 self._move(self._rows(values if not x.is_floating_point() else x), indices.reshape(-1))

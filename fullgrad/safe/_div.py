@@ -66,4 +66,11 @@ class Div(Elementwise):
             return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0
         y = torch.where(zero, 1, y)
-        return torch.where(zero, 0, v / y if i == 0 else -v * (x / y / y))
+        return torch.where(zero, 0, v / y if i == 0 else _to_divisor(v, x, y))
+
+
+def _to_divisor(v: Tensor, x: Any, y: Tensor) -> Tensor:
+    # Where the slope overflows, a zero stays one.
+    large = (x / y / y).detach().isinf()
+    inner, outer = torch.where(large, 1, y), torch.where(large, y, 1)
+    return torch.where(large, -(v / outer) * (x / outer), -v * (x / inner / inner))

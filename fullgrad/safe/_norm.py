@@ -111,7 +111,7 @@ def _slope_times(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tenso
     if surely(p == 0) or surely(x.numel() == 0):
         found = torch.zeros_like(x)
     elif surely(p == 1):
-        found = torch.sgn(x) * v
+        found = _sign(x) * v
     elif surely(abs(p) == math.inf):
         found = _to_extremes(v, x, p, dims)
     else:
@@ -119,10 +119,15 @@ def _slope_times(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tenso
     return cast(found, dtype)
 
 
+def _sign(x: Tensor) -> Tensor:
+    """The sign of each element, NaN for NaN."""
+    return torch.where(x.isnan(), x.detach(), torch.sgn(x))
+
+
 def _to_extremes(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     size = x.detach().abs()
     chosen = (size == torch.linalg.vector_norm(size, p, dims, keepdim=True)) | size.isnan()
-    return torch.sgn(x) * (v / chosen.sum(dims, keepdim=True) * chosen)
+    return _sign(x) * (v / chosen.sum(dims, keepdim=True) * chosen)
 
 
 def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
@@ -136,9 +141,9 @@ def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     if p > 2:
         return torch.where(zero, 0, x * Pow.apply(x.abs(), p - 2) * (v / Pow.apply(y, p - 1)))
     if p > 1:
-        return torch.where(zero, 0, torch.sgn(x) * Pow.apply(x.abs(), p - 1) * (v / Pow.apply(y, p - 1)))
+        return torch.where(zero, 0, _sign(x) * Pow.apply(x.abs(), p - 1) * (v / Pow.apply(y, p - 1)))
     none = x == 0
-    powers = torch.sgn(x) * torch.where(none, 0, Pow.apply(torch.where(none, 1, x.abs()), p - 1))
+    powers = _sign(x) * torch.where(none, 0, Pow.apply(torch.where(none, 1, x.abs()), p - 1))
     return torch.where(zero, 0, powers * v * Pow.apply(y, 1 - p))
 
 

@@ -76,7 +76,7 @@ class Pow(Elementwise):
 
 
 def _to_base(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
-    flat, factor = (e == 0) | ((x == 0) & (e < 1)), cast(e, result_dtype(x, e))
+    flat, factor = (x == 0) & (e < 1), cast(e, result_dtype(x, e))
     factor = torch.where(x <= 0, factor.detach(), factor)
     return torch.where(flat, 0, v * (factor * Pow.apply(torch.where(flat, 1, x), e - 1)))
 
@@ -85,4 +85,9 @@ def _to_exponent(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
     # With NaN as the value, at x < 0 or e, the product is NaN. At infinite x and negative e it tends to 0.
     flat = ((x <= 0) & (e == torch.round(e))) | ((x == 0) & (e == e)) | ((x == math.inf) & (e < 0))
     x = torch.where(flat, 1, cast(x, result_dtype(x, e)))
-    return torch.where(flat, 0, v * (Pow.apply(x, e) * torch.log(x)))
+    slope = Pow.apply(x, e) * torch.log(x)
+    # Where the slope overflows, a zero stays one.
+    large = slope.detach().isinf()
+    inner, outer = torch.where(large, 1, x), torch.where(large, x, 1)
+    by_parts = v * Pow.apply(outer, e) * torch.log(outer)
+    return torch.where(flat, 0, torch.where(large, by_parts, v * (Pow.apply(inner, e) * torch.log(inner))))

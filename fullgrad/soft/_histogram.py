@@ -202,10 +202,12 @@ def _hard(x: Tensor, weight: Tensor | None, bins: int, low: float, high: float) 
     wide, w = to_opmath(x, weight)
     is_inside = (wide >= low) & (wide <= high)
     wide = torch.where(is_inside, wide, low)
-    index = torch.clamp((wide - low) / (high - low) * bins, max=bins - 1).long()
+    index = torch.clamp((wide - low) * bins / (high - low), max=bins - 1).long()  # as torch.histc rounds
     amounts = with_zero_derivative(is_inside.to(wide.dtype), wide)
-    zeros = torch.zeros((*x.shape[:-1], bins), dtype=wide.dtype, device=x.device)
-    return cast(zeros.scatter_add(-1, index, amounts if w is None else amounts * w), x.dtype)
+    amounts = amounts if w is None else amounts * torch.where(is_inside, w, 0)
+    # A sum of ones in float32 ends at 2^24.
+    zeros = torch.zeros((*x.shape[:-1], bins), dtype=torch.float64, device=x.device)
+    return cast(zeros.scatter_add(-1, index, amounts.double()), x.dtype)
 
 
 def _to_size(term: Tensor, like: Tensor) -> Tensor:

@@ -224,6 +224,7 @@ def mean_of_two(x):
     return x.sum() + (x > 0).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["sequential", "map"])
 def test_compiled(method):
     """Compiled code has one node for value and derivative; a result that is not like x is declared by `like`."""
@@ -400,3 +401,50 @@ def test_no_derivative_is_lost():
 
     close(grad(lambda x: blackbox.finite_difference(quiet, x).sum())(X), X, 1e-8)
     close(blackbox.perturbed(lambda x: other.detach(), X), X)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ["interpolated", "negative_identity", "finite_difference"])
+def test_code_that_writes_by_another_library(name):
+    """numpy writes to memory without a word to torch: the caller's tensor and the derivative do not change."""
+
+    def doubled(x):
+        a = x.numpy()
+        a *= 2
+        return a**2
+
+    x = X.clone().requires_grad_()
+    y = getattr(blackbox, name)(doubled, x)
+    y.sum().backward()
+    assert torch.equal(x.detach(), X)
+    close(y.detach(), 4 * X * X)
+    if name == "finite_difference":
+        close(x.grad, 8 * X, 1e-8)
+
+
+def test_code_with_parameters_where_nothing_is_recorded():
+    """Under no_grad no derivative by a parameter can be lost."""
+    layer = torch.nn.Linear(3, 1, dtype=F64)
+    with torch.no_grad():
+        y = blackbox.smoothed(lambda x: layer(x).sum(), X, noise=torch.zeros(1, 3, dtype=F64))
+        close(y, layer(X).sum())
+
+
+def test_the_unit_of_a_projection():
+    """The projection to the sphere does not depend on the unit of costs, and its derivative has the inverse one."""
+
+    def solver(x):
+        return torch.nn.functional.one_hot(x.argmin(), 3)
+
+    f = lambda x: blackbox.negative_identity(solver, x, projection="norm")  # noqa: E731
+    for unit in (1e-30, 1e30):
+        x = (X * unit).float()
+        close(f(x), f(X.float()))
+        torch.testing.assert_close(jacrev(f)(x) * unit, jacrev(f)(X.float()))
+
+
+def test_points_that_are_rounded():
+    """The difference is divided by how far apart the points are."""
+    x = torch.ones(2)
+    f = lambda x: blackbox.finite_difference(lambda x: 2 * x[0], x, 1e-7)  # noqa: E731
+    close(jvp(f, (x,), (x,))[1], torch.tensor(2.0))

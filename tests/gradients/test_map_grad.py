@@ -63,6 +63,7 @@ def test_second_derivatives_are_those_of_the_function():
     assert torch.equal(jvp(lambda x: fullgrad.map_grad(x, unit), (X,), (X,))[1], X)
 
 
+@pytest.mark.long
 def test_compiled():
     """One graph, with numbers that the function closes over guarded; tensors that it closes over are refused."""
     factor = 2.0

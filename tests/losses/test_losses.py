@@ -53,7 +53,9 @@ def test_the_formula():
     x, y = rows(3, 5, 2), rows(3, 5, 2, seed=1)
 
     def by_hand(x):
-        r = soft.rank(x, 1, softness=0.2, descending=False)
+        # The variance, to which 1e-6 is added, is that of rows whose range is from 1 to 2.
+        spread = (x.detach().amax(1, keepdim=True) - x.detach().amin(1, keepdim=True)).log2().floor()
+        r = soft.rank(x * 2**-spread, 1, softness=0.2, descending=False)
         q = y.argsort(1).argsort(1).double()
         r, q = r - r.mean(1, keepdim=True), q - 2
         return 1 - (r * q).sum(1) / (r.square().sum(1) * q.square().sum(1)).sqrt()
@@ -109,6 +111,7 @@ def test_infinite_predictions_are_ranked():
     assert grad(losses.spearman)(x, y).isfinite().all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_descent_sorts(method):
     """Descent of the first loss brings a prediction into the order of its target, of the second one improves the hard metric."""
@@ -267,3 +270,30 @@ def test_errors_of_ndcg():
         losses.ndcg(x, x, 0)
     with raises(ValueError, "ndcg: `gain` must be one of 'linear', 'exponential', got 'log'"):
         losses.ndcg(x, x, gain="log")
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1"])
+def test_ranks_lie_between_one_and_n(mode):
+    """An element whose weights underflow has its hard rank: no rank is below 1, and no gain is divided by a logarithm of 1."""
+    for n in (5, 300):
+        x = rows(20, n, seed=3).float()
+        found = soft.rank(x, -1, mode=mode)
+        assert (found >= 1 - 1e-4).all()
+        assert (found <= n + 1e-2).all()
+        assert grad(lambda x: losses.ndcg(x, torch.ones(20, n), mode=mode))(x).abs().max() < 10  # noqa: B023
+
+
+@pytest.mark.parametrize("loss", [losses.spearman, losses.ndcg])
+def test_the_unit_of_predictions_does_not_matter(loss):
+    """The variance to which `standardize` adds 1e-6 is that of rows in a unit of their own."""
+    x, y = rows(3, 6), rows(3, 6, seed=1).abs()
+    for unit in (1e-12, 1e-3, 1e12):
+        close(loss(x * unit, y), loss(x, y), rtol=1e-5, atol=1e-6)
+        close(grad(loss)(x * unit, y) * unit, grad(loss)(x, y), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [losses.spearman, losses.ndcg])
+def test_the_mode_laplace(loss):
+    """The mode laplace has the methods of the ranks."""
+    x, y = rows(3, 6), rows(3, 6, seed=1).abs()
+    close(loss(x, y, mode="laplace", method="lapsum"), loss(x, y, mode="laplace", method="sigmoid"))

@@ -203,3 +203,45 @@ def test_an_error_leaves_the_model_as_it_was(call, error, match):
         call(model)
     assert repr(model) == before
     assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_scales_from_channels_of_two_sizes():
+    """Means are exact, and a sample has all channels."""
+    x = torch.randn(64, 256, 64, generator=torch.Generator().manual_seed(0))
+    x[..., 0] *= 0.01
+    for method, tolerance in (("mean", 1e-5), ("max", 1e-5), ("mse", 0.2)):
+        layer = fullgrad.nn.quantize_(torch.nn.Linear(64, 8), None, 8, [x], method=method)
+        expected = {"mean": 2 * x.abs().mean() / 127**0.5, "max": x.abs().max() / 127, "mse": x.abs().max() / 127 * 0.9}[method]
+        torch.testing.assert_close(layer.input_quantizer.scale, expected, rtol=tolerance, atol=0)
+
+
+def test_a_state_brings_its_range():
+    """A state is loaded with the range of its codes, whatever the data of the model said."""
+    made = lambda bits, x: fullgrad.nn.quantize_(torch.nn.Sequential(torch.nn.Linear(8, 4)), bits, 8, [x])  # noqa: E731
+    a, b, x = made(4, torch.randn(64, 8)), made(8, torch.zeros(1, 8)), torch.randn(5, 8)
+    b.load_state_dict(a.state_dict())
+    assert torch.equal(a(x), b(x))
+
+
+def test_inputs_by_keyword_and_in_half_precision():
+    """A layer may be called by keyword; a scale in half precision is kept in float32."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.layer(input=x)
+
+    model = fullgrad.nn.quantize_(Model(), 8, 8, [torch.randn(4, 8)])
+    assert model(torch.randn(2, 8)).shape == (2, 4)
+    half = fullgrad.nn.quantize_(torch.nn.Linear(8, 4).half(), 8, 8, [torch.rand(4, 8).half() * 4e-6])
+    assert half(torch.rand(2, 8).half()).dtype == torch.float16
+
+
+def test_other_parametrizations_are_refused():
+    """A weight with a parametrization of another kind is named."""
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="must have no parametrization"):
+        fullgrad.nn.quantize_(layer, 8, None)

@@ -127,6 +127,7 @@ def test_per_sample_gradients_are_those_of_the_loop(softness):
         torch.testing.assert_close(found["gate.weight"][i], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("softness", [None, 0.3])
 def test_it_is_compiled_whole(softness):
     module = router(4, 2, softness=softness, z_weight=0.1)
@@ -199,3 +200,8 @@ def test_logits_of_another_size_are_an_error():
     module.gate = torch.nn.Identity()
     with pytest.raises(ValueError, match=r"must have 4 numbers in the last dimension, got shape \(12, 8\)"):
         module(X)
+
+
+def test_no_tokens_have_the_loss_zero():
+    """A rank without tokens adds nothing to the loss."""
+    assert fullgrad.nn.TopKRouter(6, 4, 2, z_weight=0.1)(torch.empty(0, 6))[2].item() == 0

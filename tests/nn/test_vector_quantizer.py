@@ -360,3 +360,14 @@ def test_it_is_pickled_copied_saved_and_shown():
 def test_errors_name_the_argument(make, error, message):
     with pytest.raises(error, match=f"VectorQuantizer: {message}"):
         make()
+
+
+def test_no_vectors_have_the_loss_zero():
+    """A rank without vectors adds nothing to the loss."""
+    assert fullgrad.nn.VectorQuantizer(4, 2)(torch.empty(0, 2))[2].item() == 0
+
+
+def test_averages_of_nothing_are_refused():
+    """Without a decay and a small count, a row that no vector chooses would be 0 / 0."""
+    with pytest.raises(ValueError, match="`eps` must be positive with decay=0"):
+        fullgrad.nn.VectorQuantizer(4, 2, decay=0.0, eps=0.0)

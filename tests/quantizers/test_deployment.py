@@ -142,6 +142,7 @@ def test_batches_and_sizes_of_any_kind():
         equal(program.module()(x[:4]), module(x[:4]))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_eager_and_compiled_code_keep_the_declared_derivative():
     """An exported graph before does not change what a call computes later."""

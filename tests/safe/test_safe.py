@@ -408,3 +408,29 @@ def test_compiled_code_chooses_as_well():
         x = tensor(*values).requires_grad_()
         (found,), (expected,) = torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(f(x).sum(), x)
         assert torch.equal(found, expected)
+
+
+def test_a_learnable_exponent_at_zero_and_one():
+    """Mixed derivatives at the exponents 0 and 1 are the true ones."""
+    x, zero, one = (torch.tensor(v, dtype=torch.float64) for v in (2.0, 0.0, 1.0))
+    log = math.log(2)
+    expected = torch.tensor([[0.0, 0.5], [0.5, log * log]], dtype=torch.float64)
+    found = torch.func.hessian(lambda v: safe.pow(v[0], v[1]))(torch.stack([x, zero]))
+    torch.testing.assert_close(found, expected)
+    third = torch.func.jacrev(torch.func.hessian(safe.pow), 1)(x, one)
+    torch.testing.assert_close(third, torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_a_zero_stays_one_where_a_slope_overflows():
+    """An element with the cotangent or the tangent 0 adds nothing, whatever its slope is."""
+    small = torch.tensor([1e-20, 1.0])
+    assert grad(lambda y: safe.div(torch.ones(2), y)[1])(small).tolist() == [0.0, -1.0]
+    assert torch.func.jvp(lambda x: safe.div(x, small), (torch.ones(2),), (torch.ones(2),))[1].isfinite().all()
+    x, one = torch.tensor(1e38), torch.tensor(1.0)
+    assert torch.func.jvp(lambda x: safe.pow(x, one), (x,), (one,))[1] == 1
+
+
+@pytest.mark.parametrize("ord", [0.5, 1, 1.5, 2, 3, math.inf])
+def test_a_norm_of_nan_has_the_gradient_nan(ord):
+    """Nothing is hidden: the gradient of the element is NaN."""
+    assert grad(lambda x: safe.norm(x, ord))(torch.tensor([math.nan, 1.0]))[0].isnan()

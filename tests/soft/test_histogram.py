@@ -186,9 +186,20 @@ def test_errors_name_the_argument(arguments, error, message):
         soft.histogram(X, **({"bins": 3, "low": 0.0, "high": 1.0} | arguments))
 
 
+@pytest.mark.long
 def test_it_is_compiled_whole():
     x = X.float()
     f = lambda x: soft.histogram(x, BINS, LOW, HIGH, softness=0.1)  # noqa: E731
     torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
     g = vmap(grad(lambda x: f(x).square().sum()))
     torch.testing.assert_close(torch.compile(g, fullgraph=True, backend="aot_eager")(x.view(4, 50)), g(x.view(4, 50)))
+
+
+def test_counts_of_many_elements():
+    """Hard counts are exact beyond 2^24, and numbers on edges are in the bins of histc."""
+    x = torch.zeros(2**24 + 2)
+    assert soft.histogram(x, 1, -1.0, 1.0, mode="hard").item() == 2**24 + 2
+    edges = torch.tensor([-1 + b * 3 / 30 for b in range(31)], dtype=torch.float64)
+    assert torch.equal(soft.histogram(edges, 30, -1.0, 2.0, mode="hard"), torch.histc(edges, 30, -1.0, 2.0))
+    weight = torch.tensor([1.0, torch.nan])
+    assert soft.histogram(torch.tensor([0.5, 5.0]), 1, 0.0, 1.0, mode="hard", weight=weight).item() == 1

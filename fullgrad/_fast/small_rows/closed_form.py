@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import cast
-from fullgrad._fast.small_rows.rows import SmallRows, rows_of, to_input
+from fullgrad._fast.small_rows.rows import SmallRows, looks_at_numbers, rows_of, to_input
 from fullgrad._fast.small_rows.scores import sum_of_places
 from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order.methods._method import has_mass
 from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 
 _softmax_backward = torch.ops.aten._softmax_backward_data.default
@@ -132,8 +133,15 @@ class Ranks:
     def __init__(self, rows: SmallRows, scores: Any, dim: int, numbers: Tensor) -> None:
         self.rows, self.scores, self.dim, self.numbers = rows, scores, dim, numbers
         p, self.kept = _project(scores.scores(), rows.options[0])
-        self.mass = p.sum(-2).clamp(min=1e-10)
-        self.ranks = sum_of_places(numbers, p) / self.mass
+        self.mass = p.sum(-2)
+        self.ranks, self.lacks = sum_of_places(numbers, p), None
+        lacks = ~has_mass(self.mass)
+        if not looks_at_numbers(rows.x) or lacks.any():  # they have their hard rank
+            self.lacks = lacks
+            self.mass = torch.where(self.lacks, 1, self.mass)
+            hard = numbers[rows.z.argsort(dim=-1, stable=True).argsort(-1)]
+            self.ranks = torch.where(self.lacks, hard, self.ranks)
+        self.ranks = self.ranks / self.mass
 
     def outputs(self) -> Tensor:
         """The outputs of the operator."""
@@ -143,9 +151,8 @@ class Ranks:
         """The gradient of x."""
         rows = self.rows
         g = rows_of(g, rows, self.dim) / self.mass
-        # The mass of an element without weight anywhere is the constant 1e-10.
-        rank = torch.where(self.mass > 1e-10, self.ranks, 0)
-        numbers = self.numbers.unsqueeze(-1) - rank.unsqueeze(-2)
+        g = g if self.lacks is None else torch.where(self.lacks, 0, g)
+        numbers = self.numbers.unsqueeze(-1) - self.ranks.unsqueeze(-2)
         g = numbers.mul_(g.unsqueeze(-2))
         u = self.scores.pull(_project_derivative(g, self.kept, rows.options[0])) if rows.options[3] else None
         return to_input(rows.pull(u, None), rows, self.dim)
@@ -157,5 +164,5 @@ class Ranks:
         if not rows.options[3]:
             return to_input(torch.zeros_like(t), rows, self.dim)
         p = _project_derivative(self.scores.push(rows.push(t)), self.kept, rows.options[0])
-        rank = torch.where(self.mass > 1e-10, self.ranks, 0)
-        return to_input((sum_of_places(self.numbers, p) - rank * p.sum(-2)) / self.mass, rows, self.dim)
+        moved = (sum_of_places(self.numbers, p) - self.ranks * p.sum(-2)) / self.mass
+        return to_input(moved if self.lacks is None else torch.where(self.lacks, 0, moved), rows, self.dim)

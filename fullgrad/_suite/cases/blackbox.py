@@ -151,7 +151,7 @@ CASES: list[Case] = [
         (X,),
         lambda x: _perturbed(x, "gumbel"),
         words="gumbel",
-        long=True,
+        exhaustive=True,
         draws=_draws(gumbel_like, 3),
         random_operator=lambda x, **noise: blackbox.perturbed(_largest, x, samples=3, distribution="gumbel", **noise),
     ),

@@ -12,6 +12,7 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad.soft import _abs, _clamp, _closeness, _comparisons, _histogram, _round, _sigmoidal, _sign, _softrelu
+from fullgrad.soft._mode_names import StepMode
 
 X, Y = numbers(4, 3, scale=0.7), numbers(4, 1, scale=0.7, seed=1)
 TRUTH, OTHER = torch.sigmoid(numbers(4, 3, seed=2)), torch.sigmoid(numbers(3, seed=3))
@@ -316,7 +317,8 @@ def _histogram_of(x: Tensor, softness: Any, weight: Any, mode: str) -> Tensor:
 def _histograms() -> Iterator[Case]:
     """Soft counts in each mode, with a width for all and with one for each row."""
     of_one = torch.tensor(SOFT, dtype=torch.float64)
-    for mode in ("smooth", "c0", "c1", "c2"):
+    modes: tuple[StepMode, ...] = ("smooth", "c0", "c1", "c2")
+    for mode in modes:
         for label, softness in (("", of_one), (" with widths", WIDTHS)):
             yield Case(
                 name=f"soft.histogram {mode}{label}",

@@ -26,7 +26,8 @@ def rank(
     .. math::
         y_j = \frac{\sum_i i\, P_{ij}}{\sum_i P_{ij}}, \qquad D_x = \frac{\partial y}{\partial x}
 
-    with the weights P of :func:`argsort`; ``softsort`` weights the positions for each element, :math:`y_j = \sum_i i\,
+    with the weights P of :func:`argsort`; an element without weight in any place has its hard rank and the derivative 0;
+    ``softsort`` weights the positions for each element, :math:`y_j = \sum_i i\,
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
     ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
 

@@ -236,7 +236,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         and mode in MODES
         and 0.0 < softness < _INFINITY
     ):
-        laplace = LAPLACE_METHODS.get(name.removesuffix("_st"), ())
+        laplace = LAPLACE_METHODS.get("rank" if outputs == "ranks" else name.removesuffix("_st"), ())
         check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)
         if laplace and method == "lapsum" and mode != "laplace":
             raise ValueError(f"{name}: `mode` must be 'laplace' for the method 'lapsum', got {mode!r}.")

@@ -74,6 +74,7 @@ def test_it_is_the_length_of_a_sample():
     assert len(warned(lambda: vmap(soft.rank)(X.expand(3, 17)))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_code_is_one_graph(dynamic):
     """Compiled code does not warn, also with sizes that vary."""

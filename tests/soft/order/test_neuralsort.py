@@ -33,8 +33,10 @@ def dense_values(u, x, mode):
 
 def dense_ranks(u, mode):
     p = dense_weights(u, mode)
-    i = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype)
-    return (i.unsqueeze(-1) * p).sum(-2) / p.sum(-2).clamp(min=1e-10)
+    i, mass = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype), p.sum(-2)
+    lacks = mass < 1e-290  # which have their hard rank
+    hard = u.argsort(dim=-1, stable=True).argsort(-1).to(u.dtype) + 1
+    return torch.where(lacks, hard, (i.unsqueeze(-1) * p).sum(-2) / torch.where(lacks, 1, mass))
 
 
 def dense_pairwise(u, mode):

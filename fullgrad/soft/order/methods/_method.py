@@ -55,3 +55,9 @@ class Method:
         """The ranks (…, n) of the elements, 1 for the smallest: the mean place of each, by its weights."""
         weights = self.weights(rows)
         return weighted(weights.mT, rows.numbers(rows.x)) / weights.sum(-2).clamp(min=1e-10)
+
+
+def has_mass(mass: Tensor) -> Tensor:
+    """Whether an element has weights whose mean place is exact: others underflow. NaN has."""
+    limits = torch.finfo(mass.dtype)
+    return ~(mass < limits.smallest_normal / limits.eps)

@@ -17,7 +17,7 @@ from fullgrad._core.autocast import matmul
 from fullgrad.soft.order._numbers import POWERS, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels.blocks import Block, Formula, blocked, one_block
-from fullgrad.soft.order.methods._method import Method
+from fullgrad.soft.order.methods._method import Method, has_mass
 from fullgrad.soft.order.methods.pairwise_sigmoid import distances
 from fullgrad.soft.order.projections.simplex import Excess, power_slopes, project
 
@@ -41,13 +41,13 @@ class NeuralSort(Method):
         return rows.moved_back(blocked(Values, rows.mode, u, distances(u, rows.mode), x)[0])
 
     def ranks(self, rows: Rows) -> Tensor:
-        r"""The ranks :math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has rank 0."""
+        r"""The ranks :math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has its hard rank."""
         u, order = _centered(rows.u).sort(-1)
         # Places are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
         rank = rows.numbers(u)
         moment, mass = blocked(Moments, rows.mode, u, distances(u, rows.mode), rank)
-        positive = mass.clamp(min=1e-10)
-        return (moment / positive + rank * (mass / positive)).gather(-1, order.argsort(-1))
+        ahead = torch.where(has_mass(mass), moment, 0) / torch.where(has_mass(mass), mass, 1)
+        return (rank + ahead).gather(-1, order.argsort(-1))
 
 
 def _centered(u: Tensor) -> Tensor:

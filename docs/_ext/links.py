@@ -42,7 +42,9 @@ def _link_cell(cell: nodes.entry, package: str, page: str) -> None:
         for word, path in names.linked(literal.astext(), package):
             text = nodes.Text(word)
             if path:
-                reference = addnodes.pending_xref("", refdomain="py", reftype="obj", reftarget=path, refexplicit=True, refdoc=page)
+                reference = addnodes.pending_xref(
+                    "", refdomain="py", reftype="obj", reftarget=path, refexplicit=True, refdoc=page
+                )
                 reference += nodes.inline("", word)
                 children.append(reference)
             else:

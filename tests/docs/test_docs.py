@@ -106,10 +106,29 @@ def test_a_name_in_code_is_found():
     words = names.linked("k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))")
     assert [path for _, path in words if path] == ["fullgrad.k_bit_quantize", "fullgrad.clamp"]
     assert "".join(word for word, _ in words) == "k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))"
-    arguments = names.linked("pact(x, scale, codes)", "fullgrad.quantizers")  # `scale` is an argument here, and an operator elsewhere
+    arguments = names.linked(
+        "pact(x, scale, codes)", "fullgrad.quantizers"
+    )  # `scale` is an argument here, and an operator elsewhere
     assert [path for _, path in arguments if path] == ["fullgrad.quantizers.pact"]
     assert names.linked("sigmoid(v)", "fullgrad.spikes")[0] == ("sigmoid", "fullgrad.spikes.sigmoid")
     assert names.linked("fullgrad.round(x)") == [("fullgrad.round", "fullgrad.round"), ("(x)", None)]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("text", "style", "expected"),
+    [
+        ('<script defer src="https://a.org/x.js"></script>', False, ["https://a.org/x.js"]),
+        ('<link rel="stylesheet" href="//a.org/x.css">', False, ["//a.org/x.css"]),
+        ("@font-face { src: url('https://a.org/x.woff') }", True, ["https://a.org/x.woff"]),
+        ('@import "https://a.org/x.css";', True, ["https://a.org/x.css"]),
+        ('<a href="https://a.org">a</a><img src="x.svg"><link rel="canonical" href="https://b.org">', False, []),
+        ("a { background: url(x.svg) }", True, []),
+    ],
+)
+def test_what_a_page_loads_from_elsewhere_is_found(text, style, expected):
+    """Scripts, stylesheets, pictures and fonts, but no link that a reader follows; the build warns about each."""
+    assert load(DOCS / "_ext" / "loads.py").external(text, style) == expected
 
 
 def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():

@@ -1,4 +1,4 @@
-"""Keeps pytest away from the site's own code, which needs Sphinx, and from what a build makes; pages run on one thread, as tests do."""
+"""Keeps pytest away from the site's own code, which needs Sphinx, and from what a build makes. Pages run on one thread."""
 
 import pytest
 import torch

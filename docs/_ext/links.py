@@ -3,8 +3,6 @@
 A table's columns of operators are those headed *use* or *write*. In a section about a package, names are taken from it first.
 """
 
-import re
-
 import names
 from docutils import nodes
 from sphinx import addnodes

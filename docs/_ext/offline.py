@@ -1,4 +1,4 @@
-"""Pages need no network: MathJax and its fonts come with the site, and a page or a stylesheet that loads anything from elsewhere is a warning."""
+"""Pages need no network: MathJax and its fonts come with the site, and the build warns of what pages load from elsewhere."""
 
 import importlib.util
 from pathlib import Path

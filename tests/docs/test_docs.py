@@ -106,9 +106,7 @@ def test_a_name_in_code_is_found():
     words = names.linked("k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))")
     assert [path for _, path in words if path] == ["fullgrad.k_bit_quantize", "fullgrad.clamp"]
     assert "".join(word for word, _ in words) == "k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))"
-    arguments = names.linked(
-        "pact(x, scale, codes)", "fullgrad.quantizers"
-    )  # `scale` is an argument here, and an operator elsewhere
+    arguments = names.linked("pact(x, scale, codes)", "fullgrad.quantizers")  # not `fullgrad.scale`
     assert [path for _, path in arguments if path] == ["fullgrad.quantizers.pact"]
     assert names.linked("sigmoid(v)", "fullgrad.spikes")[0] == ("sigmoid", "fullgrad.spikes.sigmoid")
     assert names.linked("fullgrad.round(x)") == [("fullgrad.round", "fullgrad.round"), ("(x)", None)]

@@ -1,7 +1,7 @@
-"""Fill the tables of docs/benchmarks.md with the numbers of the runs in this folder: ``python benchmarks/page.py``.
+"""Fill the tables of docs/benchmarks.md and docs/benchmarks/ with the runs in this folder: ``python benchmarks/page.py``.
 
 A run is what ``python -m fullgrad bench … --json benchmarks/NAME.json`` wrote, reduced to what the tables show; it records its
-command. A table of the page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
+command. A table of a page stands between ``<!-- NAME -->`` and ``<!-- end -->``.
 """
 
 import json
@@ -17,7 +17,9 @@ from fullgrad._suite.bench._report import facts_table, markdown, ratio, seconds,
 from fullgrad._suite.bench._softtorch import ORDER
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs"
+PAGES = [DOCS / "benchmarks.md", *sorted(DOCS.glob("benchmarks/*.md"))]
+GROWTH = DOCS / "pictures" / "growth.svg"
 
 Row = dict[str, Any]
 
@@ -210,6 +212,45 @@ def _mean(ratios: list[Any]) -> str:
     return f"{math.exp(sum(math.log(v['of_medians']) for v in ratios) / len(ratios)):.2f}" if ratios else ""
 
 
+# The rows of the overview and of its picture: what is measured, next to what; and the run, size, way, dtype and rival.
+OVERVIEW = {
+    "16 elements, forward and backward / composite": ("small", 16, "forward+backward", "float32", "composite"),
+    "64 samples of 256, vmap(grad) / composite": ("small", 16_384, "vmap(grad)", "float32", "composite"),
+    "64 samples of 256, jvp / composite": ("small", 16_384, "jvp", "float32", "composite"),
+    "4 million, float32 / composite": ("large", 4_000_000, "forward+backward", "float32", "composite"),
+    "4 million, bfloat16 / composite": ("large", 4_000_000, "forward+backward", "bfloat16", "composite"),
+    "4 million, compiled / composite": ("compiled", 4_000_000, "compiled", "float32", "composite"),
+    "4 million, float32 / other packages": ("large", 4_000_000, "forward+backward", "float32", "peer"),
+    "everyday sizes, forward and backward / softtorch": ("softtorch", None, "forward+backward", "float32", "peer"),
+}
+
+
+def overview_ratios(found: dict[str, Any]) -> dict[str, list[Any]]:
+    """The ratios of each row of the overview."""
+
+    def shown(row: Row, n: int | None, *rest: str) -> bool:
+        return (row["n"] if n else None, row["what"].partition(" (")[0], row["dtype"]) == (n, *rest)
+
+    return {
+        title: [
+            row["rivals"][who]["ratio"] for row in found[run]["operators"] if shown(row, n, what, dtype) and who in row["rivals"]
+        ]
+        for title, (run, n, what, dtype, who) in OVERVIEW.items()
+        if run in found
+    }
+
+
+def overview(found: dict[str, Any]) -> Iterator[list[str]]:
+    """The mean and the extremes of the ratios of all operators."""
+    yield ["what / next to what", "ratios", "geometric mean", "smallest", "largest", "faster", "slower"]
+    for title, ratios in overview_ratios(found).items():
+        medians = [v["of_medians"] for v in ratios]
+        faster = sum(max(v["of_minima"], v["of_medians"]) * (1 + v["doubt"]) < 1 for v in ratios)
+        slower = sum(min(v["of_minima"], v["of_medians"]) * (1 - v["doubt"]) > 1 for v in ratios)
+        extremes = [f"{v:.2g}" for v in (min(medians), max(medians))]
+        yield [title, str(len(ratios)), _mean(ratios), *extremes, str(faster), str(slower)]
+
+
 def growth(run: Any) -> Iterator[list[str]]:
     """The fitted exponents of growth."""
     yield ["operator", "who", "time", "peak of memory"]
@@ -222,8 +263,9 @@ def growth(run: Any) -> Iterator[list[str]]:
         ]
 
 
-# The tables of the page: the run of each, and the function that makes it.
-TABLES: dict[str, tuple[str, Callable[[Any], Iterator[list[str]]]]] = {
+# The tables of the pages: the run of each, or none where it is of all, and the function that makes it.
+TABLES: dict[str, tuple[str | None, Callable[[Any], Iterator[list[str]]]]] = {
+    "overview": (None, overview),
     "targets": ("targets", lambda run: targets_table(run["targets"])),
     "facts": ("targets", lambda run: facts_table(run["facts"])),
     "small": ("small", small),
@@ -245,13 +287,25 @@ def page(text: str, found: dict[str, Any]) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match[1]
         run, make = TABLES[name]
+        if run is None:
+            return f"<!-- {name} -->\n\n{markdown(make(found))}\n<!-- end -->"
         body = where(found[run]) + markdown(make(found[run])) if run in found else f"`benchmarks/{run}.json` is not there.\n"
         return f"<!-- {name} -->\n\n{body}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
+def on_any_background(svg: str) -> str:
+    """A picture of matplotlib without its white background, and with gray in place of black, legible in dark mode too."""
+    grays = {"fill: #ffffff": "fill: none", "stroke: #000000": "stroke: #7d8288", "fill: #000000": "fill: #7d8288"}
+    for before, after in grays.items():
+        svg = svg.replace(before, after)
+    return svg if 'fill="#7d8288"' in svg else svg.replace("<svg ", '<svg fill="#7d8288" ', 1)
+
+
 if __name__ == "__main__":
     for name, run in runs().items():
         (HERE / f"{name}.json").write_text(dumps(summary(run, name)))
-    PAGE.write_text(page(PAGE.read_text(), runs()))
+    for file in PAGES:
+        file.write_text(page(file.read_text(), runs()))
+    GROWTH.write_text(on_any_background(GROWTH.read_text()))

@@ -1,7 +1,7 @@
-"""One rounding implemented three ways, under the transforms of torch: the table and the picture of the landing page.
+"""One rounding implemented three ways, under the transforms of torch: the table and the picture of the contract.
 
 ``python docs/compare.py`` reproduces both, with ``--table`` only the table. A test compares it with the one in
-``docs/index.md``.
+``docs/contract.md``.
 """
 
 import math
@@ -157,14 +157,17 @@ def rows() -> list[list[str]]:
 
 
 def markdown() -> str:
-    """The table as it stands in ``docs/index.md``."""
+    """The table as it stands in ``docs/contract.md``."""
     lines = [["", *WAYS], ["---"] * (1 + len(WAYS)), *rows()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def draw(path: pathlib.Path) -> None:
     """Draw the second derivative of the rounding by four transforms, for torch's Function and for ours."""
+    sys.path[:0] = [str(HERE / "_ext")]
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from pictures import STYLE
 
     x = torch.linspace(-1.25, 1.25, 101, dtype=torch.float64)
     ways = {
@@ -173,21 +176,21 @@ def draw(path: pathlib.Path) -> None:
         "jacfwd(jacfwd)": lambda f: jacfwd(jacfwd(f)),
         "compiled hessian": lambda f: compiled(hessian(f)),
     }
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (title, way) in zip(panels, [("torch.autograd.Function", Plain.apply), ("fullgrad", Round.apply)], strict=True):
-        for (label, transform), (color, width) in zip(ways.items(), STROKES, strict=True):
-            second = transform(lambda x, way=way: way(x).sum())(x).diagonal()
-            axes.plot(x, second, color=color, linewidth=width, label=label)
-        axes.set(title=title, xlabel="x")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("second derivative")
-    figure.legend(*panels[1].get_legend_handles_labels(), fontsize="small", loc="outside right center")
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 2.8), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (title, way) in zip(panels, [("torch.autograd.Function", Plain.apply), ("fullgrad", Round.apply)], strict=True):
+            for (label, transform), (color, width) in zip(ways.items(), STROKES, strict=True):
+                second = transform(lambda x, way=way: way(x).sum())(x).diagonal()
+                axes.plot(x, second, color=color, linewidth=width, label=label)
+            axes.set(title=title, xlabel="x")
+            panels[0].set_ylabel("second derivative")
+        figure.legend(*panels[1].get_legend_handles_labels(), fontsize="small", loc="outside right center")
+        figure.savefig(path, metadata={"Date": None})
 
 
-# Colors that the color-blind can tell apart, and widths that keep overlapping lines visible.
-STROKES = (("#BBBBBB", 7), ("#56B4E9", 4.5), ("#D55E00", 2.5), ("#000000", 1))
+# Colors that the color-blind can tell apart, on white and on black, and widths that keep overlapping lines visible.
+STROKES = (("#9AA0A6", 7), ("#3A8FD0", 4.5), ("#DD6B20", 2.5), ("#F0C94A", 1))
 
 if __name__ == "__main__":
     if "--table" not in sys.argv:

@@ -1,4 +1,4 @@
-"""The site: ``python -m sphinx -n -W --keep-going docs docs/_build``. The build needs no network."""
+"""The site: ``python -m sphinx -n -W --keep-going docs docs/_build``. Neither the build nor the pages need a network."""
 
 import sys
 from pathlib import Path
@@ -21,8 +21,10 @@ version = release = fullgrad.__version__
 
 extensions = [
     "directives",
+    "links",
     "matplotlib.sphinxext.plot_directive",
     "myst_parser",
+    "offline",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
@@ -34,6 +36,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "_static", "data", "GALLERY_HEADER.rst"]
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+mathjax_path = "mathjax/tex-chtml.js"  # see _ext/offline.py
 
 # --- Links to torch and Python: two lists have the names that the pages use; a name in neither is a broken link. ---
 for listed, rule in (("torch", "generated/{name}.html"), ("python", "")):
@@ -74,7 +77,9 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "download_all_examples": False,
-    "reset_modules": (),
+    "parallel": True,  # with `-j`
+    "reset_argv": "gallery.arguments",
+    "reset_modules": ("matplotlib", "gallery.fresh"),
 }
 
 # --- Pages ---

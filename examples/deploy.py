@@ -21,6 +21,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
 
 import fullgrad
 from fullgrad import quantizers
@@ -38,7 +39,8 @@ train_x, train_y, test_x, test_y = images[:1300], labels[:1300], images[1300:], 
 # ------------------------------------------------
 #
 # ``quantize_`` looks at one pass of the images for the first scales. With ``learn=True`` they are parameters, with the gradient
-# of LSQ; the straight-through gradient passes the weights.
+# of LSQ; the straight-through gradient passes the weights. A scale of 8 bits is small, and Adam's steps are not: a bound keeps it
+# positive, and lets it come back.
 
 
 def train(network: nn.Module, steps: int, rate: float) -> None:
@@ -58,6 +60,9 @@ network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.R
 train(network, 300, 2e-3)
 quantized = copy.deepcopy(network)
 fullgrad.nn.quantize_(quantized, weights=8, activations=8, data=train_x.split(100), learn=True)
+for module in [*quantized.modules()]:
+    if "scale" in module._parameters:
+        parametrize.register_parametrization(module, "scale", fullgrad.nn.LowerBound(1e-5))
 train(quantized, 200, 2e-4)
 with torch.no_grad():
     full, reached = accuracy(network(test_x)), accuracy(quantized(test_x))

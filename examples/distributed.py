@@ -6,9 +6,9 @@ A quantized network with sparse attention learns to read digits: in one process,
 sharded, tensor parallel, compiled and checkpointed. After ten steps the parameters are the same, and so are the clipped
 per-sample gradients of differentially private training. The operators are those of one process; nothing is written for many.
 
-Run ``torchrun --nproc-per-node 2 examples/distributed.py``; ``python examples/distributed.py`` starts two processes by itself. It
-needs ``pip install -e ".[demo]"``, takes about half a minute on two cores, and ends with an error if a number is not as this page
-says.
+Run ``torchrun --nproc-per-node 2 examples/distributed.py``; ``python examples/distributed.py`` starts two processes by itself,
+whose table stands at the end of this page. It needs ``pip install -e ".[demo]"``, takes about half a minute on two cores, and
+ends with an error if a number is not as this page says.
 """
 
 import copy
@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.func import functional_call, grad, vmap
@@ -35,16 +35,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fullgrad
 
-if "RANK" not in os.environ:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    sys.exit(subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode)
-
-warnings.filterwarnings("ignore", category=UserWarning)
-logging.getLogger("torch").setLevel(logging.ERROR)
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (ranks,))
 STEPS, BATCH = 10, 60
+rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 # %%
 # The network
@@ -126,9 +118,6 @@ def report(setting: str, found: float) -> None:
     assert found < 1e-10, setting
 
 
-if rank == 0:
-    print(f"{ranks} processes, {STEPS} steps; largest difference of a parameter to one process:", flush=True)
-
 # %%
 # Data parallel, and fully sharded
 # --------------------------------
@@ -136,25 +125,31 @@ if rank == 0:
 # Each process has its part of the batch. Both average gradients over processes, and each part's loss is divided by the size of
 # the whole batch: so it is multiplied by the number of processes.
 
-parallel = train(DistributedDataParallel(copy.deepcopy(start)), mine, ranks)
-report("data parallel", difference(parameters(parallel)))
 
-sharded = copy.deepcopy(start)
-for layer in (sharded.up, sharded.down):
-    fully_shard(layer, mesh=mesh)
-fully_shard(sharded, mesh=mesh)
-report("fully sharded", difference(parameters(train(sharded, mine, ranks))))
+def data_parallel(mesh: DeviceMesh) -> None:
+    """By torch's wrapper."""
+    parallel = train(DistributedDataParallel(copy.deepcopy(start)), mine, ranks)
+    report("data parallel", difference(parameters(parallel)))
 
-with tempfile.TemporaryDirectory() as folder:
-    shared = [folder]
-    dist.broadcast_object_list(shared)
-    dcp.save(sharded.state_dict(), checkpoint_id=shared[0])
-    alone = Network().double()
-    state = alone.state_dict()
-    dcp.load(state, checkpoint_id=shared[0])
-    dist.barrier()
-alone.load_state_dict(state)
-report("saved sharded, loaded whole", difference(parameters(alone)))
+
+def fully_sharded(mesh: DeviceMesh) -> None:
+    """By FSDP, whose checkpoint one process loads."""
+    sharded = copy.deepcopy(start)
+    for layer in (sharded.up, sharded.down):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    report("fully sharded", difference(parameters(train(sharded, mine, ranks))))
+
+    with tempfile.TemporaryDirectory() as folder:
+        shared = [folder]
+        dist.broadcast_object_list(shared)
+        dcp.save(sharded.state_dict(), checkpoint_id=shared[0])
+        alone = Network().double()
+        state = alone.state_dict()
+        dcp.load(state, checkpoint_id=shared[0])
+        dist.barrier()
+    alone.load_state_dict(state)
+    report("saved sharded, loaded whole", difference(parameters(alone)))
 
 
 # %%
@@ -169,14 +164,20 @@ class Checkpointed(Network):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-again = Checkpointed().double()
-again.load_state_dict(start.state_dict())
-again = train(DistributedDataParallel(again), mine, ranks)
-report("data parallel, checkpointed", difference(parameters(again)))
+def checkpointed(mesh: DeviceMesh) -> None:
+    """What the forward computed is computed again in the backward."""
+    again = Checkpointed().double()
+    again.load_state_dict(start.state_dict())
+    again = train(DistributedDataParallel(again), mine, ranks)
+    report("data parallel, checkpointed", difference(parameters(again)))
 
-compiled = DistributedDataParallel(copy.deepcopy(start))
-train(torch.compile(compiled, backend="aot_eager"), mine, ranks)
-report("data parallel, compiled", difference(parameters(compiled)))
+
+def compiled(mesh: DeviceMesh) -> None:
+    """By ``torch.compile``."""
+    network = DistributedDataParallel(copy.deepcopy(start))
+    train(torch.compile(network, backend="aot_eager"), mine, ranks)
+    report("data parallel, compiled", difference(parameters(network)))
+
 
 # %%
 # Tensor parallel
@@ -186,26 +187,29 @@ report("data parallel, compiled", difference(parameters(compiled)))
 # on the shard of a weight, and the gradient of its step, which every process has, is a sum over processes.
 
 
-def split(name: str, module: nn.Module, mesh: object, dims: dict[str, int]) -> None:
+def split(name: str, module: nn.Module, mesh: DeviceMesh, dims: dict[str, int]) -> None:
     """Distribute the parameters of one module."""
     for key, p in list(module.named_parameters(recurse=False)):
         how = Shard(dims[f"{name}.{key}"]) if f"{name}.{key}" in dims else Replicate()
         module.register_parameter(key, nn.Parameter(distribute_tensor(p.detach(), mesh, [how])))
 
 
-def from_whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: object) -> tuple[Tensor, ...]:
+def from_whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
     """Mark an input as the whole batch, which every process has."""
     return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
 
 
-def to_whole(module: nn.Module, output: DTensor, mesh: object) -> Tensor:
+def to_whole(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
     """Give every process the whole result."""
     return output.redistribute(placements=[Replicate()]).to_local()
 
 
-dims = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
-tensor_parallel = distribute_module(copy.deepcopy(start), mesh, partial(split, dims=dims), from_whole, to_whole)
-report("tensor parallel", difference(parameters(train(tensor_parallel, everything))))
+def tensor_parallel(mesh: DeviceMesh) -> None:
+    """By torch's distributed tensors."""
+    dims = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    network = distribute_module(copy.deepcopy(start), mesh, partial(split, dims=dims), from_whole, to_whole)
+    report("tensor parallel", difference(parameters(train(network, everything))))
+
 
 # %%
 # Per-sample gradients, clipped, on parts of a batch
@@ -227,13 +231,42 @@ def clipped_sum(x: Tensor, y: Tensor) -> Tensor:
     return (rows / rows.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
 
 
-of_all = clipped_sum(images[:BATCH], labels[:BATCH])
-of_parts = clipped_sum(images[:BATCH][mine], labels[:BATCH][mine])
-dist.all_reduce(of_parts)
-report("sum of clipped gradients", float((of_parts - of_all).abs().max()))
+def clipped(mesh: DeviceMesh) -> None:
+    """Over the parts of a batch, and over all of it."""
+    of_all = clipped_sum(images[:BATCH], labels[:BATCH])
+    of_parts = clipped_sum(images[:BATCH][mine], labels[:BATCH][mine])
+    dist.all_reduce(of_parts)
+    report("sum of clipped gradients", float((of_parts - of_all).abs().max()))
+
 
 # %%
+# On two processes
+# ----------------
+#
 # The numbers are of float64, in which sums in another order differ by roundings. In float32 a number within one rounding of a
 # tie may be rounded to another step, in one process as well.
 
-dist.destroy_process_group()
+
+def run() -> None:
+    """Every way, in one of several processes."""
+    warnings.filterwarnings("ignore", category=UserWarning)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    dist.init_process_group("gloo")
+    if rank == 0:
+        print(f"{ranks} processes, {STEPS} steps; largest difference of a parameter to one process:", flush=True)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for way in (data_parallel, fully_sharded, checkpointed, compiled, tensor_parallel, clipped):
+        way(mesh)
+    dist.destroy_process_group()
+
+
+def launch() -> None:
+    """Start this file in two processes, and print what they print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", sys.argv[0]]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    assert done.returncode == 0
+
+
+run() if "RANK" in os.environ else launch()

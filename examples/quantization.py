@@ -3,8 +3,8 @@ Few bits: integers, ternary weights, fp8 and fp4
 ================================================
 
 One small network on images of digits, trained in full precision, then quantized in six ways and trained on: weights and
-activations, with scales that learn. Then the curvature of the loss, *through the quantizers*, says which layer needs its bits:
-no other package computes Hessian-vector products of a quantized network.
+activations, integers with scales that learn. Then the curvature of the loss, *through the quantizers*, says which layer needs its
+bits: no other package computes Hessian-vector products of a quantized network.
 
 Install with ``pip install -c constraints.txt -e ".[demo]"`` and run ``python examples/quantization.py quantization.png``; it
 takes less than a minute, and ends with an error if a promise of this page does not hold.
@@ -80,7 +80,8 @@ def accuracy(network: nn.Module) -> float:
 # --------------------
 #
 # Each way is a function that returns a quantizer for a tensor. The scales of LSQ are parameters of the network, one per row of
-# a weight and one per activation; ternary weights and MX blocks compute their own scales.
+# a weight and one per activation; a bound, which lets them come back, keeps them above 0. The scales of fp8 are those of the
+# largest numbers, and stay; ternary weights and MX blocks compute their own.
 
 
 def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
@@ -88,7 +89,9 @@ def lsq(bits: int) -> Callable[[Tensor, bool], nn.Module]:
         low, high = quantizers.quant_range(bits, signed=is_weight)
         size = x.detach().abs().mean(1, keepdim=True) if is_weight else x.detach().abs().mean()
         scale = nn.Parameter(2 * size / math.sqrt(max(high, 1)))
-        return fullgrad.nn.LSQ(scale, quant_min=low, quant_max=high)
+        made = fullgrad.nn.LSQ(scale, quant_min=low, quant_max=high)
+        parametrize.register_parametrization(made, "scale", fullgrad.nn.LowerBound(1e-3))
+        return made
 
     return make
 
@@ -98,8 +101,7 @@ def ternary(x: Tensor, is_weight: bool) -> nn.Module:
 
 
 def fp8(x: Tensor, is_weight: bool) -> nn.Module:
-    scale = nn.Parameter(x.detach().abs().max() / 448)
-    return fullgrad.nn.FloatQuantize("float8_e4m3fn", scale, inside="exact")
+    return fullgrad.nn.FloatQuantize("float8_e4m3fn", x.detach().abs().max() / 448, inside="exact")
 
 
 def mx_fp4(x: Tensor, is_weight: bool) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import Function
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fullgrad import (

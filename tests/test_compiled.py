@@ -108,7 +108,7 @@ def check_chain_kept(cases):
     assert kept["numbers"] < 0.1, "numbers made of numbers"
 
 
-@pytest.mark.long(but=4)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("cases", chains(False))
 def test_a_chain_keeps_its_input(cases):
     """A chain of operators keeps only the input."""
@@ -241,6 +241,7 @@ def test_quantizers_around_a_matrix_product_are_one_kernel_on_each_side(quantize
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_compiled_clamp_is_right_whatever_is_done_with_subnormal_numbers():
     """The gradient on a bound of 0 stays 1 when the thread flushes subnormal numbers after the compilation."""
     compiled = torch.compile(lambda x: fullgrad.clamp(x, 0.0, 1.0), fullgraph=True)

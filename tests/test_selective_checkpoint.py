@@ -32,7 +32,7 @@ def gradients(f, leaves):
     return y.detach(), *torch.autograd.grad(y, leaves, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_values_and_gradients_of_every_policy(policy):
     """Results are those without a checkpoint, whatever is saved; random operators draw the same noise again."""

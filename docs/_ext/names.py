@@ -79,6 +79,26 @@ def summary(path: str) -> str:
     return " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
+# The headings of the columns of `which.md` that have operators, and the package that a section is about.
+OPERATORS = re.compile(r"use$|write|recipe")
+PACKAGES = {"Quantizers": "fullgrad.quantizers", "Spikes": "fullgrad.spikes"}
+_NAME = re.compile(r"(?<![\w.\"'=])(?:fullgrad\.)?([A-Za-z]\w*(?:\.\w+)*)(?![\w.]|=[^=])")
+
+
+def linked(code: str, package: str = "") -> list[tuple[str, str | None]]:
+    """The words of a piece of code, and the public name that each has, if any: what is called, or no argument of a call."""
+    found, end = [], 0
+    for match in _NAME.finditer(code):
+        prefixes = [f"{package}." if package else "fullgrad.", "fullgrad.", "fullgrad.sampling.", "fullgrad.quantizers."]
+        prefixes += ["fullgrad.spikes.", "fullgrad.soft.", "fullgrad.blackbox.", "fullgrad.safe."]
+        path = next((prefix + match[1] for prefix in prefixes if prefix + match[1] in PUBLIC), None)
+        inside = code[: match.start()].count("(") > code[: match.start()].count(")")
+        if path is not None and not inspect.ismodule(PUBLIC[path]) and not (inside and code[match.end() :][:1] != "("):
+            found += [(code[end : match.start()], None)] * (end < match.start()) + [(match[0], path)]
+            end = match.end()
+    return [*found, *[(code[end:], None)] * (end < len(code))]
+
+
 def families() -> list[Family]:
     """The ``family`` directives of all pages."""
     return [
@@ -125,4 +145,4 @@ def pages() -> dict[str, list[str]]:
 
 def sources() -> list[Path]:
     """The pages that people write."""
-    return sorted([*DOCS.glob("*.md"), *DOCS.glob("families/*.md"), *DOCS.glob("guides/*.md")])
+    return sorted(page for folder in (".", "cookbook", "families", "guides") for page in DOCS.glob(f"{folder}/*.md"))

@@ -80,7 +80,8 @@ def pictures(path: str) -> dict[str, Picture]:
     function = functools.reduce(getattr, path.split(".")[1:], fullgrad)
     name = path.removeprefix("fullgrad.")
     cases = {case.name: case for case in CASES if name in case.covers}
-    if name.startswith("sampling."):  # a sample has no curve; the family's page has pictures of its own
+    # A sample has no curve, and the curve of a solver is that of the example's; these families' pages have pictures of their own.
+    if name.startswith(("sampling.", "blackbox.")):
         return {}
     if not cases or not inspect.isfunction(function) or name == "track_scales":
         return {}
@@ -159,8 +160,9 @@ def _picture(cases: dict[str, Case], function: Any, options: dict[str, Any]) -> 
 
 
 def _softened(case: Case, softness: float) -> Case:
-    """The case with its last input, the softness, replaced."""
-    return dataclasses.replace(case, inputs=(*case.inputs[:-1], softness))
+    """The case with its softness, which is the last number among its inputs, replaced."""
+    last = max(i for i, value in enumerate(case.inputs) if not isinstance(value, Tensor) or value.ndim == 0)
+    return dataclasses.replace(case, inputs=(*case.inputs[:last], softness, *case.inputs[last + 1 :]))
 
 
 def _first(output: Any) -> Tensor:

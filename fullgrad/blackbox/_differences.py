@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.blackbox._code import Code
+from fullgrad.functions._code import Code
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 
 

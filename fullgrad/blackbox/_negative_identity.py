@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance
-from fullgrad.blackbox._code import Code, point
+from fullgrad.functions._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
 

@@ -120,15 +120,17 @@ def test_reports_mark_what_is_noisy_and_contradictory():
     assert "1 ratios (?)" in contradictory
 
 
-def test_the_page_of_the_benchmarks_shows_the_committed_runs():
+def test_the_pages_of_the_benchmarks_show_the_committed_runs():
     """The tables hold what the files in benchmarks/ hold; ``python benchmarks/page.py`` writes both."""
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
-    text = page.PAGE.read_text()
-    assert text.count("<!-- end -->") == len(page.TABLES)
+    texts = {file: file.read_text() for file in page.PAGES}
+    assert sum(text.count("<!-- end -->") for text in texts.values()) == len(page.TABLES)
     runs = page.runs()
-    assert page.page(text, runs) == text
+    assert {file: page.page(text, runs) for file, text in texts.items()} == texts
+    picture = page.GROWTH.read_text()
+    assert page.on_any_background(picture) == picture
     assert {name: page.dumps(page.summary(run, name)) for name, run in runs.items()} == {
         file.stem: file.read_text() for file in (ROOT / "benchmarks").glob("*.json")
     }

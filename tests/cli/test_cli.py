@@ -90,7 +90,7 @@ SMALL = {
 }
 
 
-@pytest.mark.short
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("name", SMALL)
 def test_json_is_a_file_or_the_standard_output(name, tmp_path, capsys, monkeypatch):
     """``--json FILE`` writes a file next to the tables; ``--json -`` prints it, and the tables go to the standard error."""

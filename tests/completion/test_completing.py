@@ -332,6 +332,7 @@ def test_other_threads():
     assert found == [False]
 
 
+@pytest.mark.long
 def test_compiled_code_is_compiled_again():
     """A transform that was compiled before follows the context. What it gives outside is wrong in several ways."""
     x, t = seeded(2, 6), seeded(2, 6).flip(-1)

@@ -106,11 +106,25 @@ def log() -> Iterator[list[tuple[str, str, int]]]:
         entries += register().end_log()
 
 
+def is_registered() -> bool:
+    """Whether torch has the second device."""
+    return bool(register.cache_info().currsize)
+
+
+def accelerator() -> str | None:
+    """The second device where torch has it, or else a GPU where there is one."""
+    return NAME if is_registered() else "cuda" if torch.cuda.is_available() else None
+
+
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
-    """Raise, in the block, where the host waits for the device, like ``torch.cuda.set_sync_debug_mode("error")``."""
-    before = register().forbid_waiting(True)
+    """Raise, in the block, where the host waits for the accelerator."""
+    if is_registered():
+        mode, before = register().forbid_waiting, register().forbid_waiting(True)
+    else:
+        mode, before = torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode()
+        mode("error")
     try:
         yield
     finally:
-        register().forbid_waiting(before)
+        mode(before)

@@ -5,7 +5,7 @@ import torch
 
 from tests import devices
 
-pytestmark = pytest.mark.skipif(not devices.register.cache_info().currsize, reason="runs with -p tests.devices.plugin")
+pytestmark = pytest.mark.skipif(not devices.is_registered(), reason="runs with -p tests.devices.plugin")
 
 
 def on(index=0, *values):

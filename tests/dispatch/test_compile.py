@@ -44,7 +44,7 @@ def compiled(function, backend="aot_eager", **options):
     return torch.compile(function, backend=backend, fullgraph=True, **options)
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize(
     ("name", "word"),
     [("cubic_round", word) for word in WORDS]
@@ -77,6 +77,7 @@ def test_value_and_gradient(name, backend):
     assert counter.frame_count == 1
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", ["cubic_round", "matmul", "norm"])
 def test_gradient_and_forward_mode_in_one_graph(name):
     """grad, jvp and a plain call of the same operator side by side."""

@@ -37,6 +37,7 @@ def assert_thread_is_whole():
     torch.ones(2, requires_grad=True).sin().sum().backward()
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in NONE_GRADIENTS and not c.exhaustive], ids=lambda c: c.name)
 def test_every_backward_is_one_graph(case):
     """The backward of every operator is one graph, with numbers that change from call to call."""
@@ -75,7 +76,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
 def test_numbers_may_change_from_step_to_step(function):
     """A softness may be annealed: Dynamo makes a symbol of a number that changes."""

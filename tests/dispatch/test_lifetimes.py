@@ -65,7 +65,7 @@ def reference_to_what_is_held(maker, compiled):
     return reference
 
 
-@pytest.mark.short
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("maker", [by_straight_through, by_from_slope, by_a_class, by_adoption])
 def test_nothing_is_kept(maker, compiled):

@@ -142,6 +142,7 @@ def check_compiled(functions, arguments, leaves, backend):
     close(*found)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.in_turn(3)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("dim", [0, -1])
@@ -201,6 +202,7 @@ def call(function, arguments):
     return function(*bound.args, **bound.kwargs)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("cases", groups(EVERYDAY))
 def test_numbers_that_data_decides(cases, backend):
@@ -317,6 +319,7 @@ ROWS = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("function", ROWS.values(), ids=ROWS)
 def test_one_row_of_a_size_that_data_decides(function):
     """The only dimension is of unknown size."""

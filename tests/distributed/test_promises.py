@@ -189,6 +189,7 @@ def test_projections_on_a_mesh_of_two_dimensions(mode, placements):
     equals_one_process(lambda x: soft.proj_simplex(x, 1, mode=mode), *placements, shape=(2, 2))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(1), Replicate())], ids=str)
 def test_extremes_of_rows_on_a_mesh_of_two_dimensions(placements):
     """One dimension of the mesh may split the rows, and the other their elements."""
@@ -695,6 +696,7 @@ def test_blocks_of_uneven_shards(name):
         of_two(quantize, X, SCALES, x_placement, s_placement)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1,)], ids=str)
 def test_a_dimension_of_one_element_that_is_split(shape):
     """One rank has the element; torch has no rule for such extremes, and the error asked for a declaration."""
@@ -724,6 +726,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_ranks_outside_of_the_mesh(placement):
     """Ranks outside run the same program, with tensors of the same shape and layout without data, like torch's operations."""

@@ -47,7 +47,7 @@ def test_a_name_is_found_missing_and_found_twice(monkeypatch):
 
 def test_every_page_is_in_the_contents():
     """The index lists every page but itself, and no page that does not exist; the build makes the examples' page."""
-    listed = re.findall(r"^((?:families/|guides/)?[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^((?:cookbook/|families/|guides/)?[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in names.sources()}
     assert {*listed} == pages - {"index"}
     assert len(listed) == len({*listed})
@@ -79,6 +79,54 @@ def test_words_that_people_search_for_are_on_the_page_of_tasks(word):
     """Each word stands in a row that names an operator."""
     rows = [line for line in (DOCS / "which.md").read_text().splitlines() if line.startswith("|") and word in line]
     assert any("`" in row for row in rows)
+
+
+def test_tables_of_operators_link_to_them():
+    """Every row of the tables of `which.md` has a link to an operator or a page, in the column of operators."""
+    package, column, without, links = "", None, [], 0
+    for line in (DOCS / "which.md").read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if line.startswith("#"):
+            package = names.PACKAGES.get(line.strip("# "), "")
+        elif not cells:
+            column = None
+        elif column is None:
+            column = next((i for i, cell in enumerate(cells) if names.OPERATORS.match(cell)), len(cells))
+        elif column < len(cells) and not cells[column].startswith("---"):
+            found = [path for code in re.findall(r"`([^`]+)`", cells[column]) for _, path in names.linked(code, package) if path]
+            links += len(found)
+            if not found and "](" not in cells[column]:
+                without.append(cells[column])
+    assert links > 200
+    assert without == []
+
+
+def test_a_name_in_code_is_found():
+    """Names of calls, arguments and packages; none is a keyword or a name of torch."""
+    words = names.linked("k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))")
+    assert [path for _, path in words if path] == ["fullgrad.k_bit_quantize", "fullgrad.clamp"]
+    assert "".join(word for word, _ in words) == "k_bit_quantize(clamp(x, 0.0, 1.0), k=torch.round(x))"
+    arguments = names.linked("pact(x, scale, codes)", "fullgrad.quantizers")  # not `fullgrad.scale`
+    assert [path for _, path in arguments if path] == ["fullgrad.quantizers.pact"]
+    assert names.linked("sigmoid(v)", "fullgrad.spikes")[0] == ("sigmoid", "fullgrad.spikes.sigmoid")
+    assert names.linked("fullgrad.round(x)") == [("fullgrad.round", "fullgrad.round"), ("(x)", None)]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("text", "style", "expected"),
+    [
+        ('<script defer src="https://a.org/x.js"></script>', False, ["https://a.org/x.js"]),
+        ('<link rel="stylesheet" href="//a.org/x.css">', False, ["//a.org/x.css"]),
+        ("@font-face { src: url('https://a.org/x.woff') }", True, ["https://a.org/x.woff"]),
+        ('@import "https://a.org/x.css";', True, ["https://a.org/x.css"]),
+        ('<a href="https://a.org">a</a><img src="x.svg"><link rel="canonical" href="https://b.org">', False, []),
+        ("a { background: url(x.svg) }", True, []),
+    ],
+)
+def test_what_a_page_loads_from_elsewhere_is_found(text, style, expected):
+    """Scripts, stylesheets, pictures and fonts, but no link that a reader follows; the build warns about each."""
+    assert load(DOCS / "_ext" / "loads.py").external(text, style) == expected
 
 
 def test_the_table_of_the_proof_is_of_cases_and_checks_that_exist():

@@ -95,7 +95,7 @@ def program(draw, depth):
     return draw.choice(WAYS)(ours, plain, draw), plain
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("part", range(4))
 def test_programs(part):
     """A random transform of a random program is that of plain code."""

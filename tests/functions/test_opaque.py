@@ -102,6 +102,7 @@ def test_compiled(backend):
     assert_close(torch.compile(run, backend=backend, fullgraph=True)(X), expected)
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("method", ["sequential", "broadcast"])
 def test_batches_of_changing_sizes_in_one_graph(method):
     """A graph for dynamic shapes calls the code for each sample of the batch that it is given."""

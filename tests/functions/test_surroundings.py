@@ -219,6 +219,7 @@ class Neuron(nn.Module):
         return self.scale
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_compiled_code_follows_numbers_that_functions_read(name, where):

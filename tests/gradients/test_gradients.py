@@ -188,6 +188,7 @@ def test_clipped_norms_of_the_smallest_to_the_largest_numbers(dtype, p):
                 torch.testing.assert_close(actual.double(), expected, rtol=4 * limits.eps, atol=2 * smallest)
 
 
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipping_leaves_what_is_within_its_bound(dtype, p):

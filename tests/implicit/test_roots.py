@@ -234,6 +234,7 @@ def test_a_root_in_the_equation_of_a_root(transform):
     close(derivative(transform, ours), derivative(transform, nested_by_newton))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("transform", NAMES)
 def test_bilevel_problems(transform):
     """A minimizer in the objective of a minimizer, which closes over what is differentiated."""

@@ -80,6 +80,7 @@ def targets(program):
     return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
 
 
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_graphs_have_the_operator_of_torch(name, strict):

@@ -283,6 +283,7 @@ def stepwise(v, f, rounding, saturate):
     return math.copysign(INF, v) if f.kind == "ieee" else NAN
 
 
+@pytest.mark.long(but=36)
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("rounding", [*ROUNDINGS])
 @pytest.mark.parametrize("kind", ["ieee", "fn", "fnuz", "finite"])

@@ -201,7 +201,7 @@ def test_projections_and_relaxations_in_any_unit_anywhere(name, dtype):
         check(kind, call, numbers(9), dtype, unit, 0.0 if kind in ("steps", "scaled") else offset)
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("method", ["softsort", "neuralsort"])
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 def test_long_rows_far_from_0(mode, method):

@@ -327,6 +327,7 @@ def test_a_step_for_sinabs_learns_its_threshold_on_demand():
         spikes.for_sinabs(3)
 
 
+@pytest.mark.long
 def test_compiled_slopes_are_those_of_eager_code():
     """Forms that are written for compilers are equal: corners of a window, and the tails of a bell."""
     v = torch.tensor([-90.0, -3.0, -0.0, 0.0, 0.5, 2.0, 2.5, 30.0], requires_grad=True)

@@ -60,6 +60,7 @@ def test_torchs_own_function_fails_what_torch_gets_wrong():
         assert UPSTREAM_ISSUES[name] in report.explain(name)
 
 
+@pytest.mark.long
 def test_torchs_own_straight_through_function_is_wrong_under_compile():
     """The rules are dropped in silence in at least one place; once torch mends them all, this test says so."""
     surrogate = lambda x: x + (x.round() - x).detach()  # noqa: E731

@@ -18,15 +18,21 @@ def _order(x: Tensor) -> Tensor:
     return (torch.arange(x.shape[-1], device=x.device) // 2).expand(x.shape)
 
 
+def _in_units(x: Tensor) -> Tensor:
+    """Rows that spread over 1 to 2, in units of a power of two."""
+    spread = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)).detach()
+    return x / torch.exp2(torch.floor(torch.log2(spread)))
+
+
 def _spearman(x: Tensor) -> Tensor:
-    r = _ranks(x, SOFT, "smooth", "neuralsort", descending=False)
+    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort", descending=False)
     q = torch.tensor([1.5, 1.5, 3.5, 3.5], dtype=r.dtype, device=r.device) - 2.5
     r = r - r.mean(-1, keepdim=True)
     return (1 - (r * q).sum(-1) / ((r * r).sum(-1) * (q * q).sum()).sqrt()).mean()
 
 
 def _ndcg(x: Tensor) -> Tensor:
-    r = _ranks(x, SOFT, "smooth", "neuralsort")
+    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort")
     gains = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=r.dtype, device=r.device)
     found = (gains * _step(2.5 - r, SOFT, "smooth") / torch.log2(1 + r)).sum(-1)
     return (1 - found / (1 + 1 / math.log2(3))).mean()

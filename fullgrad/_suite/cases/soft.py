@@ -12,7 +12,7 @@ import fullgrad
 from fullgrad import soft
 from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad.soft import _abs, _clamp, _closeness, _comparisons, _histogram, _round, _sigmoidal, _sign, _softrelu
-from fullgrad.soft._mode_names import StepMode
+from fullgrad.soft._mode_names import AnyStepMode
 
 X, Y = numbers(4, 3, scale=0.7), numbers(4, 1, scale=0.7, seed=1)
 TRUTH, OTHER = torch.sigmoid(numbers(4, 3, seed=2)), torch.sigmoid(numbers(3, seed=3))
@@ -308,7 +308,11 @@ LOGIC = [
 BINS, LOW, HIGH = 4, -1.2, 1.3
 
 
-def _histogram_of(x: Tensor, softness: Any, weight: Any, mode: str) -> Tensor:
+def _histogram_in(mode: AnyStepMode, x: Tensor, softness: Any, weight: Any) -> Tensor:
+    return soft.histogram(x, BINS, LOW, HIGH, -1, softness, mode, weight)
+
+
+def _histogram_of(mode: AnyStepMode, x: Tensor, softness: Any, weight: Any) -> Tensor:
     edges = torch.linspace(LOW, HIGH, BINS + 1, dtype=x.dtype, device=x.device)
     steps = _step(x[..., None] - edges, softness if softness.ndim == 0 else softness[..., None], mode)
     return ((steps[..., :-1] - steps[..., 1:]) * (1 if weight is None else weight[..., None])).sum(-2)
@@ -317,15 +321,15 @@ def _histogram_of(x: Tensor, softness: Any, weight: Any, mode: str) -> Tensor:
 def _histograms() -> Iterator[Case]:
     """Soft counts in each mode, with a width for all and with one for each row."""
     of_one = torch.tensor(SOFT, dtype=torch.float64)
-    modes: tuple[StepMode, ...] = ("smooth", "c0", "c1", "c2")
+    modes: tuple[AnyStepMode, ...] = ("smooth", "c0", "c1", "c2")
     for mode in modes:
         for label, softness in (("", of_one), (" with widths", WIDTHS)):
             yield Case(
                 name=f"soft.histogram {mode}{label}",
                 covers=("soft.histogram",),
-                operator=lambda x, s, w, mode=mode: soft.histogram(x, BINS, LOW, HIGH, -1, s, mode, w),
+                operator=functools.partial(_histogram_in, mode),
                 inputs=(X, softness, OTHER),
-                surrogate=lambda x, s, w, mode=mode: _histogram_of(x, s, w, mode),
+                surrogate=functools.partial(_histogram_of, mode),
                 smooth_forwards={_histogram.Histogram: _histogram.Histogram.forward},
                 exhaustive=mode != "smooth" or bool(label),
                 long=mode != "smooth" or bool(label),

@@ -117,7 +117,7 @@ def test_blocks_are_those_of_dense_formulas(blocks, name, mode, size, rows, shap
     close(*found, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.short
+@pytest.mark.long(but=2)
 @named
 def test_windows_leave_out_zeros_alone(blocks, name):
     """Elements far from their place have no weight: windows leave out zeros, also where scores are not concave."""
@@ -324,6 +324,7 @@ def test_compile(blocks, name):
     assert sum("by_blocks" in str(node.target) for node in traced.graph.nodes) == {"pairwise": 2, "weights": 2}.get(name, 4)
 
 
+@pytest.mark.long
 def test_compiled_hessian(blocks):
     """A tracer records only a few blocks beyond the first derivative."""
     f = total(soft_values, "smooth")

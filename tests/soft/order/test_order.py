@@ -195,7 +195,7 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
         close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (n, m) in CALLS.items() if n in ("sort", "rank") and m != "sorting_network"])
 def test_a_graph_computes_what_eager_code_does(key, mode):
@@ -212,6 +212,7 @@ def test_a_graph_computes_what_eager_code_does(key, mode):
     torch.testing.assert_close(make_fx(all_of)(x)(other), all_of(other), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long(but=12)
 @pytest.mark.parametrize("key", CALLS)
 def test_dims_and_batches(key):
     """A statistic along any dim is that of each row by itself; None treats all as one row."""
@@ -381,7 +382,7 @@ def test_an_output_may_be_changed_in_place(name, mode):
                 equal(v.mul_(2).detach(), 2 * once)
 
 
-@pytest.mark.short
+@pytest.mark.long(but=8)
 @pytest.mark.parametrize("method", PERMUTATION_METHODS)
 @pytest.mark.parametrize("name", ["quantile", "median", "argquantile", "argmax", "rank", "topk"])
 def test_softness_per_sample_of_other_statistics(name, method):
@@ -488,6 +489,7 @@ def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
         torch.testing.assert_close(ranks, torch.full_like(x, (n + 1) / 2), rtol=1e-14 * n, atol=0)
 
 
+@pytest.mark.long(but=30)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (_, m) in CALLS.items() if m not in ("sorting_network", "fast_soft_sort")])
 def test_the_unit_may_be_any(key, mode):

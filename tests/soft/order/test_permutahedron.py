@@ -408,7 +408,7 @@ def adversaries(n):
     yield "rare", -i + (i % 12 == 11) * 1000 * noise.abs()
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["c0", "smooth"])
 @pytest.mark.parametrize("n", [1000, 100_000])
 def test_few_rounds(mode, n):
@@ -426,7 +426,7 @@ def test_rounds_are_counted():
     assert [solve(u[None], -row[None] / 9, "smooth").rounds for u in (row, -row)] == [1, 0]
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_large_batches_are_fast(mode):
     torch.manual_seed(0)

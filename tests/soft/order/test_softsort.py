@@ -95,7 +95,7 @@ def test_value_and_gradient_are_those_of_the_matrix(mode, n, ties, scale):
             close(grad(weighed(ours), i)(*args), grad(weighed(theirs), i)(*args), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.short
+@pytest.mark.long(but=6)
 @pytest.mark.parametrize(
     "transform", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))], ids=["mixed", "back", "fwd"]
 )
@@ -129,7 +129,7 @@ def test_tangent_of_one_input_is_that_of_both_with_a_zero(moved, mode):
     close(found, jvp(f, tuple(inputs), tuple(tangents))[1])
 
 
-@pytest.mark.short
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_third_derivative_is_that_of_the_matrix(mode):
     u = draw(5, scale=0.5)

@@ -100,7 +100,7 @@ def newton(cost, mu, nu, mode):
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.short
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("softness", [10.0, 0.1, 1e-2, 1e-4])
 @pytest.mark.parametrize("mode", MODES)
 def test_marginals(mode, softness):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgrad._dispatch import pytree
 from fullgrad._suite.cli._errors import UsageError, did_you_mean
 from fullgrad._suite.cli._output import add_json, write_json
 from fullgrad._suite.diagnosis._diagnose import arguments_of, diagnose, with_gradients
@@ -107,6 +108,8 @@ def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.
             total = loss(output)
         except Exception as error:
             raise UsageError(f"{options.loss or 'the loss'} raises with the output of {options.model}: {_told(error)}") from None
+    if options.loss is None and not any(isinstance(v, Tensor) for v in pytree.tree_leaves(output)):
+        raise UsageError(f"{options.model} returns a {type(output).__name__} without tensors; pass --loss, a function of it.")
     if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
         found = f"a tensor of shape {tuple(total.shape)}, {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
         raise UsageError(f"{options.loss or 'the loss'} must return one floating number as a tensor, got {found}.")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree
 from fullgrad._suite.diagnosis import _flow, _mend
-from fullgrad._suite.diagnosis._flow import Flow, Loss, Node, flow, kept, scales, squares
-from fullgrad._suite.diagnosis._transforms import ADOPTING, BOTH, COMPLETING, Tested, tested
+from fullgrad._suite.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scales, squares
+from fullgrad._suite.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
 from fullgrad.audit import Finding as OfSource
 from fullgrad.audit._find import audit_tree
 from fullgrad.audit._sources import tree
 from fullgrad.completion import operators
 
 _SMALL, _LARGE = 1e-6, 1e6
-_PAGE_OF = {ADOPTING: "adopt", COMPLETING: "completing", BOTH: "adopt, completing"}
+_PAGE_OF = {ADOPTING: "adopt", COMPLETING: "completing", BOTH: "adopt, completing", CHECKPOINTS: "adopt, completing"}
 
 
 @dataclass
@@ -64,23 +64,21 @@ def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lo
     with torch.random.fork_rng():
         torch.manual_seed(0)
         with kept(model):
-            recorded = flow(model, copied_of(args), copied_of(kwargs), loss)
+            recorded = flow(model, copied(args), copied(kwargs), loss)
         torch.manual_seed(0)
         with kept(model):
             sizes = scales(model, args, kwargs, loss)
-        results = {name: tested(call, _has_functions(recorded, name)) for name, call in recorded.calls.items()}
+        calls = recorded.calls if recorded.has_gradient else {}
+        results = {name: tested(call, _has_functions(recorded, name)) for name, call in calls.items()}
     source = _source(model)
     found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
     notes = [f"{name}: its derivatives were not compared: {r.why_not}" for name, r in results.items() if r.why_not]
     ends = {name for cut in recorded.cuts for name in cut.parameters}
     if unused := [n for n in recorded.without if n not in ends]:
-        notes.append(f"no gradient, or one of zeros, has {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
+        notes.append(f"these parameters get no gradient, or zeros: {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
+    if hidden := list(dict.fromkeys(f"{_called(n)} in {n.layer}" for n in recorded.nodes if _flow.is_unreached(n))):
+        notes.append(f"no gradient reaches {', '.join(hidden[:8])}{' …' if len(hidden) > 8 else ''}: diagnose again once the rest is mended")
     return Diagnosis(found, notes, _layers(model, sizes), recorded.loss)
-
-
-def copied_of(value: Any) -> Any:
-    """The value with its tensors copied."""
-    return _flow.copied(value)
 
 
 # --- The gradient on its way ----------------------------------------------------------------------------------------------
@@ -121,6 +119,8 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
         mend = mend or _mend.Mend("y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through")
         yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
+    if not recorded.has_gradient and not recorded.cuts:
+        yield Found("(all)", "no gradient", "the loss has no gradient: all of it is computed under torch.no_grad, or from constants", "")
     for layer in recorded.nonfinite:
         line = "with torch.autograd.detect_anomaly(): ..."
         yield Found(layer, "nan value", "its output is NaN or infinite, and its input finite", line, page="families/safe")
@@ -171,7 +171,8 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
             yield from [_of_function(name, cls, fails, line, result, layers) for cls in classes]
             continue
         nodes, told = {_plain(n) for n in recorded.operators[name]}, " ".join(fails.values())
-        of_torch = [op for op in operators() if op.removeprefix("aten::") in told] or [op for op in operators() if _plain(op) in nodes]
+        of_torch = [op for op in operators() if re.search(rf"(?<![a-z_]){re.escape(op.removeprefix('aten::'))}(?![a-z])", told)]
+        of_torch = of_torch or [op for op in operators() if _plain(op) in nodes]
         what = f"{_count(len(fails), 'derivative')} of 8 fail"
         what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
         if line:
@@ -237,9 +238,10 @@ def _audited(file: str) -> list[OfSource]:
 
 def _of_source(source: list[_InClass]) -> Iterator[Found]:
     for layer, found in [(row.layer, row.found) for row in source if row.found.kind != "Function"]:
-        what = f"{found.kind}: {found.name} breaks {', '.join(found.breaks)}"
-        place = f"{_mend.short(found.file)}:{found.line}"
-        yield Found(layer, found.kind, what, full(found.replacement), found.name, "audit", place)
+        what = f"{found.name} breaks {', '.join(found.breaks)}"
+        line = full(found.replacement)
+        new, old = _mend.of_source(found.file, found.line, found.name, line) or (line, found.name)
+        yield Found(layer, found.kind, what, new, old, "audit", f"{_mend.short(found.file)}:{found.line}")
 
 
 def full(replacement: str) -> str:

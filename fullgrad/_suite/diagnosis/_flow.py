@@ -64,6 +64,7 @@ class Flow(NamedTuple):
     without: list[str]  # parameters that get no gradient, or zeros
     nonfinite: list[str]  # layers whose output is not finite though their input is
     loss: float
+    has_gradient: bool
 
 
 @contextlib.contextmanager
@@ -209,7 +210,9 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
         found = {names.get(id(v)) for n in _reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None}
         if found & none:
             cuts.append(Cut(place, layer, {str(n) for n in found & none}))
-    return Flow(records, cuts, calls, {names[0]: names for names in kinds.values()}, functions, operators, without, nonfinite, float(total.detach()))
+    kinds_of = {names[0]: names for names in kinds.values()}
+    value, has_gradient = float(total.detach()), total.requires_grad
+    return Flow(records, cuts, calls, kinds_of, functions, operators, without, nonfinite, value, has_gradient)
 
 
 def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> dict[str, Any]:
@@ -285,6 +288,11 @@ def is_dead(node: Node) -> bool:
     """Whether a gradient came and none went on, at a function that is hard or saturates, and not at a weight that is 0."""
     is_judged = node.function or _HARD.search(node.name) or _SATURATE.search(node.name)
     return bool(is_judged) and node.elements > 0 and not node.passed
+
+
+def is_unreached(node: Node) -> bool:
+    """Whether the node would end the gradient, and none came."""
+    return bool(node.function or _HARD.search(node.name)) and not node.elements
 
 
 def is_saturated(node: Node) -> bool:

@@ -151,12 +151,24 @@ def _written(place: Place | None, operator: str, more: str = "") -> tuple[str, s
             new = _replaced(node, args[0])
         else:
             new = f"{operator}({', '.join([*texts, *rest])}{more})"
-        start, end = node.lineno - 1, node.end_lineno or node.lineno
-        head = lines[start].encode()[: node.col_offset].decode()
-        tail = lines[end - 1].encode()[node.end_col_offset :].decode()
-        before = "".join(lines[start:end])
-        return tuple(textwrap.dedent(text).strip() for text in (head + new + tail, before))  # type: ignore[return-value]
+        return _in_place(node, new, lines)
     return None
+
+
+def of_source(file: str, line: int, start: str, new: str) -> tuple[str, str] | None:
+    """The lines with an expression of the audit, which starts so, exchanged, and as they are; None where it is not there."""
+    tree, start = _tree(file), start.rstrip("…")
+    found = [n for n in ast.walk(tree or ast.Module([], [])) if isinstance(n, ast.BinOp) and n.lineno == line]
+    node = next((n for n in found if ast.unparse(n).startswith(start)), None)
+    return None if node is None else _in_place(node, new, linecache.getlines(file))
+
+
+def _in_place(node: ast.expr, new: str, lines: list[str]) -> tuple[str, str]:
+    """The lines of an expression with a new one in its place, and as they are."""
+    start, end = node.lineno - 1, node.end_lineno or node.lineno
+    head = lines[start].encode()[: node.col_offset].decode()
+    tail = lines[end - 1].encode()[node.end_col_offset :].decode()
+    return textwrap.dedent(head + new + tail).strip(), textwrap.dedent("".join(lines[start:end])).strip()
 
 
 def _arguments(node: ast.expr, function: str) -> tuple[list[ast.expr], list[str], bool]:

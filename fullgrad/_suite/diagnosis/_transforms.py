@@ -16,10 +16,12 @@ from fullgrad._suite.torch_operators import BY_DESIGN, differences, ways
 
 ADOPTING, COMPLETING = "with fullgrad.adopting():", "with fullgrad.completing():"
 BOTH = "with fullgrad.adopting(), fullgrad.completing():"
+CHECKPOINTS = "with fullgrad.adopting(checkpoint=True), fullgrad.completing():"
 _CONTEXTS: dict[str, Callable[[], Any]] = {
-    ADOPTING: lambda: fullgrad.adopting(checkpoint=True),
+    ADOPTING: fullgrad.adopting,
     COMPLETING: fullgrad.completing,
-    BOTH: lambda: _both(),
+    BOTH: lambda: _both(False),
+    CHECKPOINTS: lambda: _both(True),
 }
 BY_DIFFERENCES, BY_REVERSE = "central differences in float64", "reverse mode without torch.func"
 _TITLES = {
@@ -43,8 +45,8 @@ class Tested(NamedTuple):
 
 
 @contextlib.contextmanager
-def _both() -> Any:
-    with fullgrad.adopting(checkpoint=True), fullgrad.completing():
+def _both(checkpoint: bool) -> Any:
+    with fullgrad.adopting(checkpoint=checkpoint), fullgrad.completing():
         yield
 
 
@@ -69,8 +71,8 @@ def tested(call: Call, has_functions: bool) -> Tested:
             return Tested({}, {}, why)
         fails = _fails(f, xs, directions, expected)
         inside: dict[str, dict[str, str]] = {}
-        for line in (ADOPTING, COMPLETING, BOTH) if fails else ():
-            if has_functions or line == COMPLETING:
+        for line in _CONTEXTS if fails else ():
+            if has_functions or line in (COMPLETING, CHECKPOINTS):
                 with _CONTEXTS[line]():
                     inside[line] = _fails(f, xs, directions, expected)
                 if not inside[line]:

@@ -1,0 +1,260 @@
+"""``python -m fullgrad diagnose``: what it finds in a model, that the lines it writes mend it, and what its page shows."""
+
+import html.parser
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fullgrad
+from fullgrad._suite.cli import main
+from fullgrad._suite.diagnosis import _diagnose, _page
+
+# Each model is in a file of its own: a line that is mended is exchanged there.
+HEAD = """
+import torch, fullgrad
+from torch import nn
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        LINE
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 8), Layer(8, 8), nn.Linear(8, 3))
+
+def batch():
+    return torch.randn(16, 5)
+"""
+STEP = '''
+class Step(torch.autograd.Function):
+    """A step whose slope is 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+'''
+# The line of the layer, the kind of its finding, what it says, and the operator in the line that mends it.
+LINES = {
+    "return torch.round(y * 8) / 8": ("dead gradient", "round passes 0 of the 128 elements", "fullgrad.round(y * 8)"),
+    "return y.floor()": ("dead gradient", "floor passes 0 of the 128 elements", "fullgrad.floor(y)"),
+    "return torch.sign(y)": ("dead gradient", "sign passes 0 of the 128 elements", "fullgrad.sign_st(y)"),
+    "return (y - 50).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 50, 1.0)"),
+    "return y.clamp(-1e-3, 1e-3)": ("saturated", "clamp passes ", "fullgrad.replace_grad(y.clamp(-0.001, 0.001), y)"),
+    "return x * (y > 0)": ("no gradient", "gt has no derivative, and 2 parameters", "fullgrad.greater_st(y, 0)"),
+    "return x * (0 < y)": ("no gradient", "0 < y", "fullgrad."),
+    "return x + y.argmax(-1, keepdim=True)": ("no gradient", "argmax has no derivative", "fullgrad.argmax_st(y, -1, keepdim=True)"),
+    "return x + torch.sqrt((y - y).sum(-1, keepdim=True))": ("nan gradient", "NaN or infinite after it", "fullgrad.safe.sqrt("),
+    "return y + (torch.round(y) - y).detach()": ("detach trick", "breaks float16, inf, -0.0", "fullgrad.round(y)"),
+}
+SHORT = ("return torch.round(y * 8) / 8", "return x * (y > 0)", "return y + (torch.round(y) - y).detach()")
+
+
+class Ids(html.parser.HTMLParser):
+    """The elements that are open, and all text; elements that are closed in another order raise."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.tags = [], "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open += [tag] * (tag not in ("meta", "link"))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def diagnosed(tmp_path, monkeypatch):
+    """A function that diagnoses the source of a model: the exit status, the findings, and the page."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = []
+
+    def diagnosed(source, *more):
+        # The modules stay: a file of the same name would be another's source.
+        file = tmp_path / f"{tmp_path.name}_{len(files)}.py"
+        files.append(file)
+        file.write_text(source)
+        arguments = [f"{file}:model", "--batch", f"{file}:batch", *more, "--output", str(tmp_path / "page.html")]
+        status = main(["diagnose", *arguments, "--json", str(tmp_path / "found.json")])
+        return status, json.loads((tmp_path / "found.json").read_text())["findings"], (tmp_path / "page.html").read_text()
+
+    return diagnosed
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=() if line in SHORT else pytest.mark.long) for line in LINES])
+def test_the_line_of_a_finding_mends_it(line, diagnosed):
+    """The line has the full name of an operator; in the place of the line that it names, nothing is found any more."""
+    kind, what, operator = LINES[line]
+    status, findings, page = diagnosed(HEAD.replace("LINE", line))
+    (found,) = [f for f in findings if f["kind"] == kind]
+    assert status == 1
+    assert found["layer"] == "1"
+    assert what in f"{found['what']} {found['instead_of']}"
+    assert operator in found["line"]
+    assert found["instead_of"] == line
+    text = Ids(page).text
+    assert f"{kind} in 1" in text
+    assert found["line"] in text
+    status, findings, _ = diagnosed(HEAD.replace("LINE", found["line"]))
+    assert not [f for f in findings if f["kind"] == kind]
+    assert status == int(bool(findings))
+
+
+def test_the_context_of_a_function_mends_it(diagnosed):
+    """The derivatives that fail alone are right inside of the line."""
+    _, (found,), page = diagnosed(STEP.join(HEAD.replace("LINE", "return Step.apply(y)").partition("\nclass Layer")[::2]).replace(STEP, STEP + "\nclass Layer"))
+    assert found["kind"] == "Function"
+    assert "Step, a torch.autograd.Function, runs here" in found["what"]
+    assert "fullgrad.heaviside_st(y)" in found["what"] or "fullgrad." in found["what"]
+    assert {"vmap(grad)", "jvp", "jvp over grad, the product with the Hessian"} <= found["fails"].keys()
+    assert found["line"] == "with fullgrad.adopting():"
+    assert "vmap(grad)" in Ids(page).text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layer", "operator"),
+    [("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "flash_attention"), ("nn.LayerNorm(8)", "native_layer_norm"), ("nn.Hardsigmoid()", "hardsigmoid")],
+)
+def test_operators_of_torch_are_told(layer, operator, diagnosed):
+    """A layer of torch whose higher derivatives raise or are silently wrong is right inside of `completing`, by its own derivatives."""
+    source = f"import torch\nfrom torch import nn\ndef model():\n    return nn.Sequential({layer})\ndef batch():\n    return torch.randn(4, 6, 8)\n"
+    status, findings, _ = diagnosed(source)
+    assert status == 1
+    assert {f["line"] for f in findings} == {"with fullgrad.completing():"}
+    assert any(operator in f["what"] for f in findings)
+
+
+def test_layers_of_torch_are_exchanged(diagnosed):
+    """The line for a dead layer of torch's runs with the model, and its parameters get a gradient."""
+    source = "import torch, fullgrad\nfrom torch import nn\ndef model():\n    model = nn.Sequential(nn.Linear(5, 8), LAYER, nn.Linear(8, 3))\n"
+    source += "    torch.nn.init.constant_(model[0].bias, -90.0)\n    MEND\n    return model\ndef batch():\n    return torch.randn(16, 5)\n"
+    source = source.replace("LAYER", "nn.ReLU()")
+    _, (found,), _ = diagnosed(source.replace("MEND", "pass"))
+    assert found["kind"] == "dead gradient"
+    status, findings, _ = diagnosed(source.replace("MEND", found["line"]))
+    assert (status, findings) == (0, [])
+
+
+@pytest.mark.parametrize("layer", ["nn.Tanh()", "nn.ReLU()", pytest.param("nn.Sequential(nn.GELU(), nn.Dropout(0.5))", marks=pytest.mark.long)])
+def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
+    """The exit status is 0, and the page says so and has the layers."""
+    source = HEAD.replace("LINE", "return y").replace("nn.Linear(5, 8),", f"nn.Linear(5, 8), {layer},")
+    status, findings, page = diagnosed(source)
+    assert (status, findings) == (0, [])
+    assert "no findings" in capsys.readouterr().out
+    parsed = Ids(page)
+    assert not parsed.open
+    assert "Nothing found" in parsed.text
+    assert "Linear" in parsed.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        ("nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))", "torch.randn(4, 3, 8, 8)"),
+        ("nn.LSTM(5, 6)", "torch.randn(3, 4, 5)"),
+        ("nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))", "torch.arange(6).reshape(2, 3)"),
+        ("nn.Linear(5, 2)", "{'input': torch.randn(3, 5)}"),
+        ("nn.Bilinear(5, 4, 2)", "torch.randn(3, 5), torch.randn(3, 4)"),
+        ("nn.Softmax(-1)", "torch.randn(3, 5)"),
+    ],
+)
+def test_models_and_batches_of_any_form(model, batch, diagnosed):
+    """Convolutions, recurrent layers, integer inputs, arguments by name or in order, and models without parameters have no dead gradients."""
+    _, findings, page = diagnosed(f"import torch\nfrom torch import nn\ndef model():\n    return {model}\nbatch = {batch}\n")
+    assert [f for f in findings if f["kind"] != "torch operator"] == []
+    assert not Ids(page).open
+
+
+def test_the_loss_is_the_user_s(diagnosed):
+    """A loss that reads one output only leaves the others without a gradient; one of a constant is a finding."""
+    source = HEAD.replace("LINE", "return y") + "\ndef loss(y):\n    return y[:, 0].sum()\ndef none(y):\n    return y.detach().sum()\n"
+    assert diagnosed(source)[0] == 0
+
+
+def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
+    """Parameters, gradients, buffers, hooks, the training mode, the batch, and the state of the random numbers."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)).train()
+    model[4].eval()
+    calls = []
+    model[0].register_forward_hook(lambda *a: calls.append(a) and None)
+    model[0].weight.grad = torch.ones(8, 5)
+    batch = torch.randn(6, 5)
+    monkeypatch.setattr(sys.modules[__name__], "kept", (model, batch), raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "model", model, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "batch", batch, raising=False)
+    before, was, state = {n: v.clone() for n, v in model.state_dict().items()}, batch.clone(), torch.get_rng_state()
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
+    assert main(["diagnose", f"{__name__}:model", "--batch", f"{__name__}:batch", "--output", str(tmp_path / "page.html")]) in (0, 1)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()] == hooks
+    assert model[0].weight.grad.eq(1).all()
+    assert model[4].weight.grad is None
+    assert torch.equal(batch, was)
+    assert batch.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_page_is_one_file_and_escapes_names():
+    """Nothing is loaded from elsewhere, dark colors are there, and names cannot become elements."""
+    evil = "<script>alert(1)</script>&\""
+    found = _diagnose.Found(evil, evil, evil, evil, evil, evil, evil, {evil: evil}, [evil, "b"])
+    text = _page.page(evil, _diagnose.Diagnosis([found], [evil], [_diagnose.Layer(evil, evil, float("nan"), 0.0)], float("inf")))
+    parsed = Ids(text)
+    assert not parsed.open
+    assert "script" not in {tag for tag, _ in parsed.tags}
+    assert not [attrs for _, attrs in parsed.tags if attrs.keys() & {"src", "href"}]
+    assert "http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.tags
+
+
+SOURCE = "import torch\nfrom torch import nn\nmodel = nn.Linear(5, 2)\nbatch = torch.randn(3, 5)\nwrong = torch.randn(3, 4)\nnumber = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "more", "told"),
+    [
+        ("FILE:modle", "FILE:batch", (), "has no modle: did you mean model?"),
+        ("FILE:model", "FILE:btch", (), "did you mean batch?"),
+        ("FILE", "FILE:batch", (), "must be MODULE:NAME or FILE.py:NAME"),
+        ("no_such_module_:model", "FILE:batch", (), "no_such_module_ cannot be imported"),
+        ("nowhere.py:model", "FILE:batch", (), "there is no file nowhere.py"),
+        ("FILE:batch", "FILE:batch", (), "must be a torch.nn.Module or a function that returns one"),
+        ("FILE:model", "FILE:number", (), "must be a tensor, or a tuple or dict of arguments"),
+        ("FILE:model", "FILE:wrong", (), "raises with"),
+        ("FILE:model", "FILE:batch", ("--loss", "FILE:number"), "must be a function of the output"),
+        ("FILE:model", "FILE:batch", ("--loss", "torch:sign"), "must return one floating number"),
+        ("FILE:model", "FILE:batch", ("--output", "no_such_folder/page.html"), "there is no folder no_such_folder"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(model, batch, more, told, tmp_path, capsys, monkeypatch):
+    """The exit status is 2, and the error names the argument and what it must be."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / f"wrong_{tmp_path.name}.py"
+    file.write_text(SOURCE)
+    arguments = [a.replace("FILE", file.name) for a in (model, "--batch", batch, *more)]
+    assert main(["diagnose", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "diagnose.html").exists()
+
+
+assert fullgrad

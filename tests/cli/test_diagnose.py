@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import fullgrad
 from fullgrad._suite.cli import main
 from fullgrad._suite.diagnosis import _diagnose, _page
 
@@ -49,12 +48,22 @@ LINES = {
     "return (y - 50).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 50, 1.0)"),
     "return y.clamp(-1e-3, 1e-3)": ("saturated", "clamp passes ", "fullgrad.replace_grad(y.clamp(-0.001, 0.001), y)"),
     "return x * (y > 0)": ("no gradient", "gt has no derivative, and 2 parameters", "fullgrad.greater_st(y, 0)"),
-    "return x * (0 < y)": ("no gradient", "0 < y", "fullgrad."),
-    "return x + y.argmax(-1, keepdim=True)": ("no gradient", "argmax has no derivative", "fullgrad.argmax_st(y, -1, keepdim=True)"),
+    "return x * (0 < y)": ("no gradient", "gt has no derivative", "fullgrad.greater_st(y, 0)"),
+    "return x * (0 == y)": ("no gradient", "eq has no derivative", "fullgrad.eq_st(y, 0)"),
+    "return x + y.argmax(-1, keepdim=True)": (
+        "no gradient",
+        "argmax has no derivative",
+        "fullgrad.argmax_st(y, -1, keepdim=True)",
+    ),
     "return x + torch.sqrt((y - y).sum(-1, keepdim=True))": ("nan gradient", "NaN or infinite after it", "fullgrad.safe.sqrt("),
+    "return x + (1.0 / (y - y)).clamp(max=1.0)": (
+        "nan gradient",
+        "before reciprocal and NaN or infinite",
+        "fullgrad.safe.div(1.0, y - y)",
+    ),
     "return y + (torch.round(y) - y).detach()": ("detach trick", "breaks float16, inf, -0.0", "fullgrad.round(y)"),
 }
-SHORT = ("return torch.round(y * 8) / 8", "return x * (y > 0)", "return y + (torch.round(y) - y).detach()")
+SHORT = "return x * (y > 0)"
 
 
 class Ids(html.parser.HTMLParser):
@@ -87,6 +96,7 @@ def diagnosed(tmp_path, monkeypatch):
         file = tmp_path / f"{tmp_path.name}_{len(files)}.py"
         files.append(file)
         file.write_text(source)
+        more = [a.replace("FILE", str(file)) for a in more]
         arguments = [f"{file}:model", "--batch", f"{file}:batch", *more, "--output", str(tmp_path / "page.html")]
         status = main(["diagnose", *arguments, "--json", str(tmp_path / "found.json")])
         return status, json.loads((tmp_path / "found.json").read_text())["findings"], (tmp_path / "page.html").read_text()
@@ -94,7 +104,7 @@ def diagnosed(tmp_path, monkeypatch):
     return diagnosed
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, marks=() if line in SHORT else pytest.mark.long) for line in LINES])
+@pytest.mark.parametrize("line", [pytest.param(line, marks=() if line == SHORT else pytest.mark.long) for line in LINES])
 def test_the_line_of_a_finding_mends_it(line, diagnosed):
     """The line has the full name of an operator; in the place of the line that it names, nothing is found any more."""
     kind, what, operator = LINES[line]
@@ -115,41 +125,69 @@ def test_the_line_of_a_finding_mends_it(line, diagnosed):
 
 def test_the_context_of_a_function_mends_it(diagnosed):
     """The derivatives that fail alone are right inside of the line."""
-    _, (found,), page = diagnosed(STEP.join(HEAD.replace("LINE", "return Step.apply(y)").partition("\nclass Layer")[::2]).replace(STEP, STEP + "\nclass Layer"))
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{STEP}\n\nclass Layer")
+    _, (found,), page = diagnosed(source)
     assert found["kind"] == "Function"
     assert "Step, a torch.autograd.Function, runs here" in found["what"]
-    assert "fullgrad.heaviside_st(y)" in found["what"] or "fullgrad." in found["what"]
+    assert "by its source it breaks func.grad, vmap, jvp" in found["what"]
     assert {"vmap(grad)", "jvp", "jvp over grad, the product with the Hessian"} <= found["fails"].keys()
     assert found["line"] == "with fullgrad.adopting():"
     assert "vmap(grad)" in Ids(page).text
+    names = {}
+    exec(source, names)
+    model, xs = names["model"](), names["batch"]()
+    derivative = "torch.vmap(torch.func.grad(lambda x: model(x).sum()))(xs)"
+    with pytest.raises(RuntimeError, match="setup_context"):
+        eval(derivative, names | {"model": model, "xs": xs})
+    names |= {"model": model, "xs": xs}
+    exec(f"{found['line']}\n    found = {derivative}", names)
+    ys = xs.requires_grad_()
+    assert torch.allclose(names["found"], torch.autograd.grad(model(ys).sum(), ys)[0])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("layer", "operator"),
-    [("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "flash_attention"), ("nn.LayerNorm(8)", "native_layer_norm"), ("nn.Hardsigmoid()", "hardsigmoid")],
+    [
+        ("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "flash_attention"),
+        ("nn.LayerNorm(8)", "native_layer_norm"),
+        ("nn.Hardsigmoid()", "hardsigmoid"),
+    ],
 )
 def test_operators_of_torch_are_told(layer, operator, diagnosed):
-    """A layer of torch whose higher derivatives raise or are silently wrong is right inside of `completing`, by its own derivatives."""
-    source = f"import torch\nfrom torch import nn\ndef model():\n    return nn.Sequential({layer})\ndef batch():\n    return torch.randn(4, 6, 8)\n"
+    """A layer of torch whose higher derivatives raise or are silently wrong is right inside of `completing`."""
+    source = (
+        f"import torch\nfrom torch import nn\ndef model():\n    return nn.Sequential({layer})\nbatch = torch.randn(4, 6, 8)\n"
+    )
     status, findings, _ = diagnosed(source)
     assert status == 1
     assert {f["line"] for f in findings} == {"with fullgrad.completing():"}
     assert any(operator in f["what"] for f in findings)
+    if layer == "nn.LayerNorm(8)":
+        assert all("is silently wrong" in t for f in findings for t in f["fails"].values())
 
 
+@pytest.mark.long
 def test_layers_of_torch_are_exchanged(diagnosed):
     """The line for a dead layer of torch's runs with the model, and its parameters get a gradient."""
-    source = "import torch, fullgrad\nfrom torch import nn\ndef model():\n    model = nn.Sequential(nn.Linear(5, 8), LAYER, nn.Linear(8, 3))\n"
-    source += "    torch.nn.init.constant_(model[0].bias, -90.0)\n    MEND\n    return model\ndef batch():\n    return torch.randn(16, 5)\n"
-    source = source.replace("LAYER", "nn.ReLU()")
+    source = (
+        HEAD.replace("LINE", "return y").replace("Layer(8, 8)", "nn.ReLU()").replace("    return nn.Seq", "    model = nn.Seq")
+    )
+    source = source.replace("\ndef batch", "    nn.init.constant_(model[0].bias, -90.0)\n    MEND\n    return model\n\ndef batch")
     _, (found,), _ = diagnosed(source.replace("MEND", "pass"))
     assert found["kind"] == "dead gradient"
     status, findings, _ = diagnosed(source.replace("MEND", found["line"]))
     assert (status, findings) == (0, [])
 
 
-@pytest.mark.parametrize("layer", ["nn.Tanh()", "nn.ReLU()", pytest.param("nn.Sequential(nn.GELU(), nn.Dropout(0.5))", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param("nn.Tanh()", marks=pytest.mark.long),
+        "nn.ReLU()",
+        pytest.param("nn.Sequential(nn.GELU(), nn.Dropout(0.5))", marks=pytest.mark.long),
+    ],
+)
 def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
     """The exit status is 0, and the page says so and has the layers."""
     source = HEAD.replace("LINE", "return y").replace("nn.Linear(5, 8),", f"nn.Linear(5, 8), {layer},")
@@ -166,7 +204,10 @@ def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
 @pytest.mark.parametrize(
     ("model", "batch"),
     [
-        ("nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))", "torch.randn(4, 3, 8, 8)"),
+        (
+            "nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))",
+            "torch.randn(4, 3, 8, 8)",
+        ),
         ("nn.LSTM(5, 6)", "torch.randn(3, 4, 5)"),
         ("nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))", "torch.arange(6).reshape(2, 3)"),
         ("nn.Linear(5, 2)", "{'input': torch.randn(3, 5)}"),
@@ -175,16 +216,43 @@ def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
     ],
 )
 def test_models_and_batches_of_any_form(model, batch, diagnosed):
-    """Convolutions, recurrent layers, integer inputs, arguments by name or in order, and models without parameters have no dead gradients."""
+    """Convolutions, recurrent layers, integer inputs, arguments by name or in order, and models without parameters are healthy."""
     _, findings, page = diagnosed(f"import torch\nfrom torch import nn\ndef model():\n    return {model}\nbatch = {batch}\n")
     assert [f for f in findings if f["kind"] != "torch operator"] == []
     assert not Ids(page).open
 
 
+@pytest.mark.long
 def test_the_loss_is_the_user_s(diagnosed):
-    """A loss that reads one output only leaves the others without a gradient; one of a constant is a finding."""
-    source = HEAD.replace("LINE", "return y") + "\ndef loss(y):\n    return y[:, 0].sum()\ndef none(y):\n    return y.detach().sum()\n"
-    assert diagnosed(source)[0] == 0
+    """A loss of one output is as good as another; one without a derivative is a finding."""
+    source = (
+        HEAD.replace("LINE", "return y") + "\ndef loss(y):\n    return y[:, 0].sum()\ndef none(y):\n    return y.detach().sum()\n"
+    )
+    assert diagnosed(source, "--loss", "FILE:loss")[0] == 0
+    status, (found,), _ = diagnosed(source, "--loss", "FILE:none")
+    assert (status, found["kind"], found["layer"]) == (1, "no gradient", "(all)")
+
+
+@pytest.mark.long
+def test_what_no_gradient_reaches_is_noted(diagnosed):
+    """A rounding before a comparison is found once the comparison is mended."""
+    source = HEAD.replace("LINE", "y = torch.round(y); return 1.0 * (y > 0)")
+    _, found, _ = diagnosed(source)
+    assert [f["kind"] for f in found] == ["no gradient"]
+    _, found, _ = diagnosed(source.replace("y > 0", "fullgrad.greater_st(y, 0)"))
+    assert [f["kind"] for f in found] == ["dead gradient"]
+    source = HEAD.replace("LINE", "return torch.round(y)").replace("nn.Linear(8, 3)", "Layer(8, 3)")
+    _, found, page = diagnosed(source)
+    assert [f["layer"] for f in found] == ["2"]
+    assert "no gradient reaches round in 1: diagnose again" in Ids(page).text
+
+
+@pytest.mark.long
+def test_checkpoints_of_torch_are_adopted(diagnosed):
+    """The line says so where a checkpoint, which works with ``backward`` alone, is what fails."""
+    line = "return torch.utils.checkpoint.checkpoint(torch.tanh, y, use_reentrant=True)"
+    _, found, _ = diagnosed(HEAD.replace("LINE", line).replace("import torch,", "import torch.utils.checkpoint,"))
+    assert {f["line"] for f in found} == {"with fullgrad.adopting(checkpoint=True), fullgrad.completing():"}
 
 
 def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
@@ -195,12 +263,14 @@ def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
     model[0].register_forward_hook(lambda *a: calls.append(a) and None)
     model[0].weight.grad = torch.ones(8, 5)
     batch = torch.randn(6, 5)
-    monkeypatch.setattr(sys.modules[__name__], "kept", (model, batch), raising=False)
     monkeypatch.setattr(sys.modules[__name__], "model", model, raising=False)
     monkeypatch.setattr(sys.modules[__name__], "batch", batch, raising=False)
     before, was, state = {n: v.clone() for n, v in model.state_dict().items()}, batch.clone(), torch.get_rng_state()
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
-    assert main(["diagnose", f"{__name__}:model", "--batch", f"{__name__}:batch", "--output", str(tmp_path / "page.html")]) in (0, 1)
+    assert main(["diagnose", f"{__name__}:model", "--batch", f"{__name__}:batch", "--output", str(tmp_path / "page.html")]) in (
+        0,
+        1,
+    )
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()] == hooks
     assert model[0].weight.grad.eq(1).all()
@@ -212,7 +282,7 @@ def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
 
 def test_the_page_is_one_file_and_escapes_names():
     """Nothing is loaded from elsewhere, dark colors are there, and names cannot become elements."""
-    evil = "<script>alert(1)</script>&\""
+    evil = '<script>alert(1)</script>&"'
     found = _diagnose.Found(evil, evil, evil, evil, evil, evil, evil, {evil: evil}, [evil, "b"])
     text = _page.page(evil, _diagnose.Diagnosis([found], [evil], [_diagnose.Layer(evil, evil, float("nan"), 0.0)], float("inf")))
     parsed = Ids(text)
@@ -224,9 +294,13 @@ def test_the_page_is_one_file_and_escapes_names():
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.tags
 
 
-SOURCE = "import torch\nfrom torch import nn\nmodel = nn.Linear(5, 2)\nbatch = torch.randn(3, 5)\nwrong = torch.randn(3, 4)\nnumber = 3\n"
+SOURCE = """
+import torch
+model, batch, wrong, number = torch.nn.Linear(5, 2), torch.randn(3, 5), torch.randn(3, 4), 3
+"""
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("model", "batch", "more", "told"),
     [
@@ -255,6 +329,3 @@ def test_wrong_use_is_told_in_one_line(model, batch, more, told, tmp_path, capsy
     assert told in error
     assert error.count("\n") == 1
     assert not (tmp_path / "diagnose.html").exists()
-
-
-assert fullgrad

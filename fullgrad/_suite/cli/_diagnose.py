@@ -1,4 +1,4 @@
-"""``python -m fullgrad diagnose``: a model and a batch, where the gradient ends, what raises or is wrong, and the line that mends it."""
+"""``python -m fullgrad diagnose``: where a model's gradient ends, what raises or is wrong, and the line that mends it."""
 
 import argparse
 import copy
@@ -24,10 +24,15 @@ from fullgrad._suite.diagnosis._page import called, page
 
 def register(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("diagnose", help="a model: where its gradient ends, what raises or is wrong, the line that mends it")
+    parser = commands.add_parser(
+        "diagnose", help="a model: where its gradient ends, what raises or is wrong, the line that mends it"
+    )
     parser.add_argument("model", metavar="MODULE:MODEL", help="a module, or a function that returns one; also FILE.py:MODEL")
     parser.add_argument(
-        "--batch", required=True, metavar="MODULE:BATCH", help="a tensor, a tuple or dict of arguments, or a function that returns one"
+        "--batch",
+        required=True,
+        metavar="MODULE:BATCH",
+        help="a tensor, a tuple or dict of arguments, or a function that returns one",
     )
     parser.add_argument(
         "--loss",
@@ -99,7 +104,7 @@ def _batch(path: str) -> Any:
 
 def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.Namespace) -> None:
     """Tell errors of the model and of the loss in one line."""
-    with kept(model), torch.no_grad():
+    with kept(model), torch.enable_grad():
         try:
             output = model(*copied(args), **copied(kwargs))
         except Exception as error:
@@ -137,7 +142,8 @@ def _of_file(file: Path) -> ModuleType:
         near = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise UsageError(f"there is no file {file}{did_you_mean(file.name, near) or '.'}")
     spec = importlib.util.spec_from_file_location(f"fullgrad_diagnosed_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # by which the source of its classes is found
     folder = str(file.resolve().parent)

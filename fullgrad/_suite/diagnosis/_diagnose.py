@@ -77,7 +77,8 @@ def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lo
     if unused := [n for n in recorded.without if n not in ends]:
         notes.append(f"these parameters get no gradient, or zeros: {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
     if hidden := list(dict.fromkeys(f"{_called(n)} in {n.layer}" for n in recorded.nodes if _flow.is_unreached(n))):
-        notes.append(f"no gradient reaches {', '.join(hidden[:8])}{' …' if len(hidden) > 8 else ''}: diagnose again once the rest is mended")
+        names = ", ".join(hidden[:8]) + (" …" if len(hidden) > 8 else "")
+        notes.append(f"no gradient reaches {names}: diagnose again once the rest is mended")
     return Diagnosis(found, notes, _layers(model, sizes), recorded.loss)
 
 
@@ -117,10 +118,14 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         names = sorted(cut.parameters)
         what = f"{cut.place.function} has no derivative, and {_count(len(names), 'parameter')} before it get no gradient: "
         what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-        mend = mend or _mend.Mend("y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through")
+        mend = mend or _mend.Mend(
+            "y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through"
+        )
         yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
     if not recorded.has_gradient and not recorded.cuts:
-        yield Found("(all)", "no gradient", "the loss has no gradient: all of it is computed under torch.no_grad, or from constants", "")
+        yield Found(
+            "(all)", "no gradient", "the loss has no gradient: all of it is computed under torch.no_grad, or from constants", ""
+        )
     for layer in recorded.nonfinite:
         line = "with torch.autograd.detect_anomaly(): ..."
         yield Found(layer, "nan value", "its output is NaN or infinite, and its input finite", line, page="families/safe")

@@ -77,9 +77,10 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
         for module, attributes, own, others in rows:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for kept_in, before in ((module._parameters, own), (module._buffers, others)):
-                kept_in.clear()
-                kept_in.update(before)
+            module._parameters.clear()
+            module._parameters.update(own)
+            module._buffers.clear()
+            module._buffers.update(others)
 
 
 @contextlib.contextmanager
@@ -126,7 +127,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if not self.is_on or not torch.is_grad_enabled() or name == "__get__" and ".data." not in (resolve_name(func) or ""):
+        if not self.is_on or not torch.is_grad_enabled() or (name == "__get__" and ".data." not in (resolve_name(func) or "")):
             return y
         outputs = [v for v in (y if isinstance(y, (tuple, list)) else (y,)) if isinstance(v, Tensor)]
         fresh = [v for v in outputs if v.grad_fn is not None and v.grad_fn not in self.places]
@@ -207,7 +208,9 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     none = {n for n, p in model.named_parameters() if p.requires_grad and p.grad is None}
     cuts = []
     for place, layer, tensors in watch.cuts:
-        found = {names.get(id(v)) for n in _reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None}
+        found = {
+            names.get(id(v)) for n in _reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None
+        }
         if found & none:
             cuts.append(Cut(place, layer, {str(n) for n in found & none}))
     kinds_of = {names[0]: names for names in kinds.values()}
@@ -300,4 +303,3 @@ def is_saturated(node: Node) -> bool:
     if is_dead(node) or not node.elements or not (node.function or _SATURATE.search(node.name)):
         return False
     return node.passed < _MASKS * node.elements or (node.units is not None and node.units[0] > _UNITS * node.units[1] > 0)
-

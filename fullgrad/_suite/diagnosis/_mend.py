@@ -33,16 +33,23 @@ COMPARISONS = {
 }
 _INDICES = {name: f"fullgrad.{name}_st" for name in ("argmax", "argmin", "argsort")}
 _SINGULAR = {name: f"fullgrad.safe.{name}" for name in ("sqrt", "log", "div", "pow", "acos", "asin", "atan2", "norm")}
-_SINGULAR |= {"true_divide": "fullgrad.safe.div", "divide": "fullgrad.safe.div", "arccos": "fullgrad.safe.acos"}
+_SINGULAR |= {
+    "reciprocal": "fullgrad.safe.div",
+    "true_divide": "fullgrad.safe.div",
+    "divide": "fullgrad.safe.div",
+    "arccos": "fullgrad.safe.acos",
+}
 _SINGULAR |= {"arcsin": "fullgrad.safe.asin", "arctan2": "fullgrad.safe.atan2", "vector_norm": "fullgrad.safe.norm"}
 _RELUS = ("relu", "relu_")
 # How many arguments an operator takes over; the others have other meanings.
 _TAKES = dict.fromkeys(ROUNDINGS, 1) | dict.fromkeys(_SOFT, 1) | dict.fromkeys(COMPARISONS, 2)
 _TAKES |= {"sqrt": 1, "log": 1, "div": 2, "pow": 2, "acos": 1, "asin": 1, "atan2": 2, "norm": 1, "vector_norm": 1}
+_TAKES |= {"reciprocal": 2}  # as a number divided by a tensor is written
 _OPERATORS: dict[str, type[ast.AST]] = {
-    "gt": ast.Gt, "ge": ast.GtE, "lt": ast.Lt, "le": ast.LtE, "eq": ast.Eq, "ne": ast.NotEq, "div": ast.Div, "pow": ast.Pow,
+    "gt": ast.Gt, "ge": ast.GtE, "lt": ast.Lt, "le": ast.LtE, "eq": ast.Eq, "ne": ast.NotEq, "div": ast.Div,
+    "reciprocal": ast.Div, "pow": ast.Pow,
 }  # fmt: skip
-_MIRRORED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}
+_MIRRORED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}  # of == and !=: themselves
 
 
 class Place(NamedTuple):
@@ -138,16 +145,17 @@ def _written(place: Place | None, operator: str, more: str = "") -> tuple[str, s
         return None
     spans = [n for n in ast.walk(tree) if isinstance(n, ast.expr) and n.lineno <= place.line <= (n.end_lineno or n.lineno)]
     for node in spans:
-        args, rest, mirrored = _arguments(node, place.function)
+        args, rest = _arguments(node, place.function)
         if not args:
             continue
         lines = linecache.getlines(place.file)
         source = "".join(lines)
         texts = [ast.get_source_segment(source, a) or ast.unparse(a) for a in args]
-        if mirrored:
-            operator = COMPARISONS[_MIRRORED[place.function]] if place.function in _MIRRORED else operator
         takes = _TAKES.get(place.function)
-        if operator == "fullgrad.replace_grad" or (takes is not None and (len(args) != takes or rest)):
+        fits = takes is None or (len(args) == takes and not rest)
+        if not fits and place.function in _SINGULAR:
+            continue
+        if operator == "fullgrad.replace_grad" or not fits:
             new = _replaced(node, args[0])
         else:
             new = f"{operator}({', '.join([*texts, *rest])}{more})"
@@ -171,27 +179,32 @@ def _in_place(node: ast.expr, new: str, lines: list[str]) -> tuple[str, str]:
     return textwrap.dedent(head + new + tail).strip(), textwrap.dedent("".join(lines[start:end])).strip()
 
 
-def _arguments(node: ast.expr, function: str) -> tuple[list[ast.expr], list[str], bool]:
-    """The arguments of a call of the function by any spelling, its keywords, and whether an operator's sides may be exchanged."""
+def _arguments(node: ast.expr, function: str) -> tuple[list[ast.expr], list[str]]:
+    """The arguments of a call of the function by any spelling, and its keywords."""
     if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
         if name == function:
-            of_torch = isinstance(node.func, ast.Name) or ast.unparse(node.func.value).split(".")[0] in ("torch", "F", "nn", "functional")
+            of_torch = isinstance(node.func, ast.Name) or ast.unparse(node.func.value).split(".")[0] in (
+                "torch",
+                "F",
+                "nn",
+                "functional",
+            )
             owner = [] if of_torch else [node.func.value]  # type: ignore[union-attr]
-            return [*owner, *node.args], [ast.unparse(k) for k in node.keywords], False
+            return [*owner, *node.args], [ast.unparse(k) for k in node.keywords]
     sides: list[ast.expr] = []
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         sides, sign = [node.left, node.comparators[0]], type(node.ops[0])
     elif isinstance(node, ast.BinOp):
         sides, sign = [node.left, node.right], type(node.op)
     else:
-        return [], [], False
-    if sign is _OPERATORS.get(function):
-        return sides, [], False
+        return [], []
     # Python asks the tensor at the right of a number for the mirrored comparison.
-    if function in _MIRRORED and sign is _OPERATORS[_MIRRORED[function]]:
-        return sides, [], True
-    return [], [], False
+    if sign is _OPERATORS.get(_MIRRORED.get(function, "")):
+        return sides[::-1], []
+    if sign is not _OPERATORS.get(function):
+        return [], []
+    return (sides[::-1] if isinstance(node, ast.Compare) and isinstance(sides[0], ast.Constant) else sides), []
 
 
 def _replaced(node: ast.expr, first: ast.expr) -> str:
@@ -199,5 +212,5 @@ def _replaced(node: ast.expr, first: ast.expr) -> str:
     text, argument = ast.unparse(node), ast.unparse(first)
     if isinstance(first, (ast.Name, ast.Attribute)):
         return f"fullgrad.replace_grad({text}, {argument})"
-    named = f"(x_ := {argument})"
-    return f"fullgrad.replace_grad({text.replace(f'({argument})', named, 1) if f'({argument})' in text else text.replace(argument, named, 1)}, x_)"
+    bare, named = f"({argument})", f"(x_ := {argument})"
+    return f"fullgrad.replace_grad({text.replace(bare if bare in text else argument, named, 1)}, x_)"

@@ -10,8 +10,8 @@ import fullgrad
 from fullgrad._suite.diagnosis._diagnose import Diagnosis, Found, Layer
 
 _STYLE = """
-:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --text: #1c2127; --dim: #5b6570; --line: #d8dde3; --mark: #a3330f;
-  --good: #1d6b3a; --bar: #2f6fb2; --code: #fff; }
+:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --text: #1c2127; --dim: #5b6570; --line: #d8dde3;
+  --mark: #a3330f; --good: #1d6b3a; --bar: #2f6fb2; --code: #fff; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --card: #1e2329; --text: #e6e9ed; --dim: #9aa5b1; --line: #343c45;
   --mark: #ff9a76; --good: #7fd69b; --bar: #6aa9e9; --code: #12151a; } }
 * { box-sizing: border-box; }
@@ -23,7 +23,8 @@ p { margin: .4rem 0; overflow-wrap: anywhere; } .dim { color: var(--dim); font-s
 article { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--mark); border-radius: 6px;
   padding: .8rem 1rem; margin: .8rem 0; }
 .kind { color: var(--mark); font-weight: 600; }
-pre { background: var(--code); border: 1px solid var(--line); border-radius: 4px; padding: .5rem .7rem; margin: .3rem 0; overflow-x: auto; }
+pre { background: var(--code); border: 1px solid var(--line); border-radius: 4px; padding: .5rem .7rem; margin: .3rem 0;
+  overflow-x: auto; }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .88rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .88rem; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }

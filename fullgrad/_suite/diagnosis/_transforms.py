@@ -37,7 +37,7 @@ _TITLES = {
 
 
 class Tested(NamedTuple):
-    """What fails of a layer alone, by the way of differentiating, the lines inside of which it does not, and why it was not run."""
+    """What fails of a layer alone and inside of each line, by the way of differentiating, and why it was not run."""
 
     fails: dict[str, str]
     inside: dict[str, dict[str, str]]
@@ -93,7 +93,9 @@ def _scalar(call: Call, dtype: torch.dtype | None) -> tuple[Callable[..., Tensor
 
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     leaves = [cast(v) for v in leaves]
-    where = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.is_floating_point() and v.numel() and v.isfinite().all()]
+    where = [
+        i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.is_floating_point() and v.numel() and v.isfinite().all()
+    ]
     parameters = {n: p.detach() for n, p in layer.named_parameters() if p.is_floating_point() and p.numel()}
     buffers = dict(layer.named_buffers())
 

@@ -181,7 +181,8 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
         what = f"{_count(len(fails), 'derivative')} of 8 fail"
         what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
         if line:
-            yield Found(name, "torch operator", what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
+            kind = "torch operator" if of_torch else "transform"
+            yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
         else:
             left = min(result.inside.values(), key=len, default=fails)
             yield Found(name, "transform", f"{what}; {len(left)} also inside of the contexts", "", fails=fails, layers=layers)

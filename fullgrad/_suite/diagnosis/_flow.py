@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -137,7 +138,9 @@ class _Watch(TorchFunctionMode):
         name = "data" if name == "__get__" else name
         place = place_of_call(name)
         if fresh:
-            self.places.update(dict.fromkeys([v.grad_fn for v in fresh], place))
+            # Python's operators may be several calls of torch, and so several nodes.
+            given = {v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
+            self.places.update(dict.fromkeys(_reachable([v.grad_fn for v in fresh], ChainMap(self.places, given)), place))
         elif place is not None:
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:

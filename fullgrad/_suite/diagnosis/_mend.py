@@ -34,7 +34,6 @@ COMPARISONS = {
 _INDICES = {name: f"fullgrad.{name}_st" for name in ("argmax", "argmin", "argsort")}
 _SINGULAR = {name: f"fullgrad.safe.{name}" for name in ("sqrt", "log", "div", "pow", "acos", "asin", "atan2", "norm")}
 _SINGULAR |= {
-    "reciprocal": "fullgrad.safe.div",
     "true_divide": "fullgrad.safe.div",
     "divide": "fullgrad.safe.div",
     "arccos": "fullgrad.safe.acos",
@@ -44,10 +43,8 @@ _RELUS = ("relu", "relu_")
 # How many arguments an operator takes over; the others have other meanings.
 _TAKES = dict.fromkeys(ROUNDINGS, 1) | dict.fromkeys(_SOFT, 1) | dict.fromkeys(COMPARISONS, 2)
 _TAKES |= {"sqrt": 1, "log": 1, "div": 2, "pow": 2, "acos": 1, "asin": 1, "atan2": 2, "norm": 1, "vector_norm": 1}
-_TAKES |= {"reciprocal": 2}  # as a number divided by a tensor is written
 _OPERATORS: dict[str, type[ast.AST]] = {
-    "gt": ast.Gt, "ge": ast.GtE, "lt": ast.Lt, "le": ast.LtE, "eq": ast.Eq, "ne": ast.NotEq, "div": ast.Div,
-    "reciprocal": ast.Div, "pow": ast.Pow,
+    "gt": ast.Gt, "ge": ast.GtE, "lt": ast.Lt, "le": ast.LtE, "eq": ast.Eq, "ne": ast.NotEq, "div": ast.Div, "pow": ast.Pow,
 }  # fmt: skip
 _MIRRORED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}  # of == and !=: themselves
 
@@ -77,7 +74,7 @@ def place_of_call(function: str) -> Place | None:
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     name = function.strip("_")
-    name = name if name not in ("truediv", "rtruediv") else "div"
+    name = name if name not in ("truediv", "rtruediv", "rdiv") else "div"
     return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno, name)
 
 
@@ -151,6 +148,8 @@ def _written(place: Place | None, operator: str, more: str = "") -> tuple[str, s
         lines = linecache.getlines(place.file)
         source = "".join(lines)
         texts = [ast.get_source_segment(source, a) or ast.unparse(a) for a in args]
+        if operator == "fullgrad.safe.div" and isinstance(args[0], ast.Constant):
+            texts[0] = f"torch.as_tensor({texts[0]})"
         takes = _TAKES.get(place.function)
         fits = takes is None or (len(args) == takes and not rest)
         if not fits and place.function in _SINGULAR:

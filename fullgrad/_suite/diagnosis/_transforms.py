@@ -63,7 +63,7 @@ def tested(call: Call, has_functions: bool) -> Tested:
                 if not torch.equal(f(*xs), f(*xs)):
                     return Tested({}, {}, "it draws random numbers")
                 directions = tuple(torch.randn_like(x) * _scale(x) for x in xs)
-                expected = _expected(f, xs, directions)
+                expected = {order: e for order, e in _expected(f, xs, directions).items() if e[0].isfinite()}
                 break
             except Exception as error:
                 why = _told(error)
@@ -139,7 +139,11 @@ def _expected(f: Any, xs: Any, vs: Any) -> dict[int, tuple[Tensor, str]]:
         gradients = torch.autograd.grad(y, leaves, create_graph=create_graph, allow_unused=True, materialize_grads=True)
         return sum([(g * v).sum() for g, v in zip(gradients, vs, strict=True)])  # type: ignore[return-value]
 
-    first = along(f(*leaves), True)
+    y = f(*leaves)
+    try:
+        first = along(y, True)
+    except RuntimeError:  # a checkpoint that works with `backward` alone
+        return {}
     found[1] = first.detach(), BY_REVERSE
     by_differences = differences(f, xs, vs) if xs[0].dtype == torch.float64 else None
     # Where the derivative is a declared one, differences of the value are another.
@@ -172,4 +176,4 @@ def _fails(f: Any, xs: Any, vs: Any, expected: dict[int, tuple[Tensor, str]]) ->
 
 def _told(error: Exception) -> str:
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:140]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text.splitlines()[0].partition('. ')[0][:200]}" if text else type(error).__name__

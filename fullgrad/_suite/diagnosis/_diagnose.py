@@ -141,17 +141,23 @@ def _count(number: int, word: str) -> str:
 
 def _of_scales(sizes: dict[str, Any]) -> Iterator[Found]:
     gradients = {name: s["backward"] for name, s in sizes.items() if isinstance(s["backward"], float) and s["backward"] > 0}
-    gradients = {name: g for name, g in gradients.items() if g < float("inf")}
     if len(gradients) < 2:
         return
     last = gradients.get("(all)", [*gradients.values()][-1])
-    lowest, highest = min(gradients, key=gradients.__getitem__), max(gradients, key=gradients.__getitem__)
-    for layer, kind in ((lowest, "vanishing gradient"), (highest, "exploding gradient")):
-        ratio = gradients[layer] / last
-        if ratio < _SMALL or ratio > _LARGE:
-            what = f"the gradient of its output has the root mean square {gradients[layer]:.2g}, that of the model's {last:.2g}"
-            page, line = "families/gradients", "y = fullgrad.scale_grad(y)  # the output of the layer"
-            yield Found(layer, kind, what, line, page=page)
+    low = {name: g for name, g in gradients.items() if g < _SMALL * last}
+    high = {name: g for name, g in gradients.items() if g > _LARGE * last}
+    for kind, rows, extreme in (("vanishing gradient", low, min), ("exploding gradient", high, max)):
+        if rows:
+            # The layer next to the loss: with its gradient as large as others, those before it may be right.
+            layer = [*rows][-1]
+            what = f"the gradient of its output has the root mean square {rows[layer]:.2g}, that of the model's {last:.2g}"
+            what += (
+                f"; in {_count(len(rows), 'layer')} it is as far off, at most {extreme(rows.values()):.2g}"
+                if len(rows) > 1
+                else ""
+            )
+            line = "y = fullgrad.scale_grad(y)  # where y is what the layer returned"
+            yield Found(layer, kind, what, line, page="families/gradients", layers=[*rows])
 
 
 # --- Transforms -----------------------------------------------------------------------------------------------------------

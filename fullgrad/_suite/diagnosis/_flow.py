@@ -140,7 +140,7 @@ class _Watch(TorchFunctionMode):
         if fresh:
             # Python's operators may be several calls of torch, and so several nodes.
             given = {v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
-            self.places.update(dict.fromkeys(_reachable([v.grad_fn for v in fresh], ChainMap(self.places, given)), place))
+            self.places.update(dict.fromkeys(reachable([v.grad_fn for v in fresh], ChainMap(self.places, given)), place))
         elif place is not None:
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:
@@ -200,7 +200,7 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     with torch.enable_grad():
         total = loss(output)
     records: list[Node] = []
-    graph = _reachable([total.grad_fn])
+    graph = reachable([total.grad_fn])
     for node in graph:
         if type(node).__name__ != "AccumulateGrad":
             node.register_hook(_recorder(node, owner.get(node, "(all)"), watch.places.get(node), records))
@@ -212,7 +212,7 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     cuts = []
     for place, layer, tensors in watch.cuts:
         found = {
-            names.get(id(v)) for n in _reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None
+            names.get(id(v)) for n in reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None
         }
         if found & none:
             cuts.append(Cut(place, layer, {str(n) for n in found & none}))
@@ -238,7 +238,8 @@ def _node(tensor: Tensor) -> Any:
     return tensor.grad_fn if tensor.grad_fn is not None else tensor.view_as(tensor).grad_fn if tensor.requires_grad else None
 
 
-def _reachable(roots: list[Any], known: Any = ()) -> list[Any]:
+def reachable(roots: list[Any], known: Any = ()) -> list[Any]:
+    """The nodes of a graph from its roots, up to those that are known."""
     found: dict[Any, None] = {}
     stack = [n for n in roots if n is not None]
     while stack:
@@ -255,7 +256,7 @@ def _nodes_of(output: Any, inputs: Any, owner: dict[Any, str]) -> list[Any]:
     begin = {v.grad_fn for v in pytree.tree_leaves(inputs) if isinstance(v, Tensor) and v.grad_fn is not None}
     ends = [v.grad_fn for v in pytree.tree_leaves(output) if isinstance(v, Tensor)]
     # Nodes of inner layers are passed through, those before the layer are not entered.
-    found = _reachable(ends, begin)
+    found = reachable(ends, begin)
     return [n for n in found if n not in owner and type(n).__name__ != "AccumulateGrad"]
 
 

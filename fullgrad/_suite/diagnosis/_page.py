@@ -24,11 +24,11 @@ article { background: var(--card); border: 1px solid var(--line); border-left: 4
   padding: .8rem 1rem; margin: .8rem 0; }
 .kind { color: var(--mark); font-weight: 600; }
 pre { background: var(--code); border: 1px solid var(--line); border-radius: 4px; padding: .5rem .7rem; margin: .3rem 0;
-  overflow-x: auto; }
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .88rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .88rem; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--dim); font-weight: 500; } td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { color: var(--dim); font-weight: 500; } .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .bar { display: inline-block; height: .6rem; background: var(--bar); border-radius: 2px; min-width: 1px; }
 td.bars { width: 30%; min-width: 6rem; } details summary { cursor: pointer; color: var(--dim); }
 """
@@ -101,7 +101,8 @@ def _layers(found: Diagnosis) -> str:
     rows = "".join(_row(layer, layer.name.partition("[")[0] in marked, low, high) for layer in found.layers)
     return (
         '<p class="dim">Root mean squares of the output and of its gradient, in the order of execution; bars are logarithmic.</p>'
-        '<div class="scroll"><table><tr><th>layer</th><th>class</th><th>value</th><th>gradient</th><th></th></tr>'
+        '<div class="scroll"><table><tr><th>layer</th><th>class</th>'
+        '<th class="n">value</th><th class="n">gradient</th><th></th></tr>'
         f"{rows}</table></div>"
     )
 

@@ -262,6 +262,7 @@ def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
             "nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))",
             "torch.randn(4, 3, 8, 8)",
         ),
+        ("nn.Sequential(nn.Linear(5, 6), nn.RReLU(), nn.Dropout1d(), nn.LSTM(6, 2))", "torch.randn(3, 4, 5)"),
         ("nn.LSTM(5, 6)", "torch.randn(3, 4, 5)"),
         ("nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))", "torch.arange(6).reshape(2, 3)"),
         ("nn.Linear(5, 2)", "{'input': torch.randn(3, 5)}"),

@@ -139,8 +139,10 @@ class _Watch(TorchFunctionMode):
         place = place_of_call(name)
         if fresh:
             # Python's operators may be several calls of torch, and so several nodes.
-            given = {v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
-            self.places.update(dict.fromkeys(reachable([v.grad_fn for v in fresh], ChainMap(self.places, given)), place))
+            inputs: dict[Any, Place | None] = {
+                v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)
+            }
+            self.places.update(dict.fromkeys(reachable([v.grad_fn for v in fresh], ChainMap(self.places, inputs)), place))
         elif place is not None:
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:

@@ -146,6 +146,42 @@ def test_the_context_of_a_function_mends_it(diagnosed):
     assert torch.allclose(names["found"], torch.autograd.grad(model(ys).sum(), ys)[0])
 
 
+WRONG = """
+class Step(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 0.5 * t
+"""
+
+
+@pytest.mark.long
+def test_a_rule_that_disagrees_with_the_backward_is_found(diagnosed):
+    """Forward mode of a Function is compared with its reverse mode, and both numbers are told."""
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{WRONG}\n\nclass Layer")
+    _, (found,), page = diagnosed(source)
+    assert found["kind"] == "Function"
+    assert found["fails"]["jvp"].startswith("is silently wrong: ")
+    assert "reverse mode without torch.func: " in found["fails"]["jvp"]
+    wrong, right = [float(t.split()[-1].strip(",")) for t in found["fails"]["jvp"].split(", reverse mode without torch.func: ")]
+    assert wrong != right
+    assert "torch.func.grad" not in found["fails"]
+    assert "is silently wrong" in Ids(page).text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("layer", "name"),
@@ -262,7 +298,7 @@ def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
             "nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))",
             "torch.randn(4, 3, 8, 8)",
         ),
-        ("nn.Sequential(nn.Linear(5, 6), nn.RReLU(), nn.Dropout1d(), nn.LSTM(6, 2))", "torch.randn(3, 4, 5)"),
+        ("nn.Sequential(nn.Linear(5, 6), nn.Dropout1d(), nn.LSTM(6, 2))", "torch.randn(3, 4, 5)"),
         ("nn.LSTM(5, 6)", "torch.randn(3, 4, 5)"),
         ("nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))", "torch.arange(6).reshape(2, 3)"),
         ("nn.Linear(5, 2)", "{'input': torch.randn(3, 5)}"),

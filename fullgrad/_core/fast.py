@@ -14,9 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
-from fullgrad._dispatch import is_compiling, is_unrecorded, transforms_active
+from fullgrad._dispatch import is_compiling, is_exporting, is_unrecorded, transforms_active
 
 ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 
@@ -105,7 +103,7 @@ def gated(formula: Callable[..., Any]) -> Any:
             found = version(*args)
             if found is not NotImplemented:
                 return found
-        if in_exports is not None and torch.compiler.is_exporting() and not transforms_active():
+        if in_exports is not None and is_exporting() and not transforms_active():
             found = in_exports(*args)
             if found is not NotImplemented:
                 return found

@@ -61,6 +61,7 @@ from fullgrad._dispatch.torch_private import (
     is_batched,
     is_compiling,
     is_computed_since,
+    is_exporting,
     is_forward_mode,
     is_wrapped,
     is_wrapper_subclass,

@@ -18,7 +18,7 @@ from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms
-from fullgrad._dispatch.torch_private import jit_tracing_state, transforms_active, unwrap_if_dead
+from fullgrad._dispatch.torch_private import is_exporting, jit_tracing_state, transforms_active, unwrap_if_dead
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                 rules.check_argument(a)
             elif rules.takes_buffers and is_jagged(a):
                 return rules.call_on_buffers(args)
-        if torch.compiler.is_exporting() or jit_tracing_state() is not None:
+        if is_exporting() or jit_tracing_state() is not None:
             return rules.export(args)
         if rules.meets_distributed and any_distributed(args):
             return rules.run_distributed(args)

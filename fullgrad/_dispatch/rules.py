@@ -13,7 +13,7 @@ from torch import Tensor
 from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of
 from fullgrad._dispatch.jagged import call_on_buffers
 from fullgrad._dispatch.state import only_vmap_active
-from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors
+from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors, is_exporting
 
 _CONTAINERS = (Sequence, Mapping, Set)
 
@@ -124,7 +124,7 @@ class Rules:
         """The call while torch.export or torch.jit.trace traces. The graph holds the value but not the declared derivative, which
         torch has no way to keep. ``vmap`` of the value is that of plain code; transforms that differentiate are refused.
         """
-        tracer = "torch.export" if torch.compiler.is_exporting() else "torch.jit.trace"
+        tracer = "torch.export" if is_exporting() else "torch.jit.trace"
         if not only_vmap_active():
             raise NotImplementedError(
                 f"{self.name}: {tracer} would replace the declared derivative by that of the plain operations inside a "
@@ -136,7 +136,7 @@ class Rules:
                 "program gives the derivative of the plain torch operations. Export under torch.no_grad() to silence this.",
                 stacklevel=4,
             )
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return self.forward(*args)
         # torch checks a trace by another one without grad mode, which must have the same operations; a traced forward reuses no
         # buffers and no constants.

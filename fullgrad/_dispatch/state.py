@@ -149,7 +149,11 @@ def unwrap_legacy_batched(tensor: Tensor, count: int) -> tuple[Tensor, int]:
 
 
 def can_view_bits() -> bool:
-    """Whether numbers may be viewed as the integers of their bits: torch's legacy vmap and torch.jit.trace lack such a view."""
+    """Whether numbers may be viewed as the integers of their bits: torch's legacy vmap and torch.jit.trace lack such a view, and
+    ``vmap`` of torch 2.11.
+    """
+    if not torch_private.batches_views_of_bits and (_is_compiling() or transforms_active()):
+        return False
     return not in_legacy_vmap() and torch_private.jit_tracing_state() is None
 
 

@@ -190,6 +190,12 @@ _add_legacy_dim = _optional("_add_batch_dim", None, _LEGACY_VMAP)
 in_legacy_vmap: Callable[[], bool] = functools.partial(_key_is_included, _VMAP_MODE)
 
 
+# Whether `vmap` takes views of the bits of numbers; in torch 2.11 it raises.
+batches_views_of_bits = _optional("_C._dispatch_has_kernel_for_dispatch_key", lambda *names: True, "vmap of bits may raise")(
+    "aten::view.dtype", "FuncTorchBatched"
+)
+
+
 def remove_legacy_dim(tensor: Tensor) -> Tensor:
     """A tensor of the innermost legacy vmap with its batch as dim 0."""
     return _remove_legacy_dim(tensor, _legacy_level() or 1, 1, 0)
@@ -234,6 +240,14 @@ def dirty_tensors(ctx: Any) -> Any:
 
 # Whether torch.jit.trace is active; `torch.jit.is_tracing` says the same through two more calls.
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
+
+
+def is_exporting() -> bool:
+    """`torch.compiler.is_exporting`, which in torch 2.11 is true in all code that is compiled."""
+    found = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if found is None else found
+
+
 # A method that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
 SCRIPT_HOOK = "__prepare_scriptable__"
 

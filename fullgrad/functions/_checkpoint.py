@@ -4,14 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fullgrad._core.calls import Call, Result
 from fullgrad._core.watching import made
-from fullgrad._dispatch import is_differentiating, transforms_active
+from fullgrad._dispatch import is_differentiating, is_exporting, transforms_active
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import apart, declared, is_differentiated, recomputed, values_of
 from fullgrad.functions._replay import Replay
@@ -59,7 +58,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not callable(f):
         raise TypeError(f"checkpoint: `f` must be callable, got a value of type {type(f).__name__}.")
     if is_dynamo_compiling():  # torch's own knows no transforms, under which a compiler decides what is kept
-        if transforms_active() or torch.compiler.is_exporting():
+        if transforms_active() or is_exporting():
             return f(*args, **kwargs)
         return torch_checkpoint(f, *args, use_reentrant=False, **kwargs)
     if not is_differentiating():

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import pytree, traced_below
+from fullgrad._dispatch import is_exporting, pytree, traced_below
 from fullgrad.functions._reads import guard
 
 
@@ -39,7 +38,7 @@ class Made:
         if not is_dynamo_compiling():
             return self.run(args, kwargs)
         # An exported graph holds the value alone.
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return self.function(*args, **kwargs)
         return _node[0](self, *pytree.tree_map(lambda v: NOTHING if v is None else v, (args, kwargs)))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.records import function_for_graph, function_of
-from fullgrad._dispatch import traced_below
+from fullgrad._dispatch import is_exporting, traced_below
 from fullgrad.functions._made import NOTHING
 from fullgrad.functions._reads import guard
 
@@ -36,7 +36,7 @@ def one_node(function: F) -> F:
 
 def value_alone() -> bool:
     """Whether a graph is exported, or traced by `torch.jit.trace`, which holds the value alone, of torch code."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return is_exporting() or torch.jit.is_tracing()
 
 
 def _for_graph(value: Any) -> Any:

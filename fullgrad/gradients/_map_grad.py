@@ -61,8 +61,10 @@ def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
 
 @one_node
 def _mapped(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    if value_alone():
+        return MapGrad.apply(x, None)
     refuse_in_graphs("map_grad", "f", f)
-    return MapGrad.apply(x, None if value_alone() else Map(f))  # Dynamo knows no Map, and an exported graph has the value alone
+    return MapGrad.apply(x, Map(f))
 
 
 class Map:

@@ -10,6 +10,7 @@ import pathlib
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -123,7 +124,9 @@ def no_waiting() -> Iterator[None]:
         mode, before = register().forbid_waiting, register().forbid_waiting(True)
     else:
         mode, before = torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode()
-        mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the mode is a prototype
+            mode("error")
     try:
         yield
     finally:

@@ -218,9 +218,11 @@ def _statement(way: str, function: Function, leaves: tuple[Tensor, ...], case: C
 
 
 def function_of_its_own(function: Function) -> Function:
-    """A function with its own code object: torch.compile counts how often it compiles the same code, and gives up."""
+    """A function with its own code object: torch.compile counts how often it compiles the same code, and gives up. The code is
+    of a file, as torch 2.11 wraps others in one function.
+    """
     namespace: dict[str, Any] = {"function": function}
-    exec("def own(*inputs):\n    return function(*inputs)", namespace)
+    exec(compile("def own(*inputs):\n    return function(*inputs)", __file__, "exec"), namespace)
     return namespace["own"]
 
 

@@ -178,6 +178,10 @@ def test_a_rule_that_disagrees_with_the_backward_is_found(diagnosed):
     assert "reverse mode without torch.func: " in found["fails"]["jvp"]
     wrong, right = [float(t.split()[-1].strip(",")) for t in found["fails"]["jvp"].split(", reverse mode without torch.func: ")]
     assert wrong != right
+    # Inside of `adopting` the rule is the same, so the line has the operator with the backward's derivative.
+    assert found["line"] == "y = fullgrad.spikes.ste_heaviside(x, None, tie=0.0)"
+    mended = source.replace("return Step.apply(y)", found["line"].replace("y =", "return").replace("(x,", "(y,"))
+    assert diagnosed(mended)[:2] == (0, [])
     assert "torch.func.grad" not in found["fails"]
     assert "is silently wrong" in Ids(page).text
 

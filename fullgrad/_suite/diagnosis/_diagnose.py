@@ -203,16 +203,24 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
     module = None if file is None else tree(Path(file), False)
     audited = [] if module is None or file is None else [f for f in audit_tree(module, file) if f.name == cls.__name__]
     what = f"{cls.__name__}, a torch.autograd.Function, runs here: {_count(len(fails), 'derivative')} of 8 fail"
-    place = ""
+    place = operator = ""
     if audited:
         place = f"{_mend.short(audited[0].file)}:{audited[0].line}"
         write = full(audited[0].replacement)
         what += f"; by its source it breaks {', '.join(audited[0].breaks)}"
-        what += f". The operator for it is {write}" if "adopt(" not in write else ""
+        operator = write if "adopt(" not in write else ""
     if not line and result.inside:
-        line = min(result.inside, key=lambda context: len(result.inside[context]))
-        what += f"; {len(result.inside[line])} also inside of {line.removesuffix(':')}"
-    return Found(name, "Function", what, line, page=_PAGE_OF.get(line, "adopt"), place=place, fails=fails, layers=layers)
+        best = min(result.inside, key=lambda context: len(result.inside[context]))
+        left = len(result.inside[best])
+        what += f"; {left} also inside of {best.removesuffix(':')}"
+        line = best if left < len(fails) else ""
+    instead_of = ""
+    if operator and line:
+        what += f". The operator for it is {operator}"
+    elif operator:
+        line, instead_of = f"y = {operator}", f"y = {cls.__name__}.apply(x)"
+    page = _PAGE_OF.get(line, "audit")
+    return Found(name, "Function", what, line, instead_of, page, place, fails, layers)
 
 
 # --- The source -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import html.parser
 import json
 import operator
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -424,3 +425,16 @@ def test_wrong_use_is_told_in_one_line(model, batch, more, told, tmp_path, capsy
     assert told in error
     assert error.count("\n") == 1
     assert not (tmp_path / "diagnose.html").exists()
+
+
+@pytest.mark.long
+def test_the_example_of_the_page_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    """The file and the lines in `docs/audit.md`."""
+    section = (Path(__file__).parents[2] / "docs" / "audit.md").read_text().partition("\n## Diagnose a model\n")[2]
+    source, printed = section.partition("```python\n")[2].partition("```")[0], section.partition("\n$ ")[2].partition("\n```")[0]
+    command, _, lines = printed.partition("\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(source)
+    assert main(command.removeprefix("python -m fullgrad ").split()) == 1
+    assert capsys.readouterr().out.splitlines() == lines.splitlines()

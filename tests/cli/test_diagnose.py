@@ -351,6 +351,41 @@ def test_checkpoints_of_torch_are_adopted(diagnosed):
     assert {f["line"] for f in found} == {"with fullgrad.adopting(checkpoint=True), fullgrad.completing():"}
 
 
+@pytest.mark.long
+def test_values_that_are_not_finite_name_the_call(diagnosed):
+    """A logarithm of 0 is told at its place, parameters by name; neither the loss nor the scales are blamed."""
+    source = HEAD.replace("LINE", "return torch.log(y.relu())").replace(", nn.Linear(8, 3)", "")
+    _, (found,), _ = diagnosed(source)
+    assert (found["kind"], found["layer"], found["line"]) == ("nan value", "1", "")
+    assert "its output is NaN or infinite, by log" in found["what"]
+    place, _, number = found["place"].rpartition(":")
+    assert place.endswith(".py")
+    assert "torch.log" in source.splitlines()[int(number) - 1]
+    source = HEAD.replace("LINE", "return y").replace("    return nn.Seq", "    model = nn.Seq")
+    source = source.replace("\ndef batch", "    model[0].weight.data[0, 0] = float('nan')\n    return model\n\ndef batch")
+    _, (found,), _ = diagnosed(source)
+    assert (found["kind"], found["layer"], found["line"]) == ("nan value", "0", "")
+    assert "so are parameters: weight" in found["what"]
+
+
+@pytest.mark.long
+def test_gradients_may_be_sparse(diagnosed):
+    """An embedding with sparse gradients is diagnosed as any other layer."""
+    source = "from torch import nn, arange\ndef model():\n    return nn.Embedding(9, 4, sparse=True)\nbatch = arange(6)\n"
+    _, findings, page = diagnosed(source)
+    assert {f["kind"] for f in findings} <= {"transform"}
+    assert "get no gradient" not in page
+
+
+@pytest.mark.long
+def test_values_used_as_constants_are_compared_with_reverse_mode(diagnosed):
+    """A layer that detaches declares another derivative than that of its value; forward mode does not heed `torch.no_grad`."""
+    assert diagnosed(HEAD.replace("LINE", "return y / y.square().mean().sqrt().detach()"))[:2] == (0, [])
+    _, (found,), _ = diagnosed(HEAD.replace("LINE", "with torch.no_grad(): s = y.norm()\n        return y / s"))
+    assert {"jvp", "jvp over jvp"} <= found["fails"].keys()
+    assert not {"torch.func.grad", "vmap(grad)", "grad over grad"} & found["fails"].keys()
+
+
 def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
     """Parameters, gradients, buffers, hooks, the training mode, the batch, and the state of the random numbers."""
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)).train()
@@ -393,6 +428,11 @@ def test_the_page_is_one_file_and_escapes_names():
 SOURCE = """
 import torch
 model, batch, wrong, number = torch.nn.Linear(5, 2), torch.randn(3, 5), torch.randn(3, 4), 3
+def in_place(y):
+    y = y.exp()
+    z = y * y
+    y += 1
+    return z.sum()
 """
 
 
@@ -410,6 +450,7 @@ model, batch, wrong, number = torch.nn.Linear(5, 2), torch.randn(3, 5), torch.ra
         ("FILE:model", "FILE:wrong", (), "raises with"),
         ("FILE:model", "FILE:batch", ("--loss", "FILE:number"), "must be a function of the output"),
         ("FILE:model", "FILE:batch", ("--loss", "torch:sign"), "must return one floating number"),
+        ("FILE:model", "FILE:batch", ("--loss", "FILE:in_place"), "the backward of"),
         ("FILE:model", "FILE:batch", ("--output", "no_such_folder/page.html"), "there is no folder no_such_folder"),
     ],
 )

@@ -103,7 +103,7 @@ def _batch(path: str) -> Any:
 
 
 def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.Namespace) -> None:
-    """Tell errors of the model and of the loss in one line."""
+    """Tell errors of the model, of the loss, and of their backward in one line."""
     with kept(model), torch.enable_grad():
         try:
             output = model(*copied(args), **copied(kwargs))
@@ -113,11 +113,18 @@ def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.
             total = loss(output)
         except Exception as error:
             raise UsageError(f"{options.loss or 'the loss'} raises with the output of {options.model}: {_told(error)}") from None
-    if options.loss is None and not any(isinstance(v, Tensor) for v in pytree.tree_leaves(output)):
-        raise UsageError(f"{options.model} returns a {type(output).__name__} without tensors; pass --loss, a function of it.")
-    if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
-        found = f"a tensor of shape {tuple(total.shape)}, {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
-        raise UsageError(f"{options.loss or 'the loss'} must return one floating number as a tensor, got {found}.")
+        if options.loss is None and not any(isinstance(v, Tensor) for v in pytree.tree_leaves(output)):
+            raise UsageError(f"{options.model} returns a {type(output).__name__} without tensors; pass --loss, a function of it.")
+        if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
+            found = (
+                f"a tensor of shape {tuple(total.shape)}, {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
+            )
+            raise UsageError(f"{options.loss or 'the loss'} must return one floating number as a tensor, got {found}.")
+        try:
+            if total.requires_grad:
+                total.backward()
+        except Exception as error:
+            raise UsageError(f"the backward of {options.model} raises with {options.batch}: {_told(error)}") from None
 
 
 def _loaded(path: str) -> Any:

@@ -126,9 +126,14 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         yield Found(
             "(all)", "no gradient", "the loss has no gradient: all of it is computed under torch.no_grad, or from constants", ""
         )
-    for layer in recorded.nonfinite:
-        line = "with torch.autograd.detect_anomaly(): ..."
-        yield Found(layer, "nan value", "its output is NaN or infinite, and its input finite", line, page="families/safe")
+    for layer, place in recorded.nonfinite.items():
+        module = model if layer == "(all)" else model.get_submodule(layer)
+        wrong = [n for n, p in module.named_parameters() if not p.isfinite().all()]
+        place = None if wrong else place
+        what = f"its output is NaN or infinite{f', by {place.function}' if place else ''}"
+        what += f", and so are parameters: {', '.join(wrong[:4])}" if wrong else ", and its input finite"
+        # The operators of this package for such functions change the derivative, not the value.
+        yield Found(layer, "nan value", what, "", place=str(place or ""))
 
 
 def _called(node: Node) -> str:
@@ -144,6 +149,8 @@ def _of_scales(sizes: dict[str, Any]) -> Iterator[Found]:
     if len(gradients) < 2:
         return
     last = gradients.get("(all)", [*gradients.values()][-1])
+    if last == float("inf"):
+        return
     low = {name: g for name, g in gradients.items() if g < _SMALL * last}
     high = {name: g for name, g in gradients.items() if g > _LARGE * last}
     for kind, rows, extreme in (("vanishing gradient", low, min), ("exploding gradient", high, max)):
@@ -151,11 +158,9 @@ def _of_scales(sizes: dict[str, Any]) -> Iterator[Found]:
             # The layer next to the loss: with its gradient as large as others, those before it may be right.
             layer = [*rows][-1]
             what = f"the gradient of its output has the root mean square {rows[layer]:.2g}, that of the model's {last:.2g}"
-            what += (
-                f"; in {_count(len(rows), 'layer')} it is as far off, at most {extreme(rows.values()):.2g}"
-                if len(rows) > 1
-                else ""
-            )
+            if len(rows) > 1:
+                end = f"{'down' if extreme is min else 'up'} to {extreme(rows.values()):.2g}"
+                what += f"; in {_count(len(rows), 'layer')} it is as far off, {end}"
             line = "y = fullgrad.scale_grad(y)  # where y is what the layer returned"
             yield Found(layer, kind, what, line, page="families/gradients", layers=[*rows])
 

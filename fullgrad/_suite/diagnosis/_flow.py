@@ -63,7 +63,7 @@ class Flow(NamedTuple):
     functions: dict[str, list[Any]]  # the classes of Functions that run in a layer itself, by its name
     operators: dict[str, set[str]]  # the names of graph nodes of a layer itself
     without: list[str]  # parameters that get no gradient, or zeros
-    nonfinite: list[str]  # layers whose output is not finite though their input is
+    nonfinite: dict[str, Place | None]  # layers whose output is not finite though their input is, and the call that made it so
     loss: float
     has_gradient: bool
 
@@ -124,6 +124,7 @@ class _Watch(TorchFunctionMode):
         self.layers, self.is_on = layers, True
         self.places: dict[Any, Place | None] = {}
         self.cuts: list[tuple[Place, str, list[Tensor]]] = []
+        self.nonfinite: dict[str, Place | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         y = func(*args, **(kwargs or {}))
@@ -131,6 +132,8 @@ class _Watch(TorchFunctionMode):
         if not self.is_on or not torch.is_grad_enabled() or (name == "__get__" and ".data." not in (resolve_name(func) or "")):
             return y
         outputs = [v for v in (y if isinstance(y, (tuple, list)) else (y,)) if isinstance(v, Tensor)]
+        if self.layers[-1] not in self.nonfinite and not _finite(outputs) and _finite((args, kwargs)):
+            self.nonfinite[self.layers[-1]] = place_of_call(name)
         fresh = [v for v in outputs if v.grad_fn is not None and v.grad_fn not in self.places]
         ends = outputs and not any(v.requires_grad for v in outputs)
         if not fresh and not ends:
@@ -158,7 +161,7 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     kinds: dict[Any, list[str]] = {}
     functions: dict[str, list[Any]] = {}
     operators: dict[str, set[str]] = {}
-    nonfinite: list[str] = []
+    nonfinite: dict[str, Place | None] = {}
     given: list[Any] = []
     seen: set[Any] = set()
     watch, handles = _Watch(layers), []
@@ -178,8 +181,12 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
         functions.setdefault(name, []).extend(c for c in classes if c not in functions[name])
         operators.setdefault(name, set()).update(map(_name, own))
         first = given.pop()
-        if not _finite(output) and _finite((args, kwargs)) and not any(n.startswith(f"{name}.") for n in nonfinite):
-            nonfinite.append(name)
+        if (
+            not _finite(output)
+            and _finite((args, kwargs))
+            and not any(name == "(all)" or n.startswith(f"{name}.") for n in nonfinite)
+        ):
+            nonfinite[name] = watch.nonfinite.get(name)
         key = name == "(all)", type(module), frozenset(map(_name, own)), frozenset(classes)
         if name not in seen and (own or key[0]):
             calls.setdefault(kinds.setdefault(key, [name])[0], Call(name, module, *first))
@@ -202,14 +209,15 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     with torch.enable_grad():
         total = loss(output)
     records: list[Node] = []
-    graph = reachable([total.grad_fn])
-    for node in graph:
-        if type(node).__name__ != "AccumulateGrad":
+    is_finite = _finite(total)
+    for node in reachable([total.grad_fn]):
+        # Where the value is not finite, the derivative of the loss is not either.
+        if type(node).__name__ != "AccumulateGrad" and (is_finite or node in owner):
             node.register_hook(_recorder(node, owner.get(node, "(all)"), watch.places.get(node), records))
     if total.requires_grad:
         total.backward()
     names = {id(p): name for name, p in model.named_parameters()}
-    without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not _passed(p.grad))]
     none = {n for n, p in model.named_parameters() if p.requires_grad and p.grad is None}
     cuts = []
     for place, layer, tensors in watch.cuts:
@@ -233,7 +241,17 @@ def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss
 
 
 def _finite(value: Any) -> bool:
-    return all(bool(v.isfinite().all()) for v in pytree.tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point())
+    leaves = [_dense(v) for v in pytree.tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
+    return all(bool(v.isfinite().all()) for v in leaves)
+
+
+def _passed(gradient: Tensor) -> int:
+    return int(_dense(gradient).count_nonzero())
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The numbers of a sparse tensor, such as the gradient of an embedding."""
+    return x.coalesce().values() if x.layout is torch.sparse_coo else x
 
 
 def _node(tensor: Tensor) -> Any:
@@ -281,11 +299,17 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
         came, went = [[g for g in gs if isinstance(g, Tensor)] for gs in (before, after)]
         if not came or not went:
             return
-        elements = sum(int(g.count_nonzero()) for g in came)
-        passed = sum(int(g.count_nonzero()) for g in went)
+        elements, passed = sum(map(_passed, came)), sum(map(_passed, went))
         made_nan = all(_finite(g) for g in came) and not all(_finite(g) for g in went)
         units = None
-        if len(came) == len(went) == 1 and came[0].shape == went[0].shape and came[0].ndim > 1 and len(came[0]) >= _SAMPLES:
+        is_dense = all(g.layout is torch.strided for g in (*came, *went))
+        if (
+            is_dense
+            and len(came) == len(went) == 1
+            and came[0].shape == went[0].shape
+            and came[0].ndim > 1
+            and len(came[0]) >= _SAMPLES
+        ):
             reached = came[0].ne(0).any(0)
             units = int((reached & ~went[0].ne(0).any(0)).sum()), int(reached.sum())
         records.append(Node(name, cls, layer, place, elements, passed, units, made_nan))

@@ -116,7 +116,8 @@ def of_nan(place: Place | None, function: str) -> Mend:
     name = place.function if place is not None else function
     if name in _SINGULAR:
         found = _written(place, _SINGULAR[name])
-        return Mend(*(found or (f"y = {_SINGULAR[name]}(x)", f"y = {name}(x)")), "families/safe")
+        given = "(a, b)" if _TAKES[_SINGULAR[name].rpartition(".")[2]] == 2 else "(x)"
+        return Mend(*(found or (f"y = {_SINGULAR[name]}{given}", f"y = {name}{given}")), "families/safe")
     return Mend("x = fullgrad.nan_to_num_grad(x)  # the input of this function", "", "families/gradients")
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
 
 import fullgrad
 from fullgrad._dispatch import pytree
@@ -60,7 +61,10 @@ def tested(call: Call, has_functions: bool) -> Tested:
                 f, xs = _scalar(call, dtype)
                 if not xs:
                     return Tested({}, {}, "it has no floating input or parameter")
-                if not torch.equal(f(*xs), f(*xs)):
+                value = f(*xs)
+                if not value.isfinite():
+                    return Tested({}, {}, "its value is NaN or infinite")
+                if not torch.equal(value, f(*xs)):
                     return Tested({}, {}, "it draws random numbers")
                 directions = tuple(torch.randn_like(x) * _scale(x) for x in xs)
                 expected = {order: e for order, e in _expected(f, xs, directions).items() if e[0].isfinite()}
@@ -139,20 +143,34 @@ def _expected(f: Any, xs: Any, vs: Any) -> dict[int, tuple[Tensor, str]]:
         gradients = torch.autograd.grad(y, leaves, create_graph=create_graph, allow_unused=True, materialize_grads=True)
         return sum([(g * v).sum() for g, v in zip(gradients, vs, strict=True)])  # type: ignore[return-value]
 
-    y = f(*leaves)
+    with _Constants() as constants:
+        y = f(*leaves)
     try:
         first = along(y, True)
     except RuntimeError:  # a checkpoint that works with `backward` alone
         return {}
     found[1] = first.detach(), BY_REVERSE
     # Where the derivative is a declared one, differences of the value are another.
-    is_declared = any(hasattr(type(node), "_forward_cls") for node in reachable([y.grad_fn]))
+    is_declared = constants.are_made or any(hasattr(type(node), "_forward_cls") for node in reachable([y.grad_fn]))
     by_differences = differences(f, xs, vs) if xs[0].dtype == torch.float64 and not is_declared else None
     if by_differences is not None and _close(first.detach(), by_differences[0]):
         return {1: (by_differences[0], BY_DIFFERENCES), 2: (by_differences[1], BY_DIFFERENCES)}
     with contextlib.suppress(RuntimeError, NotImplementedError):
         found[2] = along(first, False).detach(), BY_REVERSE
     return found
+
+
+class _Constants(TorchFunctionMode):
+    """Whether values with a gradient are used as constants, as spectral norms do."""
+
+    are_made = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = resolve_name(func) or ""
+        if not torch.is_grad_enabled() or name.rpartition(".")[2] in ("detach", "detach_") or ".data." in name:
+            leaves = pytree.tree_leaves((args, kwargs))
+            self.are_made |= any(isinstance(v, Tensor) and v.requires_grad for v in leaves)
+        return func(*args, **(kwargs or {}))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -22,7 +22,7 @@ h3 { font-size: 1rem; margin: 0; overflow-wrap: anywhere; }
 p { margin: .4rem 0; overflow-wrap: anywhere; } .dim { color: var(--dim); font-size: .88rem; } .good { color: var(--good); }
 article { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--mark); border-radius: 6px;
   padding: .8rem 1rem; margin: .8rem 0; }
-.kind { color: var(--mark); font-weight: 600; }
+article td { overflow-wrap: anywhere; } .kind { color: var(--mark); font-weight: 600; }
 pre { background: var(--code); border: 1px solid var(--line); border-radius: 4px; padding: .5rem .7rem; margin: .3rem 0;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .88rem; }

@@ -1,18 +1,19 @@
 """`audit`: Functions, detach tricks, gradient hooks and straight-through code in place, found in the source."""
 
 import ast
-import warnings
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from fullgrad.audit import _functions, _terms
-from fullgrad.audit._sources import sources
+from fullgrad.audit._names import arguments, contents
+from fullgrad.audit._sources import parsed, trees
 
-# Signs that an in-place change is a straight-through estimator: words in the computation, and in the name of the function.
+# Signs that an in-place change is a straight-through estimator: words in the computation, and words of the function's name.
 _HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
-_FORWARD = ("forward", "__call__", "quant", "binar", "ste", "step")
-_NOT_FORWARD = ("init", "reset", "load", "setup", "state_dict")
+_FORWARD = re.compile(r"forward|__call__|(^|_)(fake_?)?(quant|binar)|(^|_)(ste|step)(_|$)")
+_NOT_FORWARD = re.compile(r"init|reset|load|setup|state_dict|dequant")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def audit(targets: Iterable[str]) -> list[Finding]:
     """The findings in files, folders and installed packages, in the order of files and lines. Nothing is imported or run.
 
     Args:
-        targets: Names of installed packages or modules, and paths of folders and files.
+        targets: Names of installed modules and packages, also as a package index spells them, and paths of folders and files.
 
     Returns:
         A list of :class:`Finding`.
@@ -55,18 +56,7 @@ def audit(targets: Iterable[str]) -> list[Finding]:
         >>> "CheckpointFunction" in [finding.name for finding in found if "vmap" in finding.breaks]
         True
     """
-    files = [(path, label, label == target) for target in targets for path, label in sources(target)]
-    return [finding for file in files for finding in audit_file(*file)]
-
-
-def audit_file(path: Path, label: str, is_named: bool) -> list[Finding]:
-    """The findings in a file; none in one that is not Python, unless the user named it."""
-    try:
-        return audit_source(path.read_text(encoding="utf-8", errors="replace"), label)
-    except SyntaxError:
-        if is_named:
-            raise
-        return []
+    return [finding for target in targets for tree, label in trees(target) for finding in audit_tree(tree, label)]
 
 
 def audit_source(text: str, file: str) -> list[Finding]:
@@ -90,9 +80,11 @@ def audit_source(text: str, file: str) -> list[Finding]:
         >>> finding.breaks
         ('float16', 'inf', '-0.0')
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes in strings
-        tree = ast.parse(text)
+    return audit_tree(parsed(text), file)
+
+
+def audit_tree(tree: ast.Module, file: str) -> list[Finding]:
+    """The findings in the syntax tree of a module."""
     found = [
         Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
         for cls in _functions.classes(tree)
@@ -101,41 +93,54 @@ def audit_source(text: str, file: str) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.line)
 
 
+class _Place(NamedTuple):
+    """Where an expression stands: the function, or the module, whether it is in an optimizer, and whether under ``no_grad``."""
+
+    scope: ast.AST
+    in_optimizer: bool = False
+    no_grad: bool = False
+
+
 def _expressions(tree: ast.Module, file: str) -> Iterator[Finding]:
-    stack: list[tuple[ast.AST, str, bool]] = [(tree, "", False)]
+    stack: list[tuple[ast.AST, _Place]] = [(tree, _Place(tree))]
     while stack:
-        node, function, no_grad = stack.pop()
+        node, place = stack.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            function, no_grad = node.name, any("no_grad" in ast.unparse(d) for d in node.decorator_list)
+            place = _Place(node, place.in_optimizer, any("no_grad" in ast.unparse(d) for d in node.decorator_list))
+        elif isinstance(node, ast.ClassDef):
+            place = place._replace(in_optimizer=any("Optim" in word for word in (node.name, *map(ast.unparse, node.bases))))
         elif isinstance(node, ast.With):
-            no_grad = no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
+            no_grad = place.no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
+            place = place._replace(no_grad=no_grad)
         inner = True
-        if isinstance(node, ast.BinOp):
-            trick = _terms.trick(node)
-            if trick is not None:
-                breaks = ("float16", "inf", "-0.0")
-                yield Finding("detach trick", _shortened(node), file, node.lineno, breaks, _terms.replacement(*trick))
-                inner = False  # a part of a sum is not a trick of its own
+        trick = _terms.trick(node)
+        if trick is not None:
+            breaks = ("float16", "inf", "-0.0")
+            write = _terms.replacement(trick, place.scope)
+            yield Finding("detach trick", _shortened(node), file, getattr(node, "lineno", 0), breaks, write)
+            inner = False  # a part of a sum is not a trick of its own
         elif isinstance(node, ast.Call):
-            yield from _call(node, file, function, no_grad)
-        elif isinstance(node, ast.Assign) and _is_forward(function) and _is_hard(node.value):
+            yield from _call(node, file, place)
+        elif isinstance(node, ast.Assign) and _is_hard(node.value):
             changed = node.targets[0]
-            if isinstance(changed, ast.Attribute) and changed.attr == "data":
+            if isinstance(changed, ast.Attribute) and changed.attr == "data" and _is_forward(place, changed.value):
                 yield _in_place(node, file, ("vmap", "func.grad", "jvp", "compile"), changed.value, node.value)
         if inner:
-            stack += [(child, function, no_grad) for child in ast.iter_child_nodes(node)]
+            stack += [(child, place) for child in ast.iter_child_nodes(node)]
 
 
-def _call(node: ast.Call, file: str, function: str, no_grad: bool) -> Iterator[Finding]:
+def _call(node: ast.Call, file: str, place: _Place) -> Iterator[Finding]:
     if not isinstance(node.func, ast.Attribute) or len(node.args) != 1:
         return
     owner, method, argument = node.func.value, node.func.attr, node.args[0]
     if method == "register_hook":
+        if isinstance(owner, ast.Attribute) and owner.attr == "grad_fn":
+            return  # of a node of the graph, where it is told of gradients that pass
         yield Finding("hook", _shortened(node), file, node.lineno, ("jvp", "no_grad"), _of_hook(argument))
-    elif method == "copy_" and _is_forward(function) and _is_hard(argument):
+    elif method == "copy_" and _is_hard(argument) and _is_forward(place, owner):
         if isinstance(owner, ast.Attribute) and owner.attr == "data":
             yield _in_place(node, file, ("vmap", "in-place input"), owner.value, argument)
-        elif no_grad:
+        elif place.no_grad:
             yield _in_place(node, file, ("jvp (silently 0)", "in-place input"), owner, argument)
 
 
@@ -152,13 +157,27 @@ def _of_hook(argument: ast.AST) -> str:
     return _functions.of_gradient_map(argument.body, gradient) or "a Function with this vjp"
 
 
-def _is_forward(function: str) -> bool:
-    name = function.lower()
-    return any(word in name for word in _FORWARD) and not any(word in name for word in _NOT_FORWARD)
+def _is_forward(place: _Place, changed: ast.expr) -> bool:
+    """Whether a change in place is part of a forward: not of an optimizer, nor of a gradient or a module made on the spot."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", getattr(place.scope, "name", "")).lower()
+    if place.in_optimizer or not _FORWARD.search(name) or _NOT_FORWARD.search(name) or "closure" in arguments(place.scope):
+        return False
+    root = changed
+    while isinstance(root, (ast.Attribute, ast.Subscript)):
+        if isinstance(root, ast.Attribute) and root.attr == "grad":
+            return False
+        root = root.value
+    made = contents(place.scope, root.id) if isinstance(root, ast.Name) else None
+    return not (made and all(_is_construction(value) for value in made))
+
+
+def _is_construction(value: ast.expr) -> bool:
+    """``nn.Linear(…)``."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2][:1].isupper()
 
 
 def _is_hard(value: ast.AST) -> bool:
-    text = ast.unparse(value).lower()
+    text = ast.unparse(value).lower().replace("dequant", "")
     return any(word in text for word in _HARD)
 
 

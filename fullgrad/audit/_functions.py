@@ -3,8 +3,10 @@
 import ast
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from fullgrad import spikes
+from fullgrad.audit._names import assignments, changed_in_place, pairs
 
 # Patterns in the backward of a step, and the spike of that slope. The first match counts.
 _SLOPES = (
@@ -42,40 +44,68 @@ _PUBLISHED = {
     "super_spike": "spikes.fast_sigmoid(v, 1.0, grad_scale=alpha)",
 }
 _MASK = re.compile(r"[<>]|\bmask|\bwhere|masked_fill|\ble\(|\bge\(|\blt\(|\bgt\(|logical|hardtanh")
+_SMOOTH = re.compile(r"\bexp\(|\bpow\(|\*\*|tanh|sigmoid|sech|gauss|\berf")  # a slope other than 0 and 1
 _ROUNDINGS = {"round": "round", "ceil": "ceil", "floor": "floor", "trunc": "trunc", "fix": "trunc"}
 
 
-def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    """The Functions of a module, recognized by their bases, direct or in the module, that have a forward or a backward."""
+class FunctionClass(NamedTuple):
+    """A Function: its name and line, and its methods and assignments, those that it inherits in its module among them."""
+
+    name: str
+    lineno: int
+    methods: dict[str, ast.FunctionDef]
+    attributes: dict[str, str]
+
+
+def classes(tree: ast.Module) -> Iterator[FunctionClass]:
+    """The Functions of a module, recognized by their bases, direct or in the module, that have a forward or a backward.
+
+    A class without a forward, from which others of the module inherit, is part of these.
+    """
     known = {"InplaceFunction"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.autograd"):
             known |= {alias.asname or alias.name for alias in node.names if alias.name in ("Function", "InplaceFunction")}
+    found: dict[str, FunctionClass] = {}
+    rows: list[tuple[ast.ClassDef, FunctionClass]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(_is_function(ast.unparse(base), known) for base in node.bases):
             known.add(node.name)
-            if method(node, "forward") or method(node, "backward"):
-                yield node
+            cls = _with_inherited(node, [found[name] for base in node.bases if (name := ast.unparse(base)) in found])
+            found[node.name] = cls
+            rows.append((node, cls))
+    bases = {ast.unparse(base) for node, _ in rows for base in node.bases}
+    for node, cls in rows:
+        own = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        if "forward" in own or ("backward" in own and ("forward" in cls.methods or node.name not in bases)):
+            yield cls
+
+
+def _with_inherited(node: ast.ClassDef, bases: list[FunctionClass]) -> FunctionClass:
+    methods: dict[str, ast.FunctionDef] = {}
+    attributes: dict[str, str] = {}
+    for base in reversed(bases):
+        methods |= base.methods
+        attributes |= base.attributes
+    methods |= {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
+    for target, value in assignments(ast.Module([n for n in node.body if isinstance(n, ast.Assign)], [])):
+        attributes[ast.unparse(target)] = "" if value is None else ast.unparse(value)
+    return FunctionClass(node.name, node.lineno, methods, attributes)
 
 
 def _is_function(base: str, known: set[str]) -> bool:
     return base in known or base.endswith(("autograd.Function", "autograd.function.Function", "function.InplaceFunction"))
 
 
-def method(cls: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    """A method of the class itself."""
-    return next((n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
-
-
-def breaks(cls: ast.ClassDef) -> tuple[str, ...]:
+def breaks(cls: FunctionClass) -> tuple[str, ...]:
     """The features of torch that the class lacks, or that go wrong with it."""
-    forward, backward = method(cls, "forward"), method(cls, "backward")
+    forward, backward = cls.methods.get("forward"), cls.methods.get("backward")
     broken = []
-    if forward is not None and method(cls, "setup_context") is None:
+    if forward is not None and "setup_context" not in cls.methods:
         broken.append("func.grad")  # torch.func needs setup_context
-    if method(cls, "vmap") is None and not _says(cls, "generate_vmap_rule"):
+    if "vmap" not in cls.methods and cls.attributes.get("generate_vmap_rule") != "True":
         broken.append("vmap")
-    if method(cls, "jvp") is None:
+    if "jvp" not in cls.methods:
         broken.append("jvp")
     broken.append("compiled transforms")
     if backward is not None and any("once_differentiable" in ast.unparse(d) for d in backward.decorator_list):
@@ -89,47 +119,99 @@ def breaks(cls: ast.ClassDef) -> tuple[str, ...]:
     return tuple(broken)
 
 
-def _says(cls: ast.ClassDef, name: str) -> bool:
-    return any(
-        isinstance(n, ast.Assign) and any(ast.unparse(t) == name for t in n.targets) and ast.unparse(n.value) == "True"
-        for n in cls.body
-    )
-
-
-def _keeps_a_tensor(cls: ast.ClassDef) -> bool:
+def _keeps_a_tensor(cls: FunctionClass) -> bool:
     """Whether an input that has a gradient is kept in ctx by itself: the first one, as others are often numbers."""
-    forward = method(cls, "forward")
-    arguments = [a.arg for a in forward.args.args] if forward else []
-    if len(arguments) < 2:
+    setup = cls.methods.get("setup_context")
+    function = cls.methods.get("forward") if setup is None else setup
+    names = _arguments(function) if function else []
+    if function is None or len(names) < 2:
         return False
-    kept = [n for n in ast.walk(forward) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name)] if forward else []
-    return any(ast.unparse(n.targets[0]).startswith(f"{arguments[0]}.") and ast.unparse(n.value) == arguments[1] for n in kept)
+    context, *given = names
+    first = {given[0]} if setup is None else {f"{given[0]}[0]"}
+    whole = set() if setup is None else {given[0]}
+    for target, value in _unpacked(function, whole):
+        text = "" if value is None else ast.unparse(value)
+        if isinstance(target, ast.Name) and text in first:  # x, w = inputs
+            first.add(target.id)
+        kept = [ast.unparse(n) for n in value.elts] if isinstance(value, (ast.Tuple, ast.List)) else [text]
+        if ast.unparse(target).startswith(f"{context}.") and any(word in first | whole for word in kept):
+            return True
+    return False
+
+
+def _unpacked(function: ast.FunctionDef, whole: set[str]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """The assignments of a function; the first target of ``x, w = inputs`` has the value ``inputs[0]``."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign):
+            continue
+        is_whole = isinstance(node.value, ast.Name) and node.value.id in whole
+        for target in node.targets:
+            if is_whole and isinstance(target, (ast.Tuple, ast.List)) and target.elts:
+                yield target.elts[0], ast.Subscript(node.value, ast.Constant(0), ast.Load())
+            else:
+                yield from pairs(target, node.value)
+
+
+# What is known without the numbers of a tensor.
+_FORM = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad", "needs_input_grad", "size", "dim", "numel")
+_REDUCTIONS = ("any", "all", "sum", "mean", "max", "min", "equal", "allclose")
 
 
 def _reads_numbers(function: ast.FunctionDef) -> bool:
-    calls = (n.func.attr for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
-    return any(name in ("item", "numpy", "tolist") for name in calls)
+    """Whether a rule reads the numbers of a tensor that depends on its arguments, or branches on them."""
+    given = {*_arguments(function)}
+    for _ in range(8):
+        more = {t.id for t, v in _each_assignment(function) if isinstance(t, ast.Name) and v is not None and _depends(v, given)}
+        if more <= given:
+            break
+        given |= more
+    for node in ast.walk(function):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            asked, names = node.test, _REDUCTIONS
+        else:
+            asked, names = node, ("item", "numpy", "tolist")
+        for n in ast.walk(asked) if names is _REDUCTIONS else (asked,):
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in names and _depends(n, given):
+                return True
+    return False
 
 
-def replacement(cls: ast.ClassDef) -> str:
+def _each_assignment(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """The assignments of a function; a tuple that is unpacked is the value of each of its names."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from [(inner, value or node.value) for inner, value in pairs(target, node.value)]
+
+
+def _depends(value: ast.AST, given: set[str]) -> bool:
+    """Whether an expression depends on the numbers of one of these names."""
+    if isinstance(value, ast.Attribute) and value.attr in _FORM:
+        return False
+    if isinstance(value, ast.Name):
+        return value.id in given
+    return any(_depends(child, given) for child in ast.iter_child_nodes(value))
+
+
+def replacement(cls: FunctionClass) -> str:
     """The operator of fullgrad with the same value and derivative, by the shape of both; otherwise ``adopt``."""
     adopt = f"adopt({cls.name})"
     return _PUBLISHED.get(cls.name) or _by_shape(cls, adopt)
 
 
-def _by_shape(cls: ast.ClassDef, adopt: str) -> str:
-    forward, backward = method(cls, "forward"), method(cls, "backward")
+def _by_shape(cls: FunctionClass, adopt: str) -> str:
+    forward, backward = cls.methods.get("forward"), cls.methods.get("backward")
     if forward is None or backward is None:
         return adopt
-    inputs, gradients = _arguments(forward)[method(cls, "setup_context") is None :], _arguments(backward)[1:]
+    inputs, gradients = _arguments(forward)["setup_context" not in cls.methods :], _arguments(backward)[1:]
     value, slope = _returned(forward), _first(_returned(backward))
     if not inputs or not gradients or value is None or slope is None:
         return adopt
     x, gradient = inputs[0], gradients[0]
-    if _is_same(value, x) and x not in map(_changed_in_place, ast.walk(forward)):
+    if _is_same(value, x) and x not in map(changed_in_place, ast.walk(forward)):
         return of_gradient_map(slope, gradient) or adopt
-    passes = _is_same(slope, gradient) and gradient not in map(_changed_in_place, ast.walk(backward))
-    masks = _MASK.search(_body(backward)) is not None
+    passes = _is_same(slope, gradient) and gradient not in map(changed_in_place, ast.walk(backward))
+    masks = _MASK.search(_body(backward)) is not None and _SMOOTH.search(_body(backward)) is None
     outermost = next(iter(_calls(value)), "") if _of_the_input(value, x) else ""
     if outermost in _ROUNDINGS:
         if not isinstance(value, ast.Call) or value.keywords or len(value.args) > 1:  # with a number of decimals
@@ -180,14 +262,10 @@ def _spike(name: str, x: str, passes: bool, body: str, tie: str) -> str:
 
 def of_gradient_map(slope: ast.expr, gradient: str) -> str | None:
     """The operator that is the identity with this map of the gradient."""
-    text = ast.unparse(slope)
-    if isinstance(slope, ast.UnaryOp) and isinstance(slope.op, ast.USub):
-        return "reverse_grad(x)"
-    called = [*_calls(slope)]
-    is_product = isinstance(slope, ast.BinOp) and isinstance(slope.op, (ast.Mult, ast.Div))
-    reverses = re.search(rf"{gradient} \* -|-\w[\w.]* \* {gradient}|{gradient}\.neg\(", text)
-    if called[:1] == ["neg"] or (is_product and reverses):
-        return "reverse_grad(x, scale)"
+    text, called = ast.unparse(slope), [*_calls(slope)]
+    sign, factors = _product(slope)
+    if sign < 0 and sum(_is_same(factor, gradient) for factor in factors) == 1:
+        return "reverse_grad(x)" if len(factors) == 1 else "reverse_grad(x, scale)"
     if _is_clip_of(slope, gradient):
         return "clip_grad(x, bound)"
     if "nan_to_num" in called or "nan_to_num_" in called:
@@ -204,6 +282,20 @@ def of_gradient_map(slope: ast.expr, gradient: str) -> str | None:
         if gradient in (ast.unparse(slope.left), ast.unparse(slope.right)):
             return "scale_bwd(x, scale)"
     return None
+
+
+def _product(node: ast.expr) -> tuple[int, list[ast.expr]]:
+    """The sign of a product, and its factors without the divisors."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, factors = _product(node.operand)
+        return -sign, factors
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "neg":
+        sign, factors = _product(node.func.value if ast.unparse(node.func.value) != "torch" else node.args[0])
+        return -sign, factors
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+        (left, factors), (right, others) = _product(node.left), _product(node.right)
+        return left * right, [*factors, *(others if isinstance(node.op, ast.Mult) else [ast.Constant(1)])]
+    return 1, [node]
 
 
 def _is_clip_of(slope: ast.expr, gradient: str) -> bool:
@@ -225,39 +317,45 @@ def _body(function: ast.FunctionDef) -> str:
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
-    """The expression of the last return, with names that are assigned once replaced by their values."""
-    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
-    if not returns:
+    """The expression that is returned, with names that are assigned once replaced by their values; None if there are several.
+
+    A None, which is returned or assigned where nobody asks for a gradient, does not count.
+    """
+    returns = [n.value for n in _own_nodes(function) if isinstance(n, ast.Return) and n.value is not None]
+    returns = [value for value in returns if not _is_none(_first(value))]
+    if len({ast.dump(_first(value) or value) for value in returns}) != 1:
         return None
-    assigned: dict[str, list[ast.expr]] = {}
-    for n in ast.walk(function):
-        if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], ast.Name):
-            assigned.setdefault(n.targets[0].id, []).append(n.value)
-        changed = _changed_in_place(n)
-        if changed is not None:  # so that the name is not replaced
-            assigned.setdefault(changed, []).extend([value for value in [returns[-1].value] if value is not None] * 2)
-    value = returns[-1].value
+    value: ast.expr | None = returns[-1]
+    assigned: dict[str, list[ast.expr | None]] = {}
+    for target, given in assignments(function):
+        if isinstance(target, ast.Name) and not _is_none(given):
+            assigned.setdefault(target.id, []).append(given)
+    changed = {*map(changed_in_place, ast.walk(function))}
     for _ in range(4):
         first = _first(value)
-        found = assigned.get(first.id, []) if isinstance(first, ast.Name) else []
-        if len(found) != 1 or not isinstance(first, ast.Name) or _mentions(found[0], first.id):
+        if not isinstance(first, ast.Name) or first.id not in assigned:
+            break
+        found = assigned[first.id]
+        if first.id in _arguments(function) and not all(v is not None and _is_same(v, first.id) for v in found):
+            return None  # an argument that has another value now
+        if len(found) != 1 or found[0] is None or first.id in changed or _mentions(found[0], first.id):
             break
         value = found[0]
     return value
 
 
-def _changed_in_place(node: ast.AST) -> str | None:
-    """The name of a tensor that a statement changes: ``x += …``, ``x[…] = …``, ``x.mul_(…)``."""
-    target = None
-    if isinstance(node, ast.AugAssign):
-        target = node.target
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-        target = node.targets[0]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        is_in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
-        target = node.func.value if is_in_place else None
-    target = target.value if isinstance(target, ast.Subscript) else target
-    return target.id if isinstance(target, ast.Name) else None
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions in it."""
+    stack: list[ast.AST] = [*function.body]
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            stack += ast.iter_child_nodes(node)
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _first(value: ast.expr | None) -> ast.expr | None:

@@ -1,8 +1,41 @@
-"""The Python files of a file, a folder, or an installed package, which is not imported."""
+"""The Python files of a file, a folder, or an installed package, which is not imported, and their syntax trees."""
 
+import ast
+import importlib.metadata
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def trees(target: str) -> Iterator[tuple[ast.Module, str]]:
+    """The syntax tree of each file, with the name of the file in the report. Files that are not Python are left out.
+
+    Raises:
+        FileNotFoundError: There is no such file, folder or package.
+        SyntaxError: The target is a file, and not Python.
+    """
+    for path, label in sources(target):
+        found = tree(path, is_named=label == target)
+        if found is not None:
+            yield found, label
+
+
+def tree(path: Path, is_named: bool) -> ast.Module | None:
+    """The syntax tree of a file; None for one that is not Python, unless the user named it."""
+    try:
+        return parsed(path.read_text(encoding="utf-8", errors="replace"))
+    except SyntaxError:
+        if is_named:
+            raise
+        return None
+
+
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes in strings
+        return ast.parse(text)
 
 
 def sources(target: str) -> Iterator[tuple[Path, str]]:
@@ -10,15 +43,42 @@ def sources(target: str) -> Iterator[tuple[Path, str]]:
     path = Path(target)
     if path.suffix == ".py" and path.is_file():
         yield path, target
-        return
-    root = path if path.is_dir() else _package(target)
-    if root.is_file():
-        yield root, f"{target.replace('.', '/')}.py"
-        return
-    for file in sorted(root.rglob("*.py")):
-        inner = file.relative_to(root)
+    elif path.is_dir():
+        yield from _files(path, target)
+    else:
+        for name in _modules(target):
+            root = _package(name)
+            if root.is_file():
+                yield root, f"{name.replace('.', '/')}.py"
+            else:
+                yield from _files(root, name.replace(".", "/"))
+
+
+def _files(folder: Path, label: str) -> Iterator[tuple[Path, str]]:
+    for file in sorted(folder.rglob("*.py")):
+        inner = file.relative_to(folder)
         if not any(part.startswith(".") or part == "node_modules" for part in inner.parts):
-            yield file, (Path(target.replace(".", "/") if root is not path else target) / inner).as_posix()
+            yield file, (Path(label) / inner).as_posix()
+
+
+def _modules(target: str) -> list[str]:
+    """The module of a name, or those of an installed distribution, whose name on the index may be another."""
+    try:
+        if importlib.util.find_spec(target.partition(".")[0]) is not None:
+            return [target]
+    except (ImportError, ValueError):
+        pass
+    try:
+        files = importlib.metadata.files(target) or []
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        files = []
+    paths = [file for file in files if file.suffix == ".py" and ".." not in file.parts]
+    found = dict.fromkeys(
+        file.parts[0].removesuffix(".py") for file in paths if len(file.parts) == 1 or file.name == "__init__.py"
+    )
+    if not found:
+        raise FileNotFoundError(f"{target}: no such file or folder, and no package of this name is installed.")
+    return [*found]
 
 
 def _package(name: str) -> Path:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from fullgrad.audit._sources import sources
+from fullgrad.audit._sources import trees
 from fullgrad.completion import operators
 
 # What people call, by the operator that it comes to.
@@ -38,24 +38,26 @@ _CALLS = {
     "lstm.input": "LSTM GRU RNN",
 }
 _OPERATOR = {name: operator for operator, names in _CALLS.items() for name in names.split()}
+Found = dict[str, tuple[str, list[str]]]
 _OWNERS = {"torch", "nn", "F", "functional", "linalg"}
 
 
-def torch_operators(targets: Iterable[str]) -> dict[str, tuple[str, list[str]]]:
+def torch_operators(targets: Iterable[str]) -> Found:
     """The names under which sources call such operators, with what torch lacks and the places. Nothing is imported or run."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    lacking = operators()
+    found: Found = {}
     for target in targets:
-        for path, label in sources(target):
-            try:
-                tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-            except SyntaxError:
-                continue
-            for name, line in _calls(tree):
-                lacks = lacking.get(f"aten::{_OPERATOR[name]}")
-                if lacks is not None:
-                    found.setdefault(name, (lacks, []))[1].append(f"{label}:{line}")
+        for tree, label in trees(target):
+            add_operators(tree, label, found)
     return found
+
+
+def add_operators(tree: ast.Module, file: str, found: Found) -> None:
+    """Add those that a module calls."""
+    lacking = operators()
+    for name, line in _calls(tree):
+        lacks = lacking.get(f"aten::{_OPERATOR[name]}")
+        if lacks is not None:
+            found.setdefault(name, (lacks, []))[1].append(f"{file}:{line}")
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -1,8 +1,10 @@
 """`python -m fullgrad audit`: what it finds in source that is not run, and what it says about each finding."""
 
+import ast
 import json
 
 import pytest
+import torch
 
 import fullgrad
 from fullgrad._suite.cli import main
@@ -45,6 +47,7 @@ class Own(torch.autograd.Function):
         ("x.round()", "g * 2", "adopt(Own)"),
         ("x.clamp(-1, 1)", "g", "replace_grad(x.clamp(low, high), x)"),
         ("x.clamp(-1, 1)", "grad[x.abs() > 1] = 0; grad", "clamp(x, low, high)"),
+        ("x.clamp(-1, 1)", "g * torch.where(x.abs() > 1, torch.exp(-x.abs()), 1.0)", "adopt(Own)"),
         ("torch.clamp(x - x.max(), min=0)", "g", "adopt(Own)"),
         ("x.sign()", "g", "spikes.ternary_sign(x, 0.0, None)"),
         ("x.sign()", "g * (x.abs() <= 1)", "spikes.ternary_sign(x, 0.0)"),
@@ -67,6 +70,10 @@ class Own(torch.autograd.Function):
         ("torch.round(x, decimals=2)", "g", "adopt(Own)"),
         ("x.clone()", "torch.nan_to_num(g)", "nan_to_num_grad(x)"),
         ("x.exp()", "g * x.exp()", "adopt(Own)"),
+        ("x.clone()", "-g * alpha", "reverse_grad(x, scale)"),
+        ("x.clone()", "-(alpha * g)", "reverse_grad(x, scale)"),
+        ("x.clone()", "-(g + 1)", "adopt(Own)"),
+        ("x.round()", "g = g * 2; g", "adopt(Own)"),
     ],
 )
 def test_a_function_is_replaced_by_its_shape(forward, backward, write):
@@ -84,13 +91,20 @@ def test_a_function_is_replaced_by_its_shape(forward, backward, write):
         ("(y - x).detach() + x", "replace_grad(y, x)"),
         ("x - (x - y).detach()", "replace_grad(y, x)"),
         ("y.detach() + x - x.detach()", "replace_grad(y, x)"),
-        ("y_hard - y_soft.detach() + y_soft", "replace_grad(y_hard, y_soft)"),
+        ("y_hard - y_soft.detach() + y_soft", "replace_grad(y_hard, y_hard + y_soft)"),
+        ("-(x - y).detach() + x", "replace_grad(y, x)"),
+        ("x - (-y + x).detach()", "replace_grad(y, x)"),
+        ("x + (-(x - y)).detach()", "replace_grad(y, x)"),
+        ("(x + y).detach() - x", "replace_grad(y, -x)"),
+        ("-((x - y).detach() - x)", "replace_grad(y, x)"),
         ("(y - x).data + x", "replace_grad(y, x)"),
         ("x + (x.round() - x).detach()", "round(x)"),
         ("x + (torch.floor(x) - x).detach()", "floor(x)"),
         ("x + (torch.round(x / s) * s - x).detach()", "replace_grad(torch.round(x / s) * s, x)"),
         ("x + sg(q(x) - x)", "replace_grad(q(x), x)"),
-        ("(x - x * s).detach() + x * s", "scale_bwd(x, s)"),
+        ("(x - x * 0.1).detach() + x * 0.1", "scale_bwd(x, 0.1)"),
+        ("(x - x * s).detach() + x * s", "replace_grad(x, x * s)"),
+        ("x.detach() + v * (x - x.detach())", "scale_bwd(x, v)"),
         ("x + v * (x - x.detach())", "scale_bwd(x, 1 + v)"),
         ("x - (x - x.detach()) * v", "scale_bwd(x, 1 - v)"),
         ("x + (y - z).detach()", None),
@@ -104,6 +118,63 @@ def test_a_detach_trick_in_any_order(expression, write):
     found = audit_source(f"def f(x, y, z):\n    return {expression}\n", "f.py")
     assert [f.replacement for f in found] == ([] if write is None else [write])
     assert all(f.breaks == ("float16", "inf", "-0.0") and f.line == 2 for f in found)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("body", "write"),
+    [
+        ("return torch.round(x / s) * s - x.detach() + x", "replace_grad(torch.round(x / s) * s, torch.round(x / s) * s + x)"),
+        ("return noise * var / var.detach() + mu - mu.detach()", "replace_grad(v, v + mu)"),
+        ("return y + z.detach() + x - x.detach()", "replace_grad(y + z, y + x)"),
+        ("return torch.round(x / 0.5) * 0.5 - x.detach() + x", "replace_grad(torch.round(x / 0.5) * 0.5, x)"),
+        ("return (x > 0).float() - x.detach() + x", "replace_grad((x > 0).float(), x)"),
+        ("return torch.where(x > y, torch.ones_like(x), 0.0) - x.detach() + x", "replace_grad(v, x)"),
+        ("return torch.where(x > 0, y, 0.0) - x.detach() + x", "replace_grad(v, v + x)"),
+        ("h = torch.zeros_like(x).scatter_(1, z, 1.0)\n    return h - x.detach() + x", "replace_grad(h, x)"),
+        ("h = torch.zeros_like(x)\n    h.scatter_(1, z, y)\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("h = torch.zeros_like(x)\n    h += y\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("h = F.one_hot(x.argmax(-1), 3).to(x)\n    return h - x.detach() + x", "replace_grad(h, x)"),
+        ("h = F.one_hot(x.argmax(-1), 3) * y\n    return h - x.detach() + x", "replace_grad(h, h + x)"),
+        ("return soft.round(x) - x.detach() + x", "replace_grad(soft.round(x), soft.round(x) + x)"),
+        ("x += (y - x).detach()\n    return x", "replace_grad(y, x)"),
+        ("x -= (x - y).detach()\n    return x", "replace_grad(y, x)"),
+    ],
+)
+def test_a_replacement_has_the_gradient_of_every_term(body, write):
+    """A term of the value that may have a gradient of its own is in the surrogate, too; `v` stands for the value."""
+    (found,) = audit_source(f"def f(x, y, z, s, noise, var, mu):\n    {body}\n", "f.py")
+    value = body.partition("return ")[2].partition(" - x.detach()")[0].partition(" + mu - mu")[0]
+    assert found.replacement == write.replace("(v, v +", f"({value}, {value} +").replace("(v, x", f"({value}, x")
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "torch.round(x / s) * s - x.detach() + x",
+        "s * x / x.detach() + s - s.detach()",
+        "x + s.detach() + x * s - (x * s).detach()",
+        "(x + s).detach() - x",
+        "-(x - s).detach() + x",
+        "x - (x - s) * 2 - x.detach() + x",
+        "(x - x * s).detach() + x * s",
+        "x.detach() - s.detach() * (x - x.detach())",
+        "x - s * (x - x.detach())",
+        "(x > 0).float() - x.detach() + x",
+    ],
+)
+def test_replacements_have_the_value_and_the_gradients_of_the_trick(trick):
+    """The code to write is run: its value and its gradients with respect to each tensor are those of the sum."""
+    (found,) = audit_source(f"def f(x, s):\n    return {trick}\n", "f.py")
+    x, s = torch.tensor([0.3, -1.7]).requires_grad_(), torch.tensor([0.25, 2.0]).requires_grad_()
+    results = []
+    for code in (trick, found.replacement):
+        names = {"torch": torch, "replace_grad": fullgrad.replace_grad, "scale_bwd": fullgrad.scale_bwd, "x": x, "s": s}
+        y = eval(code, names)
+        results.append((y, *torch.autograd.grad(y.sum(), (x, s), allow_unused=True, materialize_grads=True)))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.short
@@ -134,6 +205,52 @@ def test_hooks_and_code_in_place(statement, kind, write):
         assert audit_source(f"def reset_parameters(self, x, y):\n    {statement}\n", "f.py") == []
 
 
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Low(Optimizer):\n    def step(self): p.data = self.quantize(p.data)",
+        "class Low:\n    def step(self, closure=None): p.data = self.quantize(p.data)",
+        "def quantize(p): p.grad.data = p.grad.round()",
+        "def quantize(p): p.grad.data.copy_(p.grad.round())",
+        "def register(p): p.data = p.round()",
+        "def test_system(p): p.data = p.round()",
+        "def force_requantize(m): m.weight.data = m.quantize()",
+        "def forward(self): self.weight.data = self.dequantize()",
+        "def forward(self):\n    other = torch.nn.Linear(1, 1)\n    other.weight.data = self.quantize()",
+        "def forward(self, x): x.grad_fn.register_hook(clear_the_cache)",
+    ],
+)
+def test_other_changes_in_place_are_no_findings(text):
+    """Optimizers, gradients, new modules, conversions and hooks of the graph are not part of a forward's derivative."""
+    assert audit_source(text, "f.py") == []
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ["forward", "quantize", "fake_quant", "binarize", "lif_step", "applySTE", "forward_impl"])
+def test_names_of_forwards(name):
+    """Words of a function's name say that it is part of a forward, in any style."""
+    assert len(audit_source(f"def {name}(w): w.data = w.round()", "f.py")) == 1
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("line", "reads"),
+    [
+        ("c = torch.tensor([1.0, 2.0], dtype=x.dtype); y = sum(c.tolist())", False),
+        ("y = x * 2; z = y.max(); n = z.item()", True),
+        ("if x.abs().max() > 1: y = 1", True),
+        ("if x.dim() > 1: y = 1", False),
+        ("if any(ctx.needs_input_grad): y = 1", False),
+        ("(y,) = ctx.saved_tensors; n = y.numpy()", True),
+    ],
+)
+def test_numbers_that_are_read(line, reads):
+    """Constants may be read; numbers of the inputs that are read, or branched on, hold for one sample."""
+    text = function("x.exp()", "g", setup="pass\n        " + "\n        ".join(line.split("; ")))
+    assert ("one sample at a time" in audit_source(text, "")[0].breaks) is reads
+
+
 def test_what_breaks_is_what_the_class_lacks():
     """Rules that a class declares do not break; a misused context does."""
     text = function("x.round()", "g", setup="ctx.x = x")
@@ -160,6 +277,103 @@ class Derived(Whole):
     found = audit_source(whole, "")
     assert found[0].breaks == ("compiled transforms", "second order", "one sample at a time")
     assert [f.name for f in found] == ["Whole", "Derived"]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("line", "keeps"),
+    [
+        ("ctx.x, ctx.w = x, w", True),
+        ("ctx.w, ctx.x = w, x", True),
+        ("ctx.w = ctx.x = x", True),
+        ("ctx.both = (x, w)", True),
+        ("ctx.w, ctx.shape = w, x.shape", False),
+        ("ctx.save_for_backward(x, w)", False),
+    ],
+)
+@pytest.mark.parametrize("is_new_style", [False, True])
+def test_a_tensor_kept_in_any_assignment(line, keeps, is_new_style):
+    """An input that is kept by itself is found in tuples and chains, in a forward and in a setup_context."""
+    before, inside = "ctx, x, w", line
+    if is_new_style:
+        before, inside = "x, w", "pass"
+    text = f"""
+class Own(torch.autograd.Function):
+    def forward({before}):
+        {inside}
+        return x * w
+    def backward(ctx, g): return g, g
+"""
+    if is_new_style:
+        text += f"    def setup_context(ctx, inputs, output):\n        x, w = inputs\n        {line}\n"
+    (found,) = audit_source(text, "")
+    assert ("in-place changes unnoticed" in found.breaks) is keeps
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("line", ["ctx.x, ctx.w = inputs", "ctx.inputs = inputs", "ctx.x = inputs[0]"])
+def test_inputs_kept_by_setup_context(line):
+    """The inputs of setup_context may be kept without names of their own."""
+    whole = f"def setup_context(ctx, inputs, output):\n        {line}"
+    text = function("x", "g").replace("ctx, x, alpha=1.0", "x, alpha=1.0").replace("ctx.save_for_backward(x)", "pass")
+    (found,) = audit_source(text.replace("    @staticmethod\n    def backward", f"    {whole}\n\n    def backward"), "")
+    assert "in-place changes unnoticed" in found.breaks
+
+
+def test_an_inherited_backward():
+    """A class with the backward of its base is replaced by its shape, breaks where both do, and stands for the base."""
+    text = """
+class Straight(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g): return g
+
+class RoundSTE(Straight):
+    @staticmethod
+    def forward(ctx, x): return x.round()
+
+class Sharp(RoundSTE):
+    @staticmethod
+    def backward(ctx, g): return g * 2
+
+class Alone(torch.autograd.Function):
+    @staticmethod
+    def backward(ctx, g): return g
+"""
+    found = {f.name: f for f in audit_source(text, "")}
+    assert [*found] == ["RoundSTE", "Sharp", "Alone"]
+    assert found["RoundSTE"].replacement == "round(x)"
+    assert found["RoundSTE"].breaks == ("func.grad", "jvp", "compiled transforms", "second order")
+    assert found["Sharp"].replacement == "adopt(Sharp)"
+    assert found["Sharp"].breaks == ("func.grad", "jvp", "compiled transforms")
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("backward", "write"),
+    [
+        ("grad = None; if ctx.needs_input_grad[0]: grad = -g * ctx.alpha; return grad, None", "reverse_grad(x, scale)"),
+        ("grad = other = None; if ctx.needs_input_grad[0]: grad = -g; return grad, other", "reverse_grad(x)"),
+        ("grad, other = None, None; if ctx.needs_input_grad[0]: grad = -g; return grad, other", "reverse_grad(x)"),
+        ("if not ctx.needs_input_grad[0]: return None, None; return -g, None", "reverse_grad(x)"),
+        ("if ctx.needs_input_grad[0]: return -g, None; return None, None", "reverse_grad(x)"),
+        ("if ctx.needs_input_grad[0]: return -g, None; return g, None", "adopt(Own)"),
+        ("grad = g; grad, other = f(g); return grad, other", "adopt(Own)"),
+        ("return None, -g", "adopt(Own)"),
+    ],
+)
+def test_gradients_that_nobody_asks_for(backward, write):
+    """A None where no gradient is needed says nothing about the derivative; two different returns have no one shape."""
+    lines = "\n        ".join(backward.split("; "))
+    text = f"""
+class Own(torch.autograd.Function):
+    def forward(ctx, x, alpha): return x.view_as(x)
+    def backward(ctx, g):
+        {lines}
+"""
+    (found,) = audit_source(text, "")
+    assert found.replacement == write
 
 
 SOURCE = function("x.round()", "g")
@@ -232,3 +446,29 @@ y = F.grid_sample(x, g) + torch.linalg.det(a) + sympy.det(a) + F.relu(x)
 def test_operators_of_torch_have_names():
     """Those of the table are completed ones."""
     assert {f"aten::{name}" for name in _OPERATOR.values()} <= set(fullgrad.completion.operators())
+
+
+def test_a_file_is_parsed_once(tmp_path, monkeypatch):
+    """The command takes the findings and torch's operators from one syntax tree of each file."""
+    (tmp_path / "one.py").write_text(SOURCE)
+    (tmp_path / "two.py").write_text("import torch\ny = torch.linalg.det(x)\n")
+    texts, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *rest, **options: texts.append(text) or parse(text, *rest, **options))
+    assert main(["audit", str(tmp_path)]) == 1
+    assert len(texts) == 2
+
+
+def test_a_package_by_its_name_on_the_index(tmp_path, monkeypatch):
+    """A distribution stands for its modules, in any spelling of its name; a name of nothing says so."""
+    (tmp_path / "own_module").mkdir()
+    (tmp_path / "own_module" / "__init__.py").write_text(SOURCE)
+    (tmp_path / "alone.py").write_text(SOURCE)
+    info = tmp_path / "a_python_own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-python-own\nVersion: 1.0\n")
+    (info / "RECORD").write_text("own_module/__init__.py,,\nalone.py,,\n../../bin/own.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("a-python-own", "a_python_own", "A-Python-Own"):
+        assert [f.file for f in audit([name])] == ["own_module/__init__.py", "alone.py"]
+    with pytest.raises(FileNotFoundError, match="no-such-own: no such file or folder, and no package"):
+        audit(["no-such-own"])

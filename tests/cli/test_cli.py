@@ -144,7 +144,7 @@ def interrupts(monkeypatch):
     monkeypatch.setattr(_adopt, "_measure", interrupted_after(1, lambda published, kept: None))
     monkeypatch.setattr(_adopt, "page_table", lambda kept: "")
     monkeypatch.setattr(_torch, "measured", interrupted_after(1, lambda op, samples: nothing))
-    monkeypatch.setattr(_audit, "audit_file", interrupted_after(3, _audit.audit_file))
+    monkeypatch.setattr(_audit, "audit_tree", interrupted_after(3, _audit.audit_tree))
 
 
 @pytest.mark.short

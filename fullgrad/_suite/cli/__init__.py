@@ -1,10 +1,10 @@
-"""The command line: ``python -m fullgrad check | audit | adopt | fuzz | list | plot | bench | torch``."""
+"""The command line: ``python -m fullgrad check | audit | diagnose | adopt | fuzz | list | plot | bench | torch``."""
 
 import argparse
 import sys
 
 from fullgrad import __version__
-from fullgrad._suite.cli import _adopt, _audit, _bench, _check, _fuzz, _list, _plot, _torch
+from fullgrad._suite.cli import _adopt, _audit, _bench, _check, _diagnose, _fuzz, _list, _plot, _torch
 from fullgrad._suite.cli._errors import UsageError, check_names
 from fullgrad._suite.cli._output import INTERRUPTED, tables_beside_json
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fullgrad", description="Declared gradients, proved on this machine.")
     parser.add_argument("--version", action="version", version=f"fullgrad {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (_adopt, _audit, _bench, _check, _fuzz, _list, _plot, _torch):
+    for module in (_adopt, _audit, _bench, _check, _diagnose, _fuzz, _list, _plot, _torch):
         module.register(commands)
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

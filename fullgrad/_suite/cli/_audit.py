@@ -8,10 +8,10 @@ from typing import Any
 from fullgrad._suite.cli._errors import UsageError, extra
 from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
 from fullgrad.audit import Finding
-from fullgrad.audit._find import audit_file
+from fullgrad.audit._find import audit_tree
 from fullgrad.audit._probe import PROBES, probe
-from fullgrad.audit._sources import sources
-from fullgrad.audit._torch import torch_operators
+from fullgrad.audit._sources import sources, tree
+from fullgrad.audit._torch import Found, add_operators
 
 
 def register(commands: Any) -> None:
@@ -28,12 +28,16 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the findings; the exit status is 1 if there are any."""
     found: list[Finding] = []
+    of_torch: Found = {}
     probed: dict[int, dict[str, str]] = {}
     try:
         files = [(path, label, label == target) for target in options.targets for path, label in sources(target)]
         with Stoppable(len(files), "files") as work:
-            for file in files:
-                found += audit_file(*file)
+            for path, label, is_named in files:
+                module = tree(path, is_named)
+                if module is not None:
+                    found += audit_tree(module, label)
+                    add_operators(module, label, of_torch)
                 work.done += 1
     except (FileNotFoundError, SyntaxError) as error:
         raise UsageError(str(error)) from None
@@ -46,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json != "-":
         _print(found, probed)
         if not work.stopped:
-            _print_torch(torch_operators(options.targets))
+            _print_torch(of_torch)
     write_json(
         options, [{**dataclasses.asdict(f), **({"probes": probed[i]} if i in probed else {})} for i, f in enumerate(found)]
     )
@@ -71,7 +75,7 @@ def _print(found: list[Finding], probed: dict[int, dict[str, str]]) -> None:
     shown.print(", ".join(f"{kind}: {number}" for kind, number in counts.most_common()))
 
 
-def _print_torch(found: dict[str, tuple[str, list[str]]]) -> None:
+def _print_torch(found: Found) -> None:
     """A line for each of torch's own operators, which are no findings: they are right inside `completing`."""
     if found:
         print("\nof torch, right inside of fullgrad.completing():")

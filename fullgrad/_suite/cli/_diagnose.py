@@ -1,0 +1,181 @@
+"""``python -m fullgrad diagnose``: where a model's gradient ends, what raises or is wrong, and the line that mends it."""
+
+import argparse
+import copy
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullgrad._dispatch import pytree
+from fullgrad._suite.cli._errors import UsageError, did_you_mean
+from fullgrad._suite.cli._output import add_json, write_json
+from fullgrad._suite.diagnosis._diagnose import arguments_of, diagnose, with_gradients
+from fullgrad._suite.diagnosis._flow import copied, kept, squares
+from fullgrad._suite.diagnosis._page import called, page
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "diagnose", help="a model: where its gradient ends, what raises or is wrong, the line that mends it"
+    )
+    parser.add_argument("model", metavar="MODULE:MODEL", help="a module, or a function that returns one; also FILE.py:MODEL")
+    parser.add_argument(
+        "--batch",
+        required=True,
+        metavar="MODULE:BATCH",
+        help="a tensor, a tuple or dict of arguments, or a function that returns one",
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="MODULE:LOSS",
+        help="a function of the output (default: the sum of the squared distances to random numbers)",
+    )
+    parser.add_argument("--output", default="diagnose.html", metavar="FILE", help="the page (default: %(default)s)")
+    add_json(parser, "the findings")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page and print a line for each finding; the exit status is 1 if there are any."""
+    output = Path(options.output)
+    if not output.parent.is_dir():
+        raise UsageError(f"{output} cannot be written: there is no folder {output.parent}.")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, loss = _model(options.model), squares
+        args, kwargs = with_gradients(model, *arguments_of(_batch(options.batch)))
+        if options.loss is not None:
+            loss = _loaded(options.loss)
+            if not callable(loss):
+                raise UsageError(f"{options.loss} is a {type(loss).__name__}, and must be a function of the output.")
+        _try(model, args, kwargs, loss, options)
+        found = diagnose(model, args, kwargs, loss)
+    output.write_text(page(options.model, found), encoding="utf-8")
+    for f in found.findings:
+        others = f" and {len(f.layers) - 1} more" if len(f.layers) > 1 else ""
+        print(f"{called(f.layer)}{others}: {f.kind}: {f.what}" + (f" -> {f.line}" if f.line else ""))
+    count = len(found.findings)
+    print(f"{count or 'no'} finding{'s' * (count != 1)}; wrote {output}")
+    write_json(options, dataclasses.asdict(found))
+    return int(bool(count))
+
+
+def _model(path: str) -> nn.Module:
+    """The model, or a copy of one that lives in the user's module."""
+    found = _loaded(path)
+    is_made = not isinstance(found, nn.Module) and callable(found)
+    if is_made:
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{path} cannot be called without arguments: {_told(error)}") from None
+    found = getattr(found, "_orig_mod", found)  # of torch.compile
+    if not isinstance(found, nn.Module) or isinstance(found, torch.jit.ScriptModule):
+        what = "returns" if is_made else "is"
+        raise UsageError(f"{path} {what} a {type(found).__name__}, and must be a torch.nn.Module or a function that returns one.")
+    if is_made:
+        return found
+    try:
+        return copy.deepcopy(found)
+    except Exception as error:
+        raise UsageError(f"{path} cannot be copied: {_told(error)}; name a function that returns the model.") from None
+
+
+def _batch(path: str) -> Any:
+    found = _loaded(path)
+    if callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{path} cannot be called without arguments: {_told(error)}") from None
+    if not isinstance(found, (Tensor, tuple, list, dict)):
+        raise UsageError(f"{path} is a {type(found).__name__}, and must be a tensor, or a tuple or dict of arguments.")
+    return found
+
+
+def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.Namespace) -> None:
+    """Tell errors of the model, of the loss, and of their backward in one line."""
+    with kept(model), torch.enable_grad():
+        try:
+            output = model(*copied(args), **copied(kwargs))
+        except Exception as error:
+            raise UsageError(f"{options.model} raises with {options.batch}: {_told(error)}") from None
+        try:
+            total = loss(output)
+        except Exception as error:
+            raise UsageError(f"{options.loss or 'the loss'} raises with the output of {options.model}: {_told(error)}") from None
+        if options.loss is None and not any(isinstance(v, Tensor) for v in pytree.tree_leaves(output)):
+            raise UsageError(f"{options.model} returns a {type(output).__name__} without tensors; pass --loss, a function of it.")
+        if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
+            found = (
+                f"a tensor of shape {tuple(total.shape)}, {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
+            )
+            raise UsageError(f"{options.loss or 'the loss'} must return one floating number as a tensor, got {found}.")
+        try:
+            if total.requires_grad:
+                total.backward()
+        except Exception as error:
+            raise UsageError(f"the backward of {options.model} raises with {options.batch}: {_told(error)}") from None
+
+
+def _loaded(path: str) -> Any:
+    """The object that MODULE:NAME or FILE.py:NAME says; the current directory counts."""
+    name, _, attribute = path.rpartition(":")
+    if not name or not attribute:
+        raise UsageError(f"{path} must be MODULE:NAME or FILE.py:NAME, such as mypackage.models:model.")
+    module = _of_file(Path(name)) if name.endswith(".py") else _of_name(name)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [n for n in dir(found) if not n.startswith("_")]
+            told = did_you_mean(part, known) or f"; it has {', '.join(known[:12])}{', …' if len(known) > 12 else ''}."
+            raise UsageError(f"{name} has no {part}{told}")
+        found = getattr(found, part)
+    return found
+
+
+@functools.cache
+def _of_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        near = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise UsageError(f"there is no file {file}{did_you_mean(file.name, near) or '.'}")
+    spec = importlib.util.spec_from_file_location(f"fullgrad_diagnosed_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # by which the source of its classes is found
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return _imported(lambda: spec.loader.exec_module(module) or module, str(file))  # type: ignore[union-attr]
+
+
+def _of_name(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return _imported(lambda: importlib.import_module(name), name)
+
+
+def _imported(load: Any, name: str) -> ModuleType:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        near = [f.stem for f in Path().glob("*.py")]
+        told = did_you_mean(name, near) if error.name and name.startswith(error.name) else ""
+        raise UsageError(f"{name} cannot be imported: {error}{told or '; a file is FILE.py:NAME.'}") from None
+    except Exception as error:
+        raise UsageError(f"{name} cannot be imported: {_told(error)}") from None
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,304 @@
+"""`diagnose`: the findings of a model and a batch."""
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullgrad._dispatch import pytree
+from fullgrad._suite.diagnosis import _flow, _mend
+from fullgrad._suite.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scales, squares
+from fullgrad._suite.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
+from fullgrad.audit import Finding as OfSource
+from fullgrad.audit._find import audit_tree
+from fullgrad.audit._sources import tree
+from fullgrad.completion import operators
+
+_SMALL, _LARGE = 1e-6, 1e6
+_PAGE_OF = {ADOPTING: "adopt", COMPLETING: "completing", BOTH: "adopt, completing", CHECKPOINTS: "adopt, completing"}
+
+
+@dataclass
+class Found:
+    """A finding: where, what with numbers, which derivatives fail, the line that mends it, and what it stands in place of."""
+
+    layer: str
+    kind: str
+    what: str
+    line: str
+    instead_of: str = ""
+    page: str = ""
+    place: str = ""
+    fails: dict[str, str] = field(default_factory=dict)
+    layers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Layer:
+    """A row of the table of layers."""
+
+    name: str
+    kind: str
+    value: float | None = None
+    gradient: float | None = None
+
+
+@dataclass
+class Diagnosis:
+    """All that was found of a model."""
+
+    findings: list[Found]
+    notes: list[str]
+    layers: list[Layer]
+    loss: float
+
+
+def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss = squares) -> Diagnosis:
+    """Run a model forward and backward, and its layers under each transform. The model is changed: pass a copy."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        with kept(model):
+            recorded = flow(model, copied(args), copied(kwargs), loss)
+        torch.manual_seed(0)
+        with kept(model):
+            sizes = scales(model, args, kwargs, loss)
+        calls = recorded.calls if recorded.has_gradient else {}
+        results = {name: tested(call, _has_functions(recorded, name)) for name, call in calls.items()}
+    source = _source(model)
+    found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
+    notes = [f"{name}: its derivatives were not compared: {r.why_not}" for name, r in results.items() if r.why_not]
+    ends = {name for cut in recorded.cuts for name in cut.parameters}
+    if unused := [n for n in recorded.without if n not in ends]:
+        notes.append(f"these parameters get no gradient, or zeros: {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
+    if hidden := list(dict.fromkeys(f"{_called(n)} in {n.layer}" for n in recorded.nodes if _flow.is_unreached(n))):
+        names = ", ".join(hidden[:8]) + (" …" if len(hidden) > 8 else "")
+        notes.append(f"no gradient reaches {names}: diagnose again once the rest is mended")
+    return Diagnosis(found, notes, _layers(model, sizes), recorded.loss)
+
+
+# --- The gradient on its way ----------------------------------------------------------------------------------------------
+
+
+def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
+    told: set[Any] = set()
+    for node in recorded.nodes:
+        module = model if node.layer == "(all)" else model.get_submodule(node.layer)
+        name, layer = _called(node), "" if node.layer == "(all)" else node.layer
+        key = node.layer, node.place, name, node.made_nan
+        if key in told:
+            continue
+        if node.made_nan:
+            what = f"the gradient is finite before {name} and NaN or infinite after it"
+            mend, kind = _mend.of_nan(node.place, node.name), "nan gradient"
+        elif _flow.is_dead(node):
+            what = f"{name} passes 0 of the {node.elements:,} elements of the gradient that reach it"
+            mend, kind = _mend.of_dead(node.place, node.name, layer, module), "dead gradient"
+        elif _flow.is_saturated(node):
+            what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
+            if node.units is not None and node.units[0]:
+                what += f"; {node.units[0]:,} of {node.units[1]:,} units get none from any sample"
+            mend, kind = _mend.of_dead(node.place, node.name, layer, module), "saturated"
+        else:
+            continue
+        told.add(key)
+        # Of a layer of torch's the place is only where its parent is called.
+        place = str(node.place) if node.place is not None and (mend.instead_of or not layer) else ""
+        yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, place)
+    for cut in recorded.cuts:
+        mend, key = _mend.of_cut(cut.place), (cut.place, cut.layer)
+        if key in told:
+            continue
+        told.add(key)
+        names = sorted(cut.parameters)
+        what = f"{cut.place.function} has no derivative, and {_count(len(names), 'parameter')} before it get no gradient: "
+        what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+        mend = mend or _mend.Mend(
+            "y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through"
+        )
+        yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
+    if not recorded.has_gradient and not recorded.cuts:
+        yield Found(
+            "(all)", "no gradient", "the loss has no gradient: all of it is computed under torch.no_grad, or from constants", ""
+        )
+    for layer, place in recorded.nonfinite.items():
+        module = model if layer == "(all)" else model.get_submodule(layer)
+        wrong = [n for n, p in module.named_parameters() if not p.isfinite().all()]
+        place = None if wrong else place
+        what = f"its output is NaN or infinite{f', by {place.function}' if place else ''}"
+        what += f", and so are parameters: {', '.join(wrong[:4])}" if wrong else ", and its input finite"
+        # The operators of this package for such functions change the derivative, not the value.
+        yield Found(layer, "nan value", what, "", place=str(place or ""))
+
+
+def _called(node: Node) -> str:
+    return node.name.removesuffix("Backward") if node.function is None else node.function.__name__
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def _of_scales(sizes: dict[str, Any]) -> Iterator[Found]:
+    gradients = {name: s["backward"] for name, s in sizes.items() if isinstance(s["backward"], float) and s["backward"] > 0}
+    if len(gradients) < 2:
+        return
+    last = gradients.get("(all)", [*gradients.values()][-1])
+    if last == float("inf"):
+        return
+    low = {name: g for name, g in gradients.items() if g < _SMALL * last}
+    high = {name: g for name, g in gradients.items() if g > _LARGE * last}
+    for kind, rows, extreme in (("vanishing gradient", low, min), ("exploding gradient", high, max)):
+        if rows:
+            # The layer next to the loss: with its gradient as large as others, those before it may be right.
+            layer = [*rows][-1]
+            what = f"the gradient of its output has the root mean square {rows[layer]:.2g}, that of the model's {last:.2g}"
+            if len(rows) > 1:
+                end = f"{'down' if extreme is min else 'up'} to {extreme(rows.values()):.2g}"
+                what += f"; in {_count(len(rows), 'layer')} it is as far off, {end}"
+            line = "y = fullgrad.scale_grad(y)  # where y is what the layer returned"
+            yield Found(layer, kind, what, line, page="families/gradients", layers=[*rows])
+
+
+# --- Transforms -----------------------------------------------------------------------------------------------------------
+
+
+def _has_functions(recorded: Flow, name: str) -> bool:
+    return any(recorded.functions[n] for n in recorded.functions if name == "(all)" or n == name or n.startswith(f"{name}."))
+
+
+def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_InClass]") -> Iterator[Found]:
+    kind_of = {name: first for first, names in recorded.kinds.items() for name in names}
+    for name, result in results.items():
+        inner = [n for n in kind_of if n != name and (name == "(all)" or n.startswith(f"{name}."))]
+        known = {way for n in inner for way in results[kind_of[n]].fails}
+        classes = recorded.functions[name]
+        fails = result.fails if classes else {way: told for way, told in result.fails.items() if way not in known}
+        if not fails:
+            continue
+        line = next((context for context, left in result.inside.items() if not left), "")
+        layers = recorded.kinds.get(name, [name])
+        if classes:
+            yield from [_of_function(name, cls, fails, line, result, layers) for cls in classes]
+            continue
+        nodes, told = {_plain(n) for n in recorded.operators[name]}, " ".join(fails.values())
+        of_torch = [op for op in operators() if re.search(rf"(?<![a-z_]){re.escape(op.removeprefix('aten::'))}(?![a-z])", told)]
+        of_torch = of_torch or [op for op in operators() if _plain(op) in nodes]
+        what = f"{_count(len(fails), 'derivative')} of 8 fail"
+        what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
+        if line:
+            kind = "torch operator" if of_torch else "transform"
+            yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
+        else:
+            left = min(result.inside.values(), key=len, default=fails)
+            yield Found(name, "transform", f"{what}; {len(left)} also inside of the contexts", "", fails=fails, layers=layers)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.removeprefix("aten::").partition(".")[0])
+
+
+def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+    file = inspect.getsourcefile(cls)
+    module = None if file is None else tree(Path(file), False)
+    audited = [] if module is None or file is None else [f for f in audit_tree(module, file) if f.name == cls.__name__]
+    what = f"{cls.__name__}, a torch.autograd.Function, runs here: {_count(len(fails), 'derivative')} of 8 fail"
+    place = operator = ""
+    if audited:
+        place = f"{_mend.short(audited[0].file)}:{audited[0].line}"
+        write = full(audited[0].replacement)
+        what += f"; by its source it breaks {', '.join(audited[0].breaks)}"
+        operator = write if "adopt(" not in write else ""
+    if not line and result.inside:
+        best = min(result.inside, key=lambda context: len(result.inside[context]))
+        left = len(result.inside[best])
+        what += f"; {left} also inside of {best.removesuffix(':')}"
+        line = best if left < len(fails) else ""
+    instead_of = ""
+    if operator and line:
+        what += f". The operator for it is {operator}"
+    elif operator:
+        line, instead_of = f"y = {operator}", f"y = {cls.__name__}.apply(x)"
+    page = _PAGE_OF.get(line, "audit")
+    return Found(name, "Function", what, line, instead_of, page, place, fails, layers)
+
+
+# --- The source -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _InClass:
+    layer: str
+    found: OfSource
+
+
+def _source(model: nn.Module) -> list[_InClass]:
+    """The findings of the audit in the classes of the layers that are neither torch's nor this package's."""
+    found: list[_InClass] = []
+    seen: set[type] = set()
+    for name, module in model.named_modules():
+        for cls in type(module).__mro__:
+            if cls in seen or cls.__module__.partition(".")[0] in ("torch", "fullgrad", "builtins"):
+                continue
+            seen.add(cls)
+            try:
+                file, (lines, first) = inspect.getsourcefile(cls), inspect.getsourcelines(cls)
+            except (OSError, TypeError):
+                continue
+            rows = [] if file is None else _audited(file)
+            found += [_InClass(name or "(all)", f) for f in rows if first <= f.line < first + len(lines)]
+    return found
+
+
+@functools.cache
+def _audited(file: str) -> list[OfSource]:
+    module = tree(Path(file), False)
+    return [] if module is None else audit_tree(module, file)
+
+
+def _of_source(source: list[_InClass]) -> Iterator[Found]:
+    for layer, found in [(row.layer, row.found) for row in source if row.found.kind != "Function"]:
+        what = f"{found.name} breaks {', '.join(found.breaks)}"
+        line = full(found.replacement)
+        new, old = _mend.of_source(found.file, found.line, found.name, line) or (line, found.name)
+        yield Found(layer, found.kind, what, new, old, "audit", f"{_mend.short(found.file)}:{found.line}")
+
+
+def full(replacement: str) -> str:
+    """The replacement of an audit with the operator's full name."""
+    first = replacement.partition(" or ")[0]
+    return f"fullgrad.{first}" if re.match(r"[a-z_.]+\(", first) else first
+
+
+# --- Layers ---------------------------------------------------------------------------------------------------------------
+
+
+def _layers(model: nn.Module, sizes: dict[str, Any]) -> list[Layer]:
+    kinds = {name or "(all)": type(module).__name__ for name, module in model.named_modules()}
+    rows = []
+    for name, scale in sizes.items():
+        kind = kinds.get(name.partition("[")[0], "")
+        rows.append(Layer(name, kind, *[s if isinstance(s := scale[f], float) else None for f in ("forward", "backward")]))
+    return rows
+
+
+def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model: a tuple or list has them in order, a dict by name."""
+    if isinstance(batch, dict):
+        return (), batch
+    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+
+
+def with_gradients(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """The arguments; where nothing would have a gradient, floating tensors that do."""
+    leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+    if any(v.requires_grad for v in (*leaves, *model.parameters())):
+        return args, kwargs
+    return pytree.tree_map(
+        lambda v: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v, (args, kwargs)
+    )

@@ -1,0 +1,199 @@
+"""Which derivatives of a layer, alone and inside of the contexts of this package, raise or are silently wrong."""
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+import fullgrad
+from fullgrad._dispatch import pytree
+from fullgrad._suite.diagnosis._flow import Call, attributes_kept, reachable
+from fullgrad._suite.torch_operators import BY_DESIGN, differences, ways
+
+ADOPTING, COMPLETING = "with fullgrad.adopting():", "with fullgrad.completing():"
+BOTH = "with fullgrad.adopting(), fullgrad.completing():"
+CHECKPOINTS = "with fullgrad.adopting(checkpoint=True), fullgrad.completing():"
+_CONTEXTS: dict[str, Callable[[], Any]] = {
+    ADOPTING: fullgrad.adopting,
+    COMPLETING: fullgrad.completing,
+    BOTH: lambda: _both(False),
+    CHECKPOINTS: lambda: _both(True),
+}
+BY_DIFFERENCES, BY_REVERSE = "central differences in float64", "reverse mode without torch.func"
+_TITLES = {
+    "reverse": "torch.func.grad",
+    "forward": "jvp",
+    "reverse over reverse": "grad over grad",
+    "forward over reverse": "jvp over grad, the product with the Hessian",
+    "reverse over forward": "grad over jvp",
+    "forward over forward": "jvp over jvp",
+    "vmap of reverse": "vmap(grad)",
+    "vmap of forward over forward": "vmap(jvp over jvp)",
+}
+
+
+class Tested(NamedTuple):
+    """What fails of a layer alone and inside of each line, by the way of differentiating, and why it was not run."""
+
+    fails: dict[str, str]
+    inside: dict[str, dict[str, str]]
+    why_not: str = ""
+
+
+@contextlib.contextmanager
+def _both(checkpoint: bool) -> Any:
+    with fullgrad.adopting(checkpoint=checkpoint), fullgrad.completing():
+        yield
+
+
+def tested(call: Call, has_functions: bool) -> Tested:
+    """The layer's derivatives by eight ways, in float64 where it takes it, with dropout off."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        why = ""
+        for dtype in (torch.float64, None):
+            try:
+                f, xs = _scalar(call, dtype)
+                if not xs:
+                    return Tested({}, {}, "it has no floating input or parameter")
+                value = f(*xs)
+                if not value.isfinite():
+                    return Tested({}, {}, "its value is NaN or infinite")
+                if not torch.equal(value, f(*xs)):
+                    return Tested({}, {}, "it draws random numbers")
+                directions = tuple(torch.randn_like(x) * _scale(x) for x in xs)
+                expected = {order: e for order, e in _expected(f, xs, directions).items() if e[0].isfinite()}
+                break
+            except Exception as error:
+                why = _told(error)
+        else:
+            return Tested({}, {}, why)
+        fails = _fails(f, xs, directions, expected)
+        inside: dict[str, dict[str, str]] = {}
+        for line in _CONTEXTS if fails else ():
+            if has_functions or line in (COMPLETING, CHECKPOINTS):
+                with _CONTEXTS[line]():
+                    inside[line] = _fails(f, xs, directions, expected)
+                if not inside[line]:
+                    break
+    return Tested(fails, inside)
+
+
+def _scalar(call: Call, dtype: torch.dtype | None) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A scalar function of the parameters and the floating inputs of a layer, and their values."""
+    layer = copy.deepcopy(call.module)
+    _without_dropout(layer)
+    if dtype is not None:
+        layer = layer.to(dtype)
+
+    def cast(v: Any) -> Any:
+        v = v.detach() if isinstance(v, Tensor) else v
+        return v.to(dtype) if dtype is not None and isinstance(v, Tensor) and v.is_floating_point() else v
+
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    leaves = [cast(v) for v in leaves]
+    where = [
+        i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.is_floating_point() and v.numel() and v.isfinite().all()
+    ]
+    parameters = {n: p.detach() for n, p in layer.named_parameters() if p.is_floating_point() and p.numel()}
+    buffers = dict(layer.named_buffers())
+
+    def f(*xs: Tensor) -> Tensor:
+        own = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
+        for i, x in zip(where, xs, strict=False):
+            own[i] = x.clone()
+        state = dict(zip(parameters, xs[len(where) :], strict=True)) | {n: b.clone() for n, b in buffers.items()}
+        args, kwargs = pytree.tree_unflatten(own, spec)
+        with attributes_kept(layer), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            y = torch.func.functional_call(layer, state, args, kwargs)
+        parts = [v for v in pytree.tree_leaves(y) if isinstance(v, Tensor) and v.is_floating_point()]
+        return sum([(0.7 * v).sin().sum() / max(1, v.numel()) ** 0.5 for v in parts])  # type: ignore[return-value]
+
+    return f, (*[leaves[i] for i in where], *parameters.values())
+
+
+def _without_dropout(layer: nn.Module) -> None:
+    """Layers without dropout: the random numbers of each way would be others."""
+    for module in layer.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            module.dropout = 0.0
+
+
+def _scale(x: Tensor) -> float:
+    rms = float(x.square().mean().sqrt())
+    return rms if 1e-3 < rms < 1e3 else 1.0
+
+
+def _expected(f: Any, xs: Any, vs: Any) -> dict[int, tuple[Tensor, str]]:
+    """The first and second derivative along directions, with how they were found; without those that cannot be."""
+    leaves = [x.detach().requires_grad_() for x in xs]
+    found: dict[int, tuple[Tensor, str]] = {}
+
+    def along(y: Tensor, create_graph: bool) -> Tensor:
+        if not y.requires_grad:
+            return y.detach() * 0
+        gradients = torch.autograd.grad(y, leaves, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+        return sum([(g * v).sum() for g, v in zip(gradients, vs, strict=True)])  # type: ignore[return-value]
+
+    with _Constants() as constants:
+        y = f(*leaves)
+    try:
+        first = along(y, True)
+    except RuntimeError:  # a checkpoint that works with `backward` alone
+        return {}
+    found[1] = first.detach(), BY_REVERSE
+    # Where the derivative is a declared one, differences of the value are another.
+    is_declared = constants.are_made or any(hasattr(type(node), "_forward_cls") for node in reachable([y.grad_fn]))
+    by_differences = differences(f, xs, vs) if xs[0].dtype == torch.float64 and not is_declared else None
+    if by_differences is not None and _close(first.detach(), by_differences[0]):
+        return {1: (by_differences[0], BY_DIFFERENCES), 2: (by_differences[1], BY_DIFFERENCES)}
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        found[2] = along(first, False).detach(), BY_REVERSE
+    return found
+
+
+class _Constants(TorchFunctionMode):
+    """Whether values with a gradient are used as constants, as spectral norms do."""
+
+    are_made = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = resolve_name(func) or ""
+        if not torch.is_grad_enabled() or name.rpartition(".")[2] in ("detach", "detach_") or ".data." in name:
+            leaves = pytree.tree_leaves((args, kwargs))
+            self.are_made |= any(isinstance(v, Tensor) and v.requires_grad for v in leaves)
+        return func(*args, **(kwargs or {}))
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a.double(), b.double(), rtol=2e-3, atol=1e-3, equal_nan=True)
+
+
+def _fails(f: Any, xs: Any, vs: Any, expected: dict[int, tuple[Tensor, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, (way, order) in ways(f, xs, vs).items():
+        title = _TITLES[name]
+        try:
+            got = way(*xs)
+        except Exception as error:
+            # Random numbers that are the same for each sample were asked for here, not by the user.
+            if not BY_DESIGN.search(str(error)) and "same randomness" not in str(error):
+                found[title] = f"raises {_told(error)}"
+            continue
+        if order in expected and not _close(got, expected[order][0]):
+            right, how = expected[order]
+            found[title] = f"is silently wrong: {float(got):.4g}, {how}: {float(right):.4g}"
+    return found
+
+
+def _told(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0].partition('. ')[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,481 @@
+"""``python -m fullgrad diagnose``: what it finds in a model, that the lines it writes mend it, and what its page shows."""
+
+import html.parser
+import json
+import operator
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fullgrad
+from fullgrad._suite.cli import main
+from fullgrad._suite.diagnosis import _diagnose, _mend, _page
+
+# Each model is in a file of its own: a line that is mended is exchanged there.
+HEAD = """
+import torch, fullgrad
+from torch import nn
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        LINE
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 8), Layer(8, 8), nn.Linear(8, 3))
+
+def batch():
+    return torch.randn(16, 5)
+"""
+STEP = '''
+class Step(torch.autograd.Function):
+    """A step whose slope is 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+'''
+# The line of the layer, the kind of its finding, what it says, and the operator in the line that mends it.
+LINES = {
+    "return torch.round(y * 8) / 8": ("dead gradient", "round passes 0 of the 128 elements", "fullgrad.round(y * 8)"),
+    "return y.floor()": ("dead gradient", "floor passes 0 of the 128 elements", "fullgrad.floor(y)"),
+    "return torch.sign(y)": ("dead gradient", "sign passes 0 of the 128 elements", "fullgrad.sign_st(y)"),
+    "return (y - 8).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 8, 1.0)"),
+    "return y.clamp(-1e-3, 1e-3)": ("saturated", "clamp passes ", "fullgrad.replace_grad(y.clamp(-0.001, 0.001), y)"),
+    "return x * (y > 0)": ("no gradient", "gt has no derivative, and 2 parameters", "fullgrad.greater_st(y, 0)"),
+    "return x * (0 < y)": ("no gradient", "gt has no derivative", "fullgrad.greater_st(y, 0)"),
+    "return x * (0 == y)": ("no gradient", "eq has no derivative", "fullgrad.eq_st(y, 0)"),
+    "return x + y.argmax(-1, keepdim=True)": (
+        "no gradient",
+        "argmax has no derivative",
+        "fullgrad.argmax_st(y, -1, keepdim=True)",
+    ),
+    "return x + torch.sqrt((y - y).sum(-1, keepdim=True))": ("nan gradient", "NaN or infinite after it", "fullgrad.safe.sqrt("),
+    "return torch.where(y > 9, 1.0 / (y - y), y)": (
+        "nan gradient",
+        "NaN or infinite after it",
+        "fullgrad.safe.div(torch.as_tensor(1.0), y - y)",
+    ),
+    "return y + (torch.round(y) - y).detach()": ("detach trick", "breaks float16, inf, -0.0", "fullgrad.round(y)"),
+}
+SHORT = "return x * (y > 0)"
+
+
+class Ids(html.parser.HTMLParser):
+    """The elements that are open, and all text; elements that are closed in another order raise."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.tags = [], "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open += [tag] * (tag not in ("meta", "link"))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def diagnosed(tmp_path, monkeypatch):
+    """A function that diagnoses the source of a model: the exit status, the findings, and the page."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = []
+
+    def diagnosed(source, *more):
+        # The modules stay: a file of the same name would be another's source.
+        file = tmp_path / f"{tmp_path.name}_{len(files)}.py"
+        files.append(file)
+        file.write_text(source)
+        more = [a.replace("FILE", str(file)) for a in more]
+        arguments = [f"{file}:model", "--batch", f"{file}:batch", *more, "--output", str(tmp_path / "page.html")]
+        status = main(["diagnose", *arguments, "--json", str(tmp_path / "found.json")])
+        return status, json.loads((tmp_path / "found.json").read_text())["findings"], (tmp_path / "page.html").read_text()
+
+    return diagnosed
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, marks=() if line == SHORT else pytest.mark.long) for line in LINES])
+def test_the_line_of_a_finding_mends_it(line, diagnosed):
+    """The line has the full name of an operator; in the place of the line that it names, nothing is found any more."""
+    kind, what, written = LINES[line]
+    status, findings, page = diagnosed(HEAD.replace("LINE", line))
+    (found,) = [f for f in findings if f["kind"] == kind]
+    assert status == 1
+    assert found["layer"] == "1"
+    assert what in f"{found['what']} {found['instead_of']}"
+    assert written in found["line"]
+    assert found["instead_of"] == line
+    text = Ids(page).text
+    assert f"{kind} in 1" in text
+    assert found["line"] in text
+    status, findings, _ = diagnosed(HEAD.replace("LINE", found["line"]))
+    assert (status, findings) == (0, [])
+
+
+def test_the_context_of_a_function_mends_it(diagnosed):
+    """The derivatives that fail alone are right inside of the line."""
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{STEP}\n\nclass Layer")
+    _, (found,), page = diagnosed(source)
+    assert found["kind"] == "Function"
+    assert "Step, a torch.autograd.Function, runs here" in found["what"]
+    assert "by its source it breaks func.grad, vmap, jvp" in found["what"]
+    assert {"vmap(grad)", "jvp", "jvp over grad, the product with the Hessian"} <= found["fails"].keys()
+    assert found["line"] == "with fullgrad.adopting():"
+    assert "vmap(grad)" in Ids(page).text
+    names = {}
+    exec(source, names)
+    model, xs = names["model"](), names["batch"]()
+    derivative = "torch.vmap(torch.func.grad(lambda x: model(x).sum()))(xs)"
+    with pytest.raises(RuntimeError, match="setup_context"):
+        eval(derivative, names | {"model": model, "xs": xs})
+    names |= {"model": model, "xs": xs}
+    exec(f"{found['line']}\n    found = {derivative}", names)
+    ys = xs.requires_grad_()
+    assert torch.allclose(names["found"], torch.autograd.grad(model(ys).sum(), ys)[0])
+
+
+WRONG = """
+class Step(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 0.5 * t
+"""
+
+
+@pytest.mark.long
+def test_a_rule_that_disagrees_with_the_backward_is_found(diagnosed):
+    """Forward mode of a Function is compared with its reverse mode, and both numbers are told."""
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{WRONG}\n\nclass Layer")
+    _, (found,), page = diagnosed(source)
+    assert found["kind"] == "Function"
+    assert found["fails"]["jvp"].startswith("is silently wrong: ")
+    assert "reverse mode without torch.func: " in found["fails"]["jvp"]
+    wrong, right = [float(t.split()[-1].strip(",")) for t in found["fails"]["jvp"].split(", reverse mode without torch.func: ")]
+    assert wrong != right
+    # Inside of `adopting` the rule is the same, so the line has the operator with the backward's derivative.
+    assert found["line"] == "y = fullgrad.spikes.ste_heaviside(x, None, tie=0.0)"
+    mended = source.replace("return Step.apply(y)", found["line"].replace("y =", "return").replace("(x,", "(y,"))
+    assert diagnosed(mended)[:2] == (0, [])
+    assert "torch.func.grad" not in found["fails"]
+    assert "is silently wrong" in Ids(page).text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        ("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "flash_attention"),
+        ("nn.LayerNorm(8)", "native_layer_norm"),
+        ("nn.Hardsigmoid()", "hardsigmoid"),
+    ],
+)
+def test_operators_of_torch_are_told(layer, name, diagnosed):
+    """A layer of torch whose higher derivatives raise or are silently wrong is right inside of `completing`."""
+    source = (
+        f"import torch\nfrom torch import nn\ndef model():\n    return nn.Sequential({layer})\nbatch = torch.randn(4, 6, 8)\n"
+    )
+    status, findings, _ = diagnosed(source)
+    assert status == 1
+    assert {f["line"] for f in findings} == {"with fullgrad.completing():"}
+    assert any(name in f["what"] for f in findings)
+    if layer == "nn.LayerNorm(8)":
+        assert all("is silently wrong" in t for f in findings for t in f["fails"].values())
+
+
+DEEP = """
+import torch, fullgrad
+from torch import nn
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(10))
+        for layer in self.layers:
+            layer.weight.data.mul_(SCALE)
+
+    def forward(self, y):
+        for i, layer in enumerate(self.layers):
+            y = layer(y).tanh() if SCALE < 1 else layer(y)
+            # HERE
+        return y
+
+def model():
+    return Deep()
+
+def loss(y):
+    return y.mean()
+
+def batch():
+    return torch.randn(16, 6)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scale", "kind"), [(0.1, "vanishing gradient"), (30.0, "exploding gradient")])
+def test_scales_are_found_and_mended(scale, kind, diagnosed):
+    """The layer next to the loss is named, and the line after it changes the gradients of the layers before it."""
+    source = DEEP.replace("SCALE", str(scale))
+    _, (found,), _ = diagnosed(source, "--loss", "FILE:loss")
+    assert found["kind"] == kind
+    assert len(found["layers"]) > 1
+    assert found["layer"] == found["layers"][-1]
+    number = found["layer"].removeprefix("layers.")
+    line = found["line"].partition("#")[0].replace("y = ", f"y = y if i != {number} else ")
+    _, mended, _ = diagnosed(source.replace("# HERE", line), "--loss", "FILE:loss")
+    left = [f for f in mended if f["kind"].endswith("ing gradient")]
+    assert sum(len(f["layers"]) for f in left) < len(found["layers"])
+
+
+@pytest.mark.short
+def test_the_operators_of_the_lines_exist():
+    """Each name in the tables of operators is one of this package."""
+    tables = (_mend.ROUNDINGS, _mend._SOFT, _mend.COMPARISONS, _mend._INDICES, _mend._SINGULAR)
+    for name in {name for table in tables for name in table.values()}:
+        assert callable(operator.attrgetter(name.removeprefix("fullgrad."))(fullgrad)), name
+
+
+@pytest.mark.long
+def test_layers_of_torch_are_exchanged(diagnosed):
+    """The line for a dead layer of torch's runs with the model, and its parameters get a gradient."""
+    source = (
+        HEAD.replace("LINE", "return y").replace("Layer(8, 8)", "nn.ReLU()").replace("    return nn.Seq", "    model = nn.Seq")
+    )
+    source = source.replace("\ndef batch", "    nn.init.constant_(model[0].bias, -90.0)\n    MEND\n    return model\n\ndef batch")
+    _, (found,), _ = diagnosed(source.replace("MEND", "pass"))
+    assert found["kind"] == "dead gradient"
+    status, findings, _ = diagnosed(source.replace("MEND", found["line"]))
+    assert (status, findings) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param("nn.Tanh()", marks=pytest.mark.long),
+        "nn.ReLU()",
+        pytest.param("nn.Sequential(nn.GELU(), nn.Dropout(0.5))", marks=pytest.mark.long),
+    ],
+)
+def test_nothing_is_found_in_a_healthy_model(layer, diagnosed, capsys):
+    """The exit status is 0, and the page says so and has the layers."""
+    source = HEAD.replace("LINE", "return y").replace("nn.Linear(5, 8),", f"nn.Linear(5, 8), {layer},")
+    status, findings, page = diagnosed(source)
+    assert (status, findings) == (0, [])
+    assert "no findings" in capsys.readouterr().out
+    parsed = Ids(page)
+    assert not parsed.open
+    assert "Nothing found" in parsed.text
+    assert "Linear" in parsed.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (
+            "nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.LazyLinear(2))",
+            "torch.randn(4, 3, 8, 8)",
+        ),
+        ("nn.Sequential(nn.Linear(5, 6), nn.Dropout1d(), nn.LSTM(6, 2))", "torch.randn(3, 4, 5)"),
+        ("nn.LSTM(5, 6)", "torch.randn(3, 4, 5)"),
+        ("nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))", "torch.arange(6).reshape(2, 3)"),
+        ("nn.Linear(5, 2)", "{'input': torch.randn(3, 5)}"),
+        ("nn.Bilinear(5, 4, 2)", "torch.randn(3, 5), torch.randn(3, 4)"),
+        ("nn.Softmax(-1)", "torch.randn(3, 5)"),
+    ],
+)
+def test_models_and_batches_of_any_form(model, batch, diagnosed):
+    """Convolutions, recurrent layers, integer inputs, arguments by name or in order, and models without parameters are fine."""
+    _, findings, page = diagnosed(f"import torch\nfrom torch import nn\ndef model():\n    return {model}\nbatch = {batch}\n")
+    assert [f for f in findings if f["kind"] != "torch operator"] == []
+    assert not Ids(page).open
+
+
+@pytest.mark.long
+def test_the_loss_is_the_user_s(diagnosed):
+    """A loss of one output is as good as another; one without a derivative is a finding."""
+    source = (
+        HEAD.replace("LINE", "return y") + "\ndef loss(y):\n    return y[:, 0].sum()\ndef none(y):\n    return y.detach().sum()\n"
+    )
+    assert diagnosed(source, "--loss", "FILE:loss")[0] == 0
+    status, (found,), _ = diagnosed(source, "--loss", "FILE:none")
+    assert (status, found["kind"], found["layer"]) == (1, "no gradient", "(all)")
+
+
+@pytest.mark.long
+def test_what_no_gradient_reaches_is_noted(diagnosed):
+    """A rounding before a comparison is found once the comparison is mended."""
+    source = HEAD.replace("LINE", "y = torch.round(y); return 1.0 * (y > 0)")
+    _, found, _ = diagnosed(source)
+    assert [f["kind"] for f in found] == ["no gradient"]
+    _, found, _ = diagnosed(source.replace("y > 0", "fullgrad.greater_st(y, 0)"))
+    assert [f["kind"] for f in found] == ["dead gradient"]
+    source = HEAD.replace("LINE", "return torch.round(y)").replace("nn.Linear(8, 3)", "Layer(8, 3)")
+    _, found, page = diagnosed(source)
+    assert [f["layer"] for f in found] == ["2"]
+    assert "no gradient reaches round in 1: diagnose again" in Ids(page).text
+
+
+@pytest.mark.long
+def test_checkpoints_of_torch_are_adopted(diagnosed):
+    """The line says so where a checkpoint, which works with ``backward`` alone, is what fails."""
+    line = "return torch.utils.checkpoint.checkpoint(torch.tanh, y, use_reentrant=True)"
+    _, found, _ = diagnosed(HEAD.replace("LINE", line).replace("import torch,", "import torch.utils.checkpoint,"))
+    assert {f["line"] for f in found} == {"with fullgrad.adopting(checkpoint=True), fullgrad.completing():"}
+
+
+@pytest.mark.long
+def test_values_that_are_not_finite_name_the_call(diagnosed):
+    """A logarithm of 0 is told at its place, parameters by name; neither the loss nor the scales are blamed."""
+    source = HEAD.replace("LINE", "return torch.log(y.relu())").replace(", nn.Linear(8, 3)", "")
+    _, (found,), _ = diagnosed(source)
+    assert (found["kind"], found["layer"], found["line"]) == ("nan value", "1", "")
+    assert "its output is NaN or infinite, by log" in found["what"]
+    place, _, number = found["place"].rpartition(":")
+    assert place.endswith(".py")
+    assert "torch.log" in source.splitlines()[int(number) - 1]
+    source = HEAD.replace("LINE", "return y").replace("    return nn.Seq", "    model = nn.Seq")
+    source = source.replace("\ndef batch", "    model[0].weight.data[0, 0] = float('nan')\n    return model\n\ndef batch")
+    _, (found,), _ = diagnosed(source)
+    assert (found["kind"], found["layer"], found["line"]) == ("nan value", "0", "")
+    assert "so are parameters: weight" in found["what"]
+
+
+@pytest.mark.long
+def test_gradients_may_be_sparse(diagnosed):
+    """An embedding with sparse gradients is diagnosed as any other layer."""
+    source = "from torch import nn, arange\ndef model():\n    return nn.Embedding(9, 4, sparse=True)\nbatch = arange(6)\n"
+    _, findings, page = diagnosed(source)
+    assert {f["kind"] for f in findings} <= {"transform"}
+    assert "get no gradient" not in page
+
+
+@pytest.mark.long
+def test_values_used_as_constants_are_compared_with_reverse_mode(diagnosed):
+    """A layer that detaches declares another derivative than that of its value; forward mode does not heed `torch.no_grad`."""
+    assert diagnosed(HEAD.replace("LINE", "return y / y.square().mean().sqrt().detach()"))[:2] == (0, [])
+    _, (found,), _ = diagnosed(HEAD.replace("LINE", "with torch.no_grad(): s = y.norm()\n        return y / s"))
+    assert {"jvp", "jvp over jvp"} <= found["fails"].keys()
+    assert not {"torch.func.grad", "vmap(grad)", "grad over grad"} & found["fails"].keys()
+
+
+def test_the_model_stays_as_it_is(tmp_path, monkeypatch):
+    """Parameters, gradients, buffers, hooks, the training mode, the batch, and the state of the random numbers."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)).train()
+    model[4].eval()
+    calls = []
+    model[0].register_forward_hook(lambda *a: calls.append(a) and None)
+    model[0].weight.grad = torch.ones(8, 5)
+    batch = torch.randn(6, 5)
+    monkeypatch.setattr(sys.modules[__name__], "model", model, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "batch", batch, raising=False)
+    before, was, state = {n: v.clone() for n, v in model.state_dict().items()}, batch.clone(), torch.get_rng_state()
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
+    assert main(["diagnose", f"{__name__}:model", "--batch", f"{__name__}:batch", "--output", str(tmp_path / "page.html")]) in (
+        0,
+        1,
+    )
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()] == hooks
+    assert model[0].weight.grad.eq(1).all()
+    assert model[4].weight.grad is None
+    assert torch.equal(batch, was)
+    assert batch.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_page_is_one_file_and_escapes_names():
+    """Nothing is loaded from elsewhere, dark colors are there, and names cannot become elements."""
+    evil = '<script>alert(1)</script>&"'
+    found = _diagnose.Found(evil, evil, evil, evil, evil, evil, evil, {evil: evil}, [evil, "b"])
+    text = _page.page(evil, _diagnose.Diagnosis([found], [evil], [_diagnose.Layer(evil, evil, float("nan"), 0.0)], float("inf")))
+    parsed = Ids(text)
+    assert not parsed.open
+    assert "script" not in {tag for tag, _ in parsed.tags}
+    assert not [attrs for _, attrs in parsed.tags if attrs.keys() & {"src", "href"}]
+    assert "http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.tags
+
+
+SOURCE = """
+import torch
+model, batch, wrong, number = torch.nn.Linear(5, 2), torch.randn(3, 5), torch.randn(3, 4), 3
+def in_place(y):
+    y = y.exp()
+    z = y * y
+    y += 1
+    return z.sum()
+"""
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("model", "batch", "more", "told"),
+    [
+        ("FILE:modle", "FILE:batch", (), "has no modle: did you mean model?"),
+        ("FILE:model", "FILE:btch", (), "did you mean batch?"),
+        ("FILE", "FILE:batch", (), "must be MODULE:NAME or FILE.py:NAME"),
+        ("no_such_module_:model", "FILE:batch", (), "no_such_module_ cannot be imported"),
+        ("nowhere.py:model", "FILE:batch", (), "there is no file nowhere.py"),
+        ("FILE:batch", "FILE:batch", (), "must be a torch.nn.Module or a function that returns one"),
+        ("FILE:model", "FILE:number", (), "must be a tensor, or a tuple or dict of arguments"),
+        ("FILE:model", "FILE:wrong", (), "raises with"),
+        ("FILE:model", "FILE:batch", ("--loss", "FILE:number"), "must be a function of the output"),
+        ("FILE:model", "FILE:batch", ("--loss", "torch:sign"), "must return one floating number"),
+        ("FILE:model", "FILE:batch", ("--loss", "FILE:in_place"), "the backward of"),
+        ("FILE:model", "FILE:batch", ("--output", "no_such_folder/page.html"), "there is no folder no_such_folder"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(model, batch, more, told, tmp_path, capsys, monkeypatch):
+    """The exit status is 2, and the error names the argument and what it must be."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / f"wrong_{tmp_path.name}.py"
+    file.write_text(SOURCE)
+    arguments = [a.replace("FILE", file.name) for a in (model, "--batch", batch, *more)]
+    assert main(["diagnose", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "diagnose.html").exists()
+
+
+@pytest.mark.long
+def test_the_example_of_the_page_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    """The file and the lines in `docs/audit.md`."""
+    section = (Path(__file__).parents[2] / "docs" / "audit.md").read_text().partition("\n## Diagnose a model\n")[2]
+    source, printed = section.partition("```python\n")[2].partition("```")[0], section.partition("\n$ ")[2].partition("\n```")[0]
+    command, _, lines = printed.partition("\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(source)
+    assert main(command.removeprefix("python -m fullgrad ").split()) == 1
+    assert capsys.readouterr().out.splitlines() == lines.splitlines()

@@ -38,6 +38,7 @@ SHOWN: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "large": ((), ("composite", "peer", "floor")),
     "compiled": ((), ("plain torch", "composite", "peer")),
     "softtorch": ((), ("peer",)),
+    "gpu": ((), ("plain torch", "composite", "floor")),
 }
 ROW = ("operator", "what", "n", "dtype", "ours", "rivals")
 
@@ -156,6 +157,17 @@ def compiled(run: Any) -> Iterator[list[str]]:
     for r in run["operators"]:
         rival = _to(r, "composite") or _to(r, "plain torch")
         yield [r["operator"], f"{r['n']:,}", r["dtype"], seconds(r["ours"]["minimum"]), rival]
+
+
+def gpu(run: Any) -> Iterator[list[str]]:
+    """The times of four million elements on a GPU, forward and backward, in two precisions."""
+    dtypes, rivals = ("float32", "bfloat16"), ("plain torch", "composite", "floor")
+    yield ["operator", *[head for d in dtypes for head in (d, *[f"/ {who}" for who in rivals])]]
+    found = _lookup(run["operators"])
+    for name in _operators(run["operators"]):
+        rows = [found.get((name, 4_000_000, d, "forward+backward")) for d in dtypes]
+        cells = [(seconds(r["ours"]["minimum"]), *[_to(r, who) for who in rivals]) if r else ("",) * 4 for r in rows]
+        yield [name, *[cell for part in cells for cell in part]]
 
 
 def slower(run: Any) -> Iterator[list[str]]:
@@ -278,6 +290,7 @@ TABLES: dict[str, tuple[str | None, Callable[[Any], Iterator[list[str]]]]] = {
     "softtorch_elements": ("softtorch", softtorch(False)),
     "softtorch_summary": ("softtorch", softtorch_summary),
     "growth": ("growth", growth),
+    "gpu": ("gpu", gpu),
 }
 
 

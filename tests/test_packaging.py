@@ -44,8 +44,21 @@ def test_the_index_has_links_and_versions():
 def test_extras_and_groups_of_the_commands_exist():
     """Every ``.[EXTRAS]`` and ``--group NAME`` in a command that the project documents or runs."""
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py"), ROOT / ".ci" / "run"]
-    files += [ROOT / ".github" / "workflows" / "ci.yml"]
+    files += [ROOT / ".ci" / "packages", *(ROOT / ".github" / "workflows").glob("*.yml")]
     text = "\n".join(file.read_text() for file in files if file.exists() and "_build" not in file.parts)
     extras = {name for found in re.findall(r'"\.\[([a-z,]+)\]"', text) for name in found.split(",")}
     assert {"test", "dev"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()
     assert {*re.findall(r"--group (\w+)", text)} == PROJECT["dependency-groups"].keys()
+
+
+def test_what_is_released_is_what_ci_tests():
+    """The same script makes the files of a release and those that CI checks; only publishing has a credential, for one purpose."""
+    workflows = {name: (ROOT / ".github" / "workflows" / f"{name}.yml").read_text() for name in ("ci", "release")}
+    assert all("- run: .ci/packages\n" in text for text in workflows.values())
+    build, publish = workflows["release"].split("  publish:\n")
+    assert "needs: build" in publish
+    assert "pypa/gh-action-pypi-publish" in publish
+    assert publish.count("write") == 1
+    assert "id-token: write" in publish
+    assert "write" not in build
+    assert not any(word in workflows["release"] for word in ("secrets.", "password:", "api-token"))

@@ -7,6 +7,7 @@ instead, as functions that AOTAutograd traces with their rules.
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +91,9 @@ def _constant(names: Any, tx: Any, variable: Any) -> tuple[Any, str]:
             return variable.get_function(), ""
         except Exception:
             return None, "is made in compiled code, and holds what that computes"
-    value, effects = tx.output.resolve_source_value(variable.source), tx.output.side_effects
+    root, effects = tx.output.root_tx, tx.output.side_effects
+    # The `resolve_source_value` of a graph, which torch 2.11 lacks.
+    value = variable.source.get_value({"G": root.f_globals, "L": root.f_locals}, {}, weakref.WeakKeyDictionary())
     for source, item in _contents(names, value, variable.source):
         known = effects.id_to_variable.get(id(item))
         if known is not None and effects.is_modified(known):

@@ -557,7 +557,7 @@ def test_memory_of_attention():
 
 def peak(run):
     """The most bytes that were held at once beyond those before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         run()
     held = most = 0
     for event in profile.profiler.kineto_results.events():

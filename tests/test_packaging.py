@@ -52,7 +52,7 @@ def test_extras_and_groups_of_the_commands_exist():
 
 
 def test_what_is_released_is_what_ci_tests():
-    """The same script makes the files of a release and those that CI checks; only publishing has a credential, for one purpose."""
+    """One script makes the files of a release and those that CI checks; only publishing has a credential."""
     workflows = {name: (ROOT / ".github" / "workflows" / f"{name}.yml").read_text() for name in ("ci", "release")}
     assert all("- run: .ci/packages\n" in text for text in workflows.values())
     build, publish = workflows["release"].split("  publish:\n")

@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--device", action="append", help="a device; may be repeated; by default the CPU, and CUDA where present")
     parser.add_argument("--backend", default="aot_eager", help="the backend of torch.compile (default: %(default)s)")
     parser.add_argument("--checks", action="append", metavar="CHECK", help="a check or a group of checks; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="under a minute: leaves out the slow checks")
+    parser.add_argument("--quick", action="store_true", help="leaves out the slow checks and, without names, variants")
     parser.add_argument("--surrogate", metavar="MODULE:CALLABLE", help="for your own: plain torch code with its derivative")
     parser.add_argument(
         "--shape",
@@ -98,7 +98,8 @@ def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""
         for case in CASES:
-            if not options.names or {*case.covers, case.name} & set(options.names):
+            chosen = {*case.covers, case.name} & set(options.names) if options.names else not (options.quick and case.exhaustive)
+            if chosen:
                 yield case.name + suffix, dataclasses.replace(_on(case, device), options={"backend": options.backend})
         for name in options.names:
             if ":" in name:

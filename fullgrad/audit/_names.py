@@ -1,4 +1,4 @@
-"""What the names of a function stand for: the values that are assigned to them."""
+"""The things that names of a function stand for: the values that are assigned to them."""
 
 import ast
 from collections.abc import Iterator

@@ -42,8 +42,8 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """
     if isinstance(condition, Tensor) and condition.dtype is torch.bool:
         raise TypeError(
-            "where: `condition` must be a real tensor, got dtype torch.bool: it takes soft truth values. Write soft.greater(x, 0) "
-            "for x > 0, or torch.where for a hard condition."
+            "where: `condition` must be a real tensor, got dtype torch.bool: write soft.greater(x, 0) for x > 0, "
+            "or torch.where for a hard condition."
         )
     condition = checked_floating("where", "condition", condition)
     x, y = checked_floating("where", "x", x), checked_floating("where", "y", y)

@@ -1,4 +1,4 @@
-"""What happens to the gradient on its way back through a model: where it ends, becomes 0 or NaN, and its scales by layer."""
+"""The gradient on its way back through a model: where it ends, becomes 0 or NaN, and its scales by layer."""
 
 import contextlib
 import re
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What a node of the graph did to the gradient."""
+    """The change of a gradient at one node of the graph."""
 
     name: str  # of torch's function, or of the class
     function: Any  # the class of a Function, or None

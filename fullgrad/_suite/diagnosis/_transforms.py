@@ -39,7 +39,7 @@ _TITLES = {
 
 
 class Tested(NamedTuple):
-    """What fails of a layer alone and inside of each line, by the way of differentiating, and why it was not run."""
+    """The failures of a layer alone and inside of each line, by the way of differentiating, and why it was not run."""
 
     fails: dict[str, str]
     inside: dict[str, dict[str, str]]

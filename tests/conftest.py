@@ -17,8 +17,10 @@ from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
 SLICES = 112
-# As many parameters of a test has the short suite, but of one marked `short`, of which it has all.
+# As many parameters of a test has the short suite, but of one marked `short`, of which it has all, or one of so many.
 PARAMETERS = 3
+# The other parameters take turns in the long tests: each runs on one of so many days.
+TURNS = 3
 
 # torch's cache of compiled code does not know for which instruction set the code is.
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
@@ -74,14 +76,15 @@ def pytest_report_header(config):
 
 def short_ones(items) -> list:
     """The short suite's tests of one function: some parameters, by the hash of their names, so that where there are
-    several every value of each has its turn; all where the function is marked `short`; the first ones where `long` says so.
+    several every value of each has its turn; all, or one of so many, where the function is marked `short`; the first ones where
+    `long` says so.
     """
     others = [item for item in items if not item.get_closest_marker("long")]
     if not others:
         return items[: items[0].get_closest_marker("long").kwargs.get("but", 0)]
-    if others[0].get_closest_marker("short"):
-        return others
-    return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:PARAMETERS]
+    mark = others[0].get_closest_marker("short")
+    count = PARAMETERS if mark is None else max(PARAMETERS, len(others) // mark.kwargs.get("of", 1))
+    return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:count]
 
 
 def has_turn(item) -> bool:

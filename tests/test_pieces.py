@@ -27,6 +27,7 @@ def value_and_gradients(case, inputs):
     return y.detach(), torch.autograd.grad(y, leaves, g, allow_unused=True)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
 def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
@@ -51,6 +52,7 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
                 assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda c: c.name)
 def test_derivatives_that_are_recorded_are_those_of_the_whole(case, monkeypatch):
     """Gradients differentiated again, and tangents of leaves that require a gradient: the cotangent alone requires none."""
@@ -77,6 +79,7 @@ def test_derivatives_that_are_recorded_are_those_of_the_whole(case, monkeypatch)
         assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=[pytest.mark.exhaustive] * c.exhaustive) for c in RELAXATIONS])
 def test_large_tensors_of_half_precision_give_what_small_ones_give(case, dtype, monkeypatch):

@@ -59,6 +59,7 @@ def test_third_derivative(case):
     assert_close(hessian(lambda x: (grad(adopted)(x) * vector).sum())(x), expected)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("transform", [lambda f: f, grad, hessian, lambda f: jacrev(jacfwd(f))], ids=["f", "g", "h", "rf"])
 def test_batches_are_loops(case, transform):
     """vmap of a value, of a gradient and of a Hessian, in front and in the back, nested and chunked."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 SLICES = 12
 
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.in_turn(SLICES),
     pytest.mark.skipif(shutil.which("g++") is None, reason="the second device is not built without g++"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(torch.accelerator.is_available(), reason="inductor takes one kind of accelerator"),
 ]
 
 # Inductor's private names that `tests.devices.inductor` uses.

@@ -51,6 +51,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.skipif(DISPATCH == "fallback", reason="torch raises for its own autograd.Function there")
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -53,6 +53,7 @@ def _under(mode, function, *args):
         return function(*args)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("word", [word for word in WORDS if set(word) != {"vmap"}], ids="-".join)
 def test_no_grad_inside(word, place):

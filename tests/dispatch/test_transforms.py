@@ -40,6 +40,7 @@ def case(request):
     return CASES[request.param]
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("word", WORDS, ids="-".join)
 def test_nesting(case, word):
     """jacrev, jacfwd and vmap in every order, up to three deep."""
@@ -87,6 +88,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform(case, name):
     """The named transforms, alone and composed."""

@@ -31,6 +31,7 @@ def in_threads(work):
         return [results[-1] for results in pool.map(run, range(THREADS), timeout=120)]
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", CASES)
 def test_calls_and_backwards_in_threads(name):
     """Each thread may call the operator and run its own backward pass."""

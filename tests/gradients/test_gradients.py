@@ -169,6 +169,7 @@ def clipped_by_fractions(g, bound, p):
     return [float(v * factor) for v in g]
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipped_norms_of_the_smallest_to_the_largest_numbers(dtype, p):

@@ -129,7 +129,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("transform", NAMES)
 @pytest.mark.parametrize(
     "problem", [pytest.param(name, marks=[] if i % 3 == 0 else pytest.mark.long) for i, name in enumerate(PROBLEMS)]

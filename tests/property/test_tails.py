@@ -36,6 +36,7 @@ def error(operator, inputs):
     return max(errors)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("case", REAL, ids=lambda c: c.name)
 def test_derivatives_of_the_tails_are_accurate(case):
     """Differences of slopes near 1 give 0 there, as do torch's sigmoid and tanh."""

@@ -137,6 +137,7 @@ def looked_up(x, positive, kind, saturate):
     return y + 0.0 if kind == "fnuz" else y
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -283,7 +284,7 @@ def stepwise(v, f, rounding, saturate):
     return math.copysign(INF, v) if f.kind == "ieee" else NAN
 
 
-@pytest.mark.long(but=36)
+@pytest.mark.long(but=12)
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("rounding", [*ROUNDINGS])
 @pytest.mark.parametrize("kind", ["ieee", "fn", "fnuz", "finite"])
@@ -480,6 +481,7 @@ def _codebooks(generator, n, channels):
         yield f"unit {unit:g}", x * unit, rows * unit
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("way", ["eager", "traced", "with rounded products"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "channels"), [(16, 4), (200, 8)])

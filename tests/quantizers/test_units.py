@@ -298,6 +298,7 @@ def numbers(entry, unit, dtype):
     return x[: len(x) // CHANNELS * CHANNELS].reshape(-1, CHANNELS)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize(("name", "dtype"), [(n, t) for n, entry in (TABLE | OTHERS).items() for t in entry.dtypes])
 def test_the_level_is_that_of_the_formula(name, dtype):
     """Levels differ only where an error of float32 crosses a boundary; also in half precision, whose value is rounded once."""

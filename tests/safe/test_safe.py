@@ -132,6 +132,7 @@ SINGULAR = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", SINGULAR)
 def test_derivatives_at_singular_points(name):
     """The first is the declared one in both modes; the second and third are finite, and the same in every nesting."""

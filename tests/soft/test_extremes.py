@@ -41,6 +41,7 @@ def rows(dtype, n):
     return torch.stack([highest, lowest, torch.where(at == 1, large, lowest), large / 2 * x, x]).to(dtype)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("method", WEIGHTED_SUM_METHODS)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_derivatives_of_the_largest_numbers(name, method):
@@ -93,6 +94,7 @@ TRUTH = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", TRUTH)
 def test_truth_values_are_in_their_range(name, dtype):
@@ -162,6 +164,7 @@ SOFTENED = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SOFTENED)
 def test_the_smallest_softness_gives_the_limit(name, dtype):
@@ -222,6 +225,7 @@ def test_derivatives_by_the_softness_in_any_unit(kind, unit):
     torch.testing.assert_close(gradient, slopes(1.0).sum(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("method", sorted(WEIGHTED_SUM_METHODS))
 @pytest.mark.parametrize("unit", [1.0, 1e20, 1e30])
 def test_tangents_as_large_as_the_row(method, unit):

@@ -142,7 +142,7 @@ def rows_of_all_kinds(n):
     return torch.stack([1e-3 * x, x, 50 * x, x.round(), x + cluster, x * far, 10 * masked])
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [2, 7, 40])
 def test_the_capped_simplex_is_that_of_bisection(n, mode):

@@ -185,6 +185,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_derivatives_of_parameters(name, mode):
@@ -610,6 +611,7 @@ def test_integers_become_floats():
 # --- half precision, in pieces ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("case", RELAXATIONS, ids=lambda c: c.name)
 def test_gradients_of_every_variant_in_half_precision(case):
     """Half precision, which has its own kernels, is right in every mode, with and without the hard value."""

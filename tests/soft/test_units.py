@@ -190,7 +190,7 @@ def test_order_statistics_in_any_unit_anywhere(name, dtype):
                 check(kind, call, numbers(9), dtype, unit, offset, 4096 if "neuralsort" in name else 512)
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("dtype", OFFSETS, ids=str)
 @pytest.mark.parametrize("name", OTHERS)
 def test_projections_and_relaxations_in_any_unit_anywhere(name, dtype):

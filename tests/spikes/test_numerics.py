@@ -156,6 +156,7 @@ def test_slopes_are_accurate(name, dtype, recorded):
         assert abs(d - right) <= units * (info.eps * abs(right) + smallest), (u, d, right)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", [*STEPS, *SIGNS, "spike_count"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("count", [64, 300_000])

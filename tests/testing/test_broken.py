@@ -320,7 +320,7 @@ def subject(operator) -> Subject:
 NAMES = [name for name in CHECKS if name not in GROUPS["randomness"]]
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_operator_passes(name):
     """Every check passes a right operator."""
@@ -332,7 +332,7 @@ def test_right_operator_passes(name):
         pytest.skip(str(limit))
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize(
     ("operator", "name"),
     [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],

@@ -260,6 +260,7 @@ def subject(operator) -> Subject:
     return Subject(operator=operator, inputs=(X,), draws=uniform_like, options={"rare": RARE})
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", GROUPS["randomness"])
 def test_right_operator_passes(name):
     """Noise that is drawn outside passes every check."""
@@ -282,6 +283,7 @@ def test_generators_of_every_device(monkeypatch):
     assert generators() == [torch.default_generator, OTHER]
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize(
     ("operator", "name"),
     [(o, n) for o, names in CAUGHT_BY.items() for n in sorted(names)],

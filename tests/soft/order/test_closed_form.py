@@ -186,7 +186,7 @@ def test_large_rows_and_other_methods_take_the_general_path(counted):
     assert not counted
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
 @pytest.mark.parametrize("name", CALLS)
 def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
@@ -206,7 +206,7 @@ def test_rows_that_are_not_looked_at(name, soft, general, counted, monkeypatch):
         assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", CALLS)
 def test_an_accelerator_is_not_waited_for(name, counted):
     """A tensor whose numbers cannot be read has a value, a gradient and a tangent by closed forms."""

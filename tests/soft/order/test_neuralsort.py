@@ -100,7 +100,7 @@ def total(f, mode):
 # --- equal to whole matrices ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @in_modes
 @named
 @pytest.mark.parametrize(("size", "rows", "shape"), [(8, 2, (6,)), (30, 2, (2, 1, 7)), (400, 4, (60,)), (10**6, 32, (6,))])
@@ -377,7 +377,7 @@ def test_nan(blocks, name, size):
         close(y[0], FUNCTIONS[name][0](u[0], x[0], mode))
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @named
 @in_modes
 def test_float32(blocks, name, mode):

@@ -43,7 +43,7 @@ def one_of_each_first(cases):
     return [case for _, case in sorted(zip(places, cases, strict=True), key=lambda pair: pair[0])]
 
 
-@pytest.mark.long(but=120)
+@pytest.mark.long(but=40)
 @pytest.mark.parametrize(
     "case", one_of_each_first(GOLDEN), ids=lambda c: f"{c['op']}-{'-'.join(str(v) for v in c['kwargs'].values())}"
 )
@@ -175,6 +175,7 @@ def call(name, method, x, **options):
     return y if isinstance(y, torch.Tensor) else y[0]
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", CALLS)
 def test_hard_in_the_limit(key, mode):
@@ -212,7 +213,7 @@ def test_a_graph_computes_what_eager_code_does(key, mode):
     torch.testing.assert_close(make_fx(all_of)(x)(other), all_of(other), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.long(but=12)
+@pytest.mark.long(but=4)
 @pytest.mark.parametrize("key", CALLS)
 def test_dims_and_batches(key):
     """A statistic along any dim is that of each row by itself; None treats all as one row."""
@@ -382,7 +383,7 @@ def test_an_output_may_be_changed_in_place(name, mode):
                 equal(v.mul_(2).detach(), 2 * once)
 
 
-@pytest.mark.long(but=8)
+@pytest.mark.long(but=3)
 @pytest.mark.parametrize("method", PERMUTATION_METHODS)
 @pytest.mark.parametrize("name", ["quantile", "median", "argquantile", "argmax", "rank", "topk"])
 def test_softness_per_sample_of_other_statistics(name, method):
@@ -489,7 +490,7 @@ def test_ties_have_their_mean_rank_however_far_from_0(method, softness):
         torch.testing.assert_close(ranks, torch.full_like(x, (n + 1) / 2), rtol=1e-14 * n, atol=0)
 
 
-@pytest.mark.long(but=30)
+@pytest.mark.long(but=10)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (_, m) in CALLS.items() if m not in ("sorting_network", "fast_soft_sort")])
 def test_the_unit_may_be_any(key, mode):
@@ -637,6 +638,7 @@ def test_types_and_docstring_name_the_methods(name):
         assert set(re.findall(r"``\"(\w+)\"``", lines)) - {"laplace"} == set(methods)
 
 
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_straight_through_has_the_derivative_of_the_relaxation(name):
     """Derivatives by every method, in reverse and forward mode, are those of the relaxation; the value is hard."""

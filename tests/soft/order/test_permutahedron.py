@@ -92,7 +92,7 @@ def rows(n, generator):
     yield "uneven", down(1000 * normal().exp()), down(1000 * normal().exp())
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 120])
 def test_equals_the_sequential_algorithm(mode, n):

@@ -91,7 +91,8 @@ class Jumprelu(Elementwise):
             return None  # the value does not depend on it
         if i == 1:
             return -_rectangle(v, x, threshold, bandwidth)
-        passed = torch.where(x > threshold, v, 0)
+        # The value's own comparison, written the other way: compiled code would keep one that both share.
+        passed = torch.where(threshold < x, v, 0)
         return passed if input_gradient == "mask" else passed + _rectangle(v, x, threshold, bandwidth)
 
 

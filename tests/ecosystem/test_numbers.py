@@ -35,7 +35,7 @@ GIVEN = {
     "scale": 0.5,
 }
 # Of these a tensor with numbers of its own, or of another shape, is an argument; or numbers are no arguments at all.
-OTHER_ARGUMENTS = {"codebook_quantize", "fsq", "index_select", "narrow", "proj_transport_polytope"}
+OTHER_ARGUMENTS = {"codebook_codes", "codebook_quantize", "fsq", "index_select", "narrow", "proj_transport_polytope"}
 SQUARE = {"gumbel_sinkhorn", "proj_permutahedron"}
 
 

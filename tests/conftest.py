@@ -19,8 +19,8 @@ from fullgrad.testing._subject import float64_devices
 SLICES = 112
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all, or one of so many.
 PARAMETERS = 3
-# The other parameters take turns in the long tests: each runs on one of so many days.
-TURNS = 3
+# The long tests take turns: each runs on one of so many days, or on one of as many as its mark `in_turn` says.
+TURNS = 4
 
 # torch's cache of compiled code does not know for which instruction set the code is.
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
@@ -38,7 +38,7 @@ def devices() -> list[str]:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="the long tests, and in CI today's slice of the exhaustive ones, alone")
+    parser.addoption("--long", action="store_true", help="the long tests of today, and in CI a slice of the exhaustive ones")
     parser.addoption("--everyday", action="store_true", help="the short and the long tests")
     parser.addoption("--exhaustive", default="", help="'all', or K/N for the K-th of N slices of the exhaustive tests")
 
@@ -88,9 +88,10 @@ def short_ones(items) -> list:
 
 
 def has_turn(item) -> bool:
-    """Whether a test runs with ``--long`` today: one that is marked `in_turn(days)` does on one day of so many."""
+    """Whether a test runs with ``--long`` today."""
     mark = item.get_closest_marker("in_turn")
-    return mark is None or (zlib.crc32(item.nodeid.encode()) - datetime.date.today().toordinal()) % mark.args[0] == 0
+    days = TURNS if mark is None else mark.args[0]
+    return (zlib.crc32(item.nodeid.encode()) - datetime.date.today().toordinal()) % days == 0
 
 
 def pytest_collection_modifyitems(config, items):

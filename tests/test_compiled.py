@@ -325,7 +325,7 @@ def test_other_code_finds_no_graph_of_this_one(cache, monkeypatch):
     assert cache() == {"bypass"}
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 def test_operators_of_users_are_not_cached(cache):
     """Graphs are not cached, since the code that a user's operator depends on is unknown."""
 
@@ -335,13 +335,10 @@ def test_operators_of_users_are_not_cached(cache):
     assert cache(lambda x: Twice.apply(fullgrad.clamp(x, -1.0, 1.0))) == {"bypass"}
 
 
-@pytest.mark.short
+@pytest.mark.long
 @pytest.mark.parametrize(
     "operator",
-    [
-        fullgrad.straight_through(torch.sign, torch.tanh),
-        pytest.param(fullgrad.spikes.from_slope(torch.cos), marks=pytest.mark.long),
-    ],
+    [fullgrad.straight_through(torch.sign, torch.tanh), fullgrad.spikes.from_slope(torch.cos)],
     ids=["straight_through", "from_slope"],
 )
 def test_operators_made_of_functions_of_users_are_not_cached(cache, operator):

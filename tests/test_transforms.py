@@ -133,8 +133,8 @@ HEAVY = (
 )
 
 
-# The checks of graphs that a larger one of the same algorithm holds: `compile_vmap_of_grad`.
-CONTAINED = ("compile_vmap", "compile_grad")
+# The checks whose graphs hold much of what a value with its gradients has, which is traced of every algorithm.
+CONTAINED = ("compile_vmap", "compile_grad", "compile_vmap_of_grad", "compile_jvp", "export_value")
 
 
 def traced_in_short(case, name):
@@ -163,7 +163,8 @@ def groups(cases, name, size=10):
         for name in TOGETHER
         for chosen, long in (
             ([c for c in EVERYDAY if traced_in_short(c, name)], []),
-            ([c for c in EVERYDAY if not traced_in_short(c, name)], [pytest.mark.long, pytest.mark.in_turn(3)]),
+            ([c for c in TRACED if not traced_in_short(c, name)], [pytest.mark.long]),
+            ([c for c in EVERYDAY if c.name not in NAMES], [pytest.mark.long, pytest.mark.in_turn(12)]),
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for cases in groups(chosen, name)

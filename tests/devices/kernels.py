@@ -39,7 +39,7 @@ Where there are more launches than in the composite:
 - *Smooth `sigmoidal`, `heaviside`, `greater`, `greater_equal`*: a second gate, so that the slope is not 0 where the value rounds
   to 1.
 - *`norm` of all elements*: the unit of the elements, in which it neither overflows nor underflows.
-- *`lower_bound`, `upper_bound` with a tensor as the bound*: both gradients compare anew, where the composite saves one comparison.
+- *`lower_bound`, `upper_bound` with a tensor as the bound*: both gradients compare anew; the composite saves one comparison.
 - *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.
 - *`relaxed_bernoulli`, `hard_concrete`, `bernoulli_logits_st`, `fsq`, `binarize`, `ternarize`, `logical_or`, `clamp_by_linear`,
   `affine_k_bit_quantize`, `perturbed`, `fenchel_young_loss`, a `sigmoid` that learns*: not looked into.

@@ -38,6 +38,7 @@ def assert_thread_is_whole():
 
 
 @pytest.mark.long(but=1)
+@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in NONE_GRADIENTS and not c.exhaustive], ids=lambda c: c.name)
 def test_every_backward_is_one_graph(case):
     """The backward of every operator is one graph, with numbers that change from call to call."""

@@ -91,6 +91,7 @@ print("right")
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize(
     "inside",
     [

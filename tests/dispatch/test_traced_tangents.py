@@ -37,6 +37,7 @@ def names(chosen):
     return [c.name for c in SEVERAL if chosen(c)]
 
 
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize(
     "names",
     [

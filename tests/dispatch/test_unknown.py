@@ -143,7 +143,7 @@ def check_compiled(functions, arguments, leaves, backend):
 
 
 @pytest.mark.long(but=1)
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
@@ -203,6 +203,7 @@ def call(function, arguments):
 
 
 @pytest.mark.long(but=1)
+@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("cases", groups(EVERYDAY))
 def test_numbers_that_data_decides(cases, backend):
@@ -242,6 +243,7 @@ class Module(torch.nn.Module):
         return self.function(*tensors)
 
 
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_of_some_rows(cases, dim):
@@ -263,6 +265,7 @@ FIXED = {"soft.topk sorting_network c2", "soft.subset_marginals", "sampling.k_su
 FIXED |= {"argmin_st sorting_network smooth"}
 
 
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_fixes_no_size(cases, dim):

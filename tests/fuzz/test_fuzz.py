@@ -145,6 +145,7 @@ def test_what_was_found_stays_mended(program):
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(1)
 def test_programs_of_today():
     """A fixed number of programs with a new seed each day passes; a failure is printed as a program."""
     today = datetime.date.today()

@@ -43,6 +43,7 @@ def test_changes():
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(12)
 def test_mutants_are_caught():
     """The mutants of one small file are caught, each in its own process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.mutants", "fullgrad/clamping/_clamp_by_linear.py", "--sample", "3"]
@@ -51,6 +52,7 @@ def test_mutants_are_caught():
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(12)
 def test_what_changes_nothing_survives():
     """The checks and tests of a mutant pass, one after the other, on the unchanged file."""
     path = ROOT / "fullgrad/clamping/_clamp_by_linear.py"

@@ -1,6 +1,7 @@
 """``python -m fullgrad``: its names, files and exit statuses, what Ctrl-C leaves, and what a failure prints."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 
 import fullgrad
 from fullgrad._suite.cli import _adopt, _check, _torch, main
+from fullgrad._suite.cli._output import Stoppable
 from fullgrad.testing import check_operator
 
 pytest.importorskip("rich")
@@ -198,6 +200,25 @@ def test_ctrl_c(tmp_path):
     assert "Traceback" not in out + err
     assert err.strip().splitlines()[-1].startswith("stopped after ")
     assert json.loads((tmp_path / "found.json").read_text())["results"]
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_where_python_drops_exceptions(capsys):
+    """The work ends with the piece in which the signal came."""
+
+    class Dropping:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with Stoppable(9, "pieces") as work:
+        for i in range(9):
+            if i == 3:
+                Dropping()
+            work.count()
+    assert work.status(0) == 130
+    assert capsys.readouterr().err.endswith("stopped after 4 of 9 pieces\n")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # --- Your own operators, and failures ---------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     with Stoppable(len(chosen), "Functions") as work:
         for published in chosen if not options.table else ():
             _measure(published, kept)
-            work.done += 1
+            work.count()
             if is_file:
                 write_json(options, kept)
     if options.json == "-":

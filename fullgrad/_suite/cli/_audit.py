@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
                 if module is not None:
                     found += audit_tree(module, label)
                     add_operators(module, label, of_torch)
-                work.done += 1
+                work.count()
     except (FileNotFoundError, SyntaxError) as error:
         raise UsageError(str(error)) from None
     functions = [i for i, finding in enumerate(found) if finding.kind == "Function"]
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         with Stoppable(len(functions), "probes") as work:
             for i in functions:
                 probed[i] = probe(found[i])
-                work.done += 1
+                work.count()
     if options.json != "-":
         _print(found, probed)
         if not work.stopped:

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
                     rows[kind] += make()
                 except Exception as error:  # a piece that cannot run is reported, and the rest is measured
                     failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-                work.done += 1
+                work.count()
                 progress.advance(task)
     _print(rows, failures)
     if options.json is not None:

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
                     for check in checks:
                         progress.update(task, description=f"{name}: {check}")
                         results[check] = run_check(check, subject)
-                        work.done += 1
+                        work.count()
                         progress.advance(task)
                 finally:
                     if results:

@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -56,13 +58,28 @@ class Stoppable:
 
     def __init__(self, total: int, pieces: str) -> None:
         self.done, self.total, self.pieces, self.stopped = 0, total, pieces, False
+        self._is_asked, self._before = False, None
 
     def __enter__(self) -> "Stoppable":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._stop)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
         self.stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
         return self.stopped
+
+    def _stop(self, *_: Any) -> None:
+        self._is_asked = True
+        raise KeyboardInterrupt
+
+    def count(self) -> None:
+        """Count a piece; end the work if Ctrl-C came where Python drops exceptions, as in a destructor or a callback."""
+        self.done += 1
+        if self._is_asked:
+            raise KeyboardInterrupt
 
     def status(self, status: int) -> int:
         """The exit status, with one line if the work was stopped."""

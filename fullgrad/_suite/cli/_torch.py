@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             for op in chosen:
                 progress.update(task, description=name_of(op))
                 found[name_of(op)] = measured(op, options.samples)
-                work.done += 1
+                work.count()
                 progress.advance(task)
     report = summary(found)
     _print(report)

@@ -29,7 +29,8 @@ def _positive(g: Tensor, m: Tensor) -> Tensor:
     return _THRESHOLD.default(g, m, 0)
 
 
-@fast(sigmoid_gate, recorded=True, within=8)
+# Each rounds the exponent, of up to 88 in float32, in its own way: so many units of it are units of the exponential.
+@fast(sigmoid_gate, recorded=True, within=192)
 def _gate(v: Tensor, x: Tensor, s: Any) -> Any:
     # The kernel passes v as it is from 60 softnesses on.
     return _SOFTPLUS(v, x, 1 / s, 60.0) if s.__class__ is float else NotImplemented

@@ -14,8 +14,9 @@ X = numbers(2, 4, seed=3)
 
 
 def _order(x: Tensor) -> Tensor:
-    """A target with ties: 0, 0, 1, 1."""
-    return (torch.arange(x.shape[-1], device=x.device) // 2).expand(x.shape)
+    """A target with ties: 0 in the first half of a row, 1 in the second."""
+    n = x.shape[-1]
+    return (2 * torch.arange(n, device=x.device) // n).expand(x.shape)
 
 
 def _in_units(x: Tensor) -> Tensor:
@@ -26,14 +27,15 @@ def _in_units(x: Tensor) -> Tensor:
 
 def _spearman(x: Tensor) -> Tensor:
     r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort", descending=False)
-    q = torch.tensor([1.5, 1.5, 3.5, 3.5], dtype=r.dtype, device=r.device) - 2.5
+    order = _order(x).to(r.dtype)
+    q = order - order.mean(-1, keepdim=True)  # ranks of two values differ as the values do
     r = r - r.mean(-1, keepdim=True)
-    return (1 - (r * q).sum(-1) / ((r * r).sum(-1) * (q * q).sum()).sqrt()).mean()
+    return (1 - (r * q).sum(-1) / ((r * r).sum(-1) * (q * q).sum(-1)).sqrt()).mean()
 
 
 def _ndcg(x: Tensor) -> Tensor:
     r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort")
-    gains = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=r.dtype, device=r.device)
+    gains = _order(x).to(r.dtype)
     found = (gains * _step(2.5 - r, SOFT, "smooth") / torch.log2(1 + r)).sum(-1)
     return (1 - found / (1 + 1 / math.log2(3))).mean()
 

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         extra("matplotlib", "plot").use("Agg")
         pyplot = extra("matplotlib.pyplot", "plot")
     known = [name for case in CASES for name in (*case.covers, case.name)]
-    check_names(options.names, [*known, *GROUPS], f"public operator, and not of {', '.join(GROUPS)}")
+    check_names(options.names, [*known, *GROUPS], f"public operator, nor one of {', '.join(GROUPS)}")
     if SOFTTORCH in options.names and load("softtorch:sort") is None:
         raise UsageError(f"softtorch is not installed: {INSTALL}")
     if options.device != "cpu" and not torch.cuda.is_available():

@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     """The cases of the given names, and users' own callables, on every device."""
     known = [name for case in CASES for name in (*case.covers, case.name)]
-    check_names([name for name in options.names if ":" not in name], known, "public operator, and not MODULE:CALLABLE")
+    check_names([name for name in options.names if ":" not in name], known, "public operator, nor MODULE:CALLABLE")
     found = options.device or float64_devices()
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""

@@ -37,12 +37,12 @@ def mean_of_draws(x: Tensor, y: Tensor, z: Tensor, sigma: float, distribution: s
 
     def weighted(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
         count, shape = z.shape[0], y.shape[1:]
-        y = y.reshape(2 if pairs else 1, count, -1)
+        y = y.unflatten(0, (2 if pairs else 1, count))
         if count > 1:
             of_draw = y.mean(0)
             y = y - (of_draw.sum(0) - of_draw) / (count - 1)
         w = _weights(moved(x) / sigma, z, distribution, pairs)
-        return [(w.unsqueeze(-1) * y).sum((0, 1)).reshape(shape) / (count * len(w))]
+        return [(w.reshape(len(w), count, *[1] * len(shape)) * y).sum((0, 1)) / (count * len(w))]
 
     return declared(by_reference(weighted), [mean], [x, y, z])[0]
 
@@ -54,11 +54,15 @@ def moved(x: Tensor) -> Tensor:
 
 def _weights(d: Tensor, z: Tensor, distribution: str, pairs: bool) -> Tensor:
     """The density of each draw after a move by d, in units of sigma, over the one before."""
-    z, d = z.reshape(z.shape[0], -1), d.reshape(-1)
     if distribution == "gumbel":
-        return torch.exp((d - torch.exp(-z) * torch.expm1(d)).sum(-1)).unsqueeze(0)
-    along, square = (z * d).sum(-1), (d * d).sum() / 2
+        return torch.exp(_of_each(d - torch.exp(-z) * torch.expm1(d))).unsqueeze(0)
+    along, square = _of_each(z * d), (d * d).sum() / 2
     return torch.exp(torch.stack([along, -along] if pairs else [along]) - square)
+
+
+def _of_each(v: Tensor) -> Tensor:
+    """The sum of the elements of each draw. Dimensions stay apart: torch does not join those of a DTensor."""
+    return v.sum(tuple(range(1, v.ndim))) if v.ndim > 1 else v
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:

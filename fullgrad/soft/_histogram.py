@@ -1,6 +1,6 @@
 """`histogram`: how many elements are in each bin, with soft edges."""
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +87,7 @@ def histogram(
     bins = checks.positive_integer(name, "bins", bins, _MOST_BINS)
     checks.real_number(name, "low", low)
     checks.real_number(name, "high", high)
-    if not (holds(low < high) and holds(high - low < math.inf)):
+    if not (holds(low < high) and holds(high - low <= sys.float_info.max)):
         raise ValueError(f"{name}: `low` must be less than `high`, and both finite, got {low} and {high}.")
     if weight is not None:
         weight = cast(checked_floating(name, "weight", weight), x.dtype)
@@ -169,7 +169,7 @@ def _rows(value: Any, shape: torch.Size, dim: int | None) -> Any:
     """A tensor in the shape of ``x`` with its dimension last; a number and one without dimensions as they are."""
     if not isinstance(value, Tensor) or (value.ndim == 0 and len(shape)):
         return value
-    value = value if value.shape == shape else value.expand(shape)
+    value = value if same_shape(value.shape, shape) else value.expand(shape)
     return reshaped(value, (value.numel(),)) if dim is None or not len(shape) else value.movedim(dim, -1)
 
 

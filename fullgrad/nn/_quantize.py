@@ -29,8 +29,9 @@ def quantize_(
     *,
     method: str = "max",
     learn: bool = False,
+    skip: Sequence[str] = (),
 ) -> nn.Module:
-    r"""Quantize the weights and the inputs of every linear and convolutional layer of a model, in place.
+    r"""Quantize the weights and the inputs of every ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d`` of a model, in place.
 
     .. math::
         W_q = \operatorname{fake\_quantize}(W, s_W), \quad x_q = \operatorname{fake\_quantize}(x, s_x), \qquad
@@ -41,26 +42,33 @@ def quantize_(
     parametrization of ``torch.nn.utils.parametrize`` with a scale per output channel; a layer gets a module ``input_quantizer``
     with one scale, called by a forward pre-hook, unsigned where no number of the data is negative. The model is called once with
     each batch, in evaluation mode and without gradients. ``torch.func``, ``torch.compile``, ``torch.export``, ``copy.deepcopy``
-    and ``state_dict`` work as before; a state is loaded into a model quantized likewise. :func:`unquantize_` undoes it.
+    and ``state_dict`` work as before; a state is loaded into a model quantized likewise; torch does not pickle a model with
+    parametrizations. :func:`unquantize_` undoes it. Other weights stay as they are: those of an ``LSTM``, ``Embedding`` or
+    ``ConvTranspose2d``, and of the inputs of a ``MultiheadAttention``.
 
     Args:
-        model: A module; its ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d`` are quantized.
+        model: A module.
         weights: A number of bits, from 2 to 16; or a function of the weight that returns a module, such as
             :class:`fullgrad.nn.LSQ`; None to leave weights as they are.
         activations: As ``weights``; a function gets numbers of the layer's inputs, in one dimension. None to leave inputs as they
             are.
-        data: Batches for the scales of activations: tensors, or tuples and lists whose first item is the input.
+        data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
+            or list whose first item is that, as of inputs and labels; or a dict of keyword arguments.
         method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start) or ``"mse"`` (the best of 80 scales).
         learn: Whether scales are parameters, with the gradient of LSQ but for its constant factor, which Adam ignores; else
             buffers.
+        skip: Names of layers, as in ``model.named_modules()``, that are left as they are: one that the model does not call, such
+            as ``out_proj`` of a ``MultiheadAttention``, has no inputs to find a scale for.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is not a module, a number of bits not an integer, or a function does not return a module.
+        TypeError: ``model`` is not a module, or cannot take a batch; a number of bits is not an integer, ``data`` no iterable of
+            batches, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown, the model has no such layer or is quantized
-            already, no batch reaches a layer, or numbers are not finite. The model is then as before.
+            already, a weight is no floating parameter with elements, no batch reaches a layer, ``skip`` names none, or numbers
+            are not finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -81,28 +89,29 @@ def quantize_(
     _check_bits("activations", activations)
     checks.choice("quantize_", "method", method, METHODS)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _LAYERS)}
+    unknown = [name for name in skip if name not in layers]
+    if unknown:
+        known = ", ".join(layers) or "none"
+        raise ValueError(f"quantize_: `skip` must name layers of `model`, got {unknown[0]!r}; it has {known}.")
+    layers = {name: layer for name, layer in layers.items() if name not in skip}
     if not layers:
         raise ValueError("quantize_: `model` has no Linear, Conv1d, Conv2d or Conv3d.")
     for name, layer in layers.items():
-        if hasattr(layer, "input_quantizer") or hasattr(layer, _MARK):
-            raise ValueError(f"quantize_: `model` must not be quantized yet, got {name or 'model'!r}; call unquantize_ first.")
-        if weights is not None and parametrize.is_parametrized(layer, "weight"):
-            raise ValueError(
-                f"quantize_: the weight of {name or 'model'!r} must have no parametrization, such as weight_norm; remove it "
-                "first, or write weights=None."
-            )
+        _check_layer(name or "model", layer, weights is not None)
     inputs = {} if activations is None else _inputs_of(model, layers, data)
     made: list[tuple[nn.Module, nn.Module | None, nn.Module | None]] = []
     with torch.no_grad():
         for name, layer in layers.items():
             weight: Any = layer.weight
-            for_weight = _quantizer(f"the weight of {name!r}", _of_weight(weight), weights, method, learn, WeightQuantizer)
-            for_input = _quantizer(f"the input of {name!r}", inputs.get(name), activations, method, learn, InputQuantizer)
+            seen, of = None if weights is None else _of_weight(weight), repr(name or "model")
+            for_weight = _quantizer(f"the weight of {of}", seen, weights, method, learn, WeightQuantizer)
+            for_input = _quantizer(f"the input of {of}", inputs.get(name), activations, method, learn, InputQuantizer)
             made.append((layer, for_weight, for_input))
     try:
         for layer, for_weight, for_input in made:
             if for_weight is not None:
-                parametrize.register_parametrization(layer, "weight", for_weight.train(layer.training))
+                parametrize.register_parametrization(layer, "weight", for_weight)
+                layer.parametrizations.train(layer.training)
                 setattr(layer, _MARK, True)
             if for_input is not None:
                 layer.input_quantizer = for_input.train(layer.training)
@@ -139,7 +148,8 @@ def unquantize_(model: nn.Module) -> nn.Module:
         if not isinstance(layer, _LAYERS):
             continue
         if hasattr(layer, _MARK):
-            _restore_weight(layer)
+            if parametrize.is_parametrized(layer, "weight"):  # torch's own function may have removed it
+                _restore_weight(layer)
             delattr(layer, _MARK)
         for key, hook in [*layer._forward_pre_hooks.items()]:
             if hook is _quantize_input:
@@ -202,6 +212,28 @@ def _quantize_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return (layer.input_quantizer(args[0]), *args[1:]), kwargs
 
 
+def _check_layer(name: str, layer: nn.Module, has_weights: bool) -> None:
+    """Refuse what is quantized already, and a weight that cannot be."""
+    is_parametrized = parametrize.is_parametrized(layer, "weight")
+    if hasattr(layer, "input_quantizer") or (hasattr(layer, _MARK) and is_parametrized):
+        raise ValueError(f"quantize_: `model` must not be quantized yet, got {name!r}; call unquantize_ first.")
+    if not has_weights:
+        return
+    weight = layer._parameters.get("weight")
+    if is_parametrized or weight is None:
+        raise ValueError(
+            f"quantize_: the weight of {name!r} must have no parametrization, such as weight_norm or pruning; remove it "
+            "first, or write weights=None."
+        )
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ValueError(f"quantize_: the weight of {name!r} must be initialized; call the model once before.")
+    if not weight.is_floating_point() or weight.is_meta or not weight.numel():
+        raise ValueError(
+            f"quantize_: the weight of {name!r} must be a floating tensor with elements, got {weight.dtype} of shape "
+            f"{tuple(weight.shape)} on {weight.device}; name the layer in `skip`."
+        )
+
+
 def _check_bits(argument: str, value: Any) -> None:
     if value is not None and not callable(value):
         checks.integer_between("quantize_", argument, value, 2, 16)
@@ -237,13 +269,15 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
 
         return hook
 
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise TypeError(f"quantize_: `data` must be a list of batches, got a value of type {type(data).__name__}; write [data].")
     handles = [layer.register_forward_pre_hook(keep(name), with_kwargs=True) for name, layer in layers.items()]
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
         with torch.no_grad():
             for batch in data:
-                model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+                _call(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -253,9 +287,20 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
     if missing:
         raise ValueError(
             f"quantize_: `data` must have batches that reach every layer for the scales of activations, got none for "
-            f"{', '.join(map(repr, missing))}; or write activations=None."
+            f"{', '.join(map(repr, missing))}; name layers that the model does not call in `skip`, or write activations=None."
         )
     return {name: _joined(parts) for name, parts in found.items()}
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    try:
+        _ = model(**first) if isinstance(first, Mapping) else model(first)
+    except (TypeError, AttributeError) as error:
+        raise TypeError(
+            f"quantize_: `model` raised {type(error).__name__} for a batch of `data` of type {type(batch).__name__}: {error}. "
+            "A tuple or list gives its first item, and a dict keyword arguments."
+        ) from error
 
 
 def _joined(parts: Sequence[tuple[Tensor, ...]]) -> _Seen:

@@ -190,6 +190,9 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(nn.ReLU()), ValueError, "`model` has no Linear"),
         (lambda m: quantize_(m), ValueError, "`data` must have batches that reach every layer .* '0', '3', '5'"),
         (lambda m: quantize_(m, 4, 4, [batches()[0] / 0]), ValueError, "numbers must be finite"),
+        (lambda m: quantize_(m, 4, 4, batches()[0]), TypeError, r"must be a list of batches, got .* Tensor; write \[data\]"),
+        (lambda m: quantize_(m, 4, 4, [{"y": batches()[0]}]), TypeError, "raised TypeError for a batch of `data` of type dict"),
+        (lambda m: quantize_(m, 4, None, skip=["1"]), ValueError, "`skip` must name layers of `model`, got '1'; it has 0, 3, 5"),
         (lambda m: quantize_(m, lambda w: w, None), TypeError, "must return a module, got Parameter for the weight of '0'"),
         (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, "shape"),
         (lambda m: quantize_(quantize_(copy.deepcopy(m), 4, None), 4, None), ValueError, "must not be quantized yet, got '0'"),
@@ -238,6 +241,40 @@ def test_inputs_by_keyword_and_in_half_precision():
     assert model(torch.randn(2, 8)).shape == (2, 4)
     half = fullgrad.nn.quantize_(torch.nn.Linear(8, 4).half(), 8, 8, [torch.rand(4, 8).half() * 4e-6])
     assert half(torch.rand(2, 8).half()).dtype == torch.float16
+
+
+def test_layers_that_are_not_called_are_skipped():
+    """An attention reads the weight of its last layer itself; batches may be keyword arguments."""
+    model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match=r"got none for .self_attn.out_proj.; name layers that .* `skip`"):
+        quantize_(model, 8, 8, [x])
+    quantize_(model, 8, 8, [{"src": x}], skip=["self_attn.out_proj"])
+    assert [n for n, m in model.named_modules() if hasattr(m, "input_quantizer")] == ["linear1", "linear2"]
+
+
+def test_weights_that_torch_made_plain_are_quantized_again():
+    """torch's own function bakes the weight in; the model is then one like any other."""
+    model = quantize_(nn.Sequential(nn.Linear(6, 4)), 4, None)
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert unquantize_(quantize_(unquantize_(model), 4, None)) is model
+    assert "parametrizations" not in repr(model)
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (nn.utils.weight_norm, "must have no parametrization"),
+        (lambda m: nn.LazyLinear(3), "must be initialized; call the model once"),
+        (lambda m: m.to(torch.complex64), "must be a floating tensor with elements, got torch.complex64"),
+        (lambda m: nn.Linear(0, 4), r"got torch.float32 of shape \(4, 0\)"),
+        (lambda m: m.to("meta"), "on meta"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_no_floating_parameters_are_refused(layer, match):
+    """By the name of the layer."""
+    with pytest.raises(ValueError, match=f"^quantize_: the weight of 'model' .*{match}"):
+        quantize_(layer(nn.Linear(3, 4)), 4, None)
 
 
 def test_other_parametrizations_are_refused():

@@ -179,7 +179,7 @@ def _along(name: str, key: str, p: Tensor, x: Tensor, d: int) -> Tensor:
     size = x.shape[d] if x.ndim else 1
     if p.ndim != 1 or not holds(p.shape[0] == size):
         raise ValueError(f"{name}: `{key}` must have one number for each of the {size} along `dim`, got shape {tuple(p.shape)}.")
-    return p.view(*[size if i == d else 1 for i in range(x.ndim)])
+    return p.view([size if i == d else 1 for i in range(x.ndim)])
 
 
 def _counts(shape: torch.Size, others: Sequence[torch.Size]) -> list[int | None]:

@@ -56,7 +56,12 @@ LINES = {
     "return x + y.argmax(-1, keepdim=True)": (
         "no gradient",
         "argmax has no derivative",
-        "fullgrad.argmax_st(y, -1, keepdim=True)",
+        "fullgrad.argmax_st(y, -1, keepdim=True)  # one-hot rows: an index has no derivative",
+    ),
+    "return x * torch.nn.functional.one_hot(y.argmax(-1), 8).float()": (
+        "no gradient",
+        "argmax has no derivative",
+        "return x * fullgrad.argmax_st(y, -1).float()",
     ),
     "return x + torch.sqrt((y - y).sum(-1, keepdim=True))": ("nan gradient", "NaN or infinite after it", "fullgrad.safe.sqrt("),
     "return torch.where(y > 9, 1.0 / (y - y), y)": (

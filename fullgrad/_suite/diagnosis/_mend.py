@@ -108,7 +108,12 @@ def of_cut(place: Place) -> Mend | None:
     """The line for a function without a derivative."""
     operator = COMPARISONS.get(place.function) or _INDICES.get(place.function) or _SOFT.get(place.function)
     found = _written(place, operator) if operator else None
-    return None if found is None else Mend(*found, "families/straight-through")
+    if found is None:
+        return None
+    line, instead_of = found
+    if place.function in _INDICES and "one_hot" not in instead_of:
+        line += "  # one-hot rows: an index has no derivative"
+    return Mend(line, instead_of, "families/straight-through")
 
 
 def of_nan(place: Place | None, function: str) -> Mend:
@@ -159,6 +164,8 @@ def _written(place: Place | None, operator: str, more: str = "") -> tuple[str, s
             new = _replaced(node, args[0])
         else:
             new = f"{operator}({', '.join([*texts, *rest])}{more})"
+        if place.function in _INDICES:  # the operator has the one-hot rows already
+            node = next((n for n in spans if _arguments(n, "one_hot")[0][:1] == [node]), node)
         return _in_place(node, new, lines)
     return None
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import fullgrad
@@ -312,3 +312,44 @@ def test_class_without_terms_is_refused():
         type("Lacking", (Elementwise,), {"reads": {0: (0,)}, "forward": forward})
     with pytest.raises(TypeError, match=r"^Lacking\.reads must map positions to tuples of positions"):
         type("Lacking", (Elementwise,), {"reads": {0: 0}, "forward": forward, "vjp_term": staticmethod(lambda i, v, x: v)})
+
+
+class Unread(fullgrad.Elementwise):
+    """A sign; its derivative uses an input that `reads` does not name."""
+
+    reads = {0: ()}
+
+    @staticmethod
+    def forward(x):
+        return x.sign()
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v * torch.cos(x)
+
+
+class Total(fullgrad.Elementwise):
+    """A sum, which is no elementwise function."""
+
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x):
+        return x.sum()
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v * x
+
+
+@pytest.mark.parametrize("call", [lambda f, x: vjp(f, x)[1](x), lambda f, x: jvp(f, (x,), (x,))], ids=["vjp", "jvp"])
+def test_an_input_that_is_not_read_is_named(call):
+    """The error names the class, and `reads`, where a partial derivative fails because its input is None."""
+    with pytest.raises(TypeError, match=r"^Unread: a partial derivative failed: .*`reads` is \{0: \(\)\}"):
+        call(Unread.apply, torch.randn(3))
+
+
+def test_a_sum_is_refused():
+    """The first call says which base class a reduction has."""
+    with pytest.raises(ValueError, match=r"^Total.forward must return .* got shape \(\) .*derives from fullgrad.Function"):
+        Total.apply(torch.randn(3, requires_grad=True))

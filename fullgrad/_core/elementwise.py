@@ -150,7 +150,42 @@ def _rules(cls: Any, names: tuple[str, ...], reads: Any) -> dict[str, Callable[.
         if reads == {0: ()}
         else _several_input_rules
     )
-    return dict(zip(_RULES, make(cls, names, reads), strict=True))  # pyright: ignore[reportArgumentType]
+    setup_context, *derivatives = make(cls, names, reads)  # pyright: ignore[reportArgumentType]
+    if not cls.__module__.startswith("fullgrad."):
+        setup_context = _refusing_sums(cls, setup_context)
+        derivatives = [_telling_what_is_unread(cls, rule) for rule in derivatives]
+    return dict(zip(_RULES, (setup_context, *derivatives), strict=True))
+
+
+def _refusing_sums(cls: Any, setup_context: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule, which refuses an output that lacks the shape of an input."""
+
+    @functools.wraps(setup_context)
+    def refusing(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        for v in inputs:
+            if isinstance(v, Tensor):
+                check_elementwise(cls, v.shape, output.shape)
+        setup_context(ctx, inputs, output)
+
+    return refusing
+
+
+def _telling_what_is_unread(cls: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule whose error says what to do, where a partial derivative got None for an input that ``reads`` does not name."""
+
+    @functools.wraps(rule)
+    def telling(ctx: Any, *args: Any) -> Any:
+        try:
+            return rule(ctx, *args)
+        except (TypeError, AttributeError) as error:
+            if "NoneType" not in str(error):
+                raise
+            raise TypeError(
+                f"{cls.__name__}: a partial derivative failed: {error}. It gets None for each input that `reads` does not name; "
+                f"`reads` is {cls.reads}."
+            ) from error
+
+    return telling
 
 
 def _schedule(cls: Any, count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:

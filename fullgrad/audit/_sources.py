@@ -77,8 +77,14 @@ def _modules(target: str) -> list[str]:
         file.parts[0].removesuffix(".py") for file in paths if len(file.parts) == 1 or file.name == "__init__.py"
     )
     if not found:
-        raise FileNotFoundError(f"{target}: no such file or folder, and no package of this name is installed.")
+        raise FileNotFoundError(_not_found(target))
     return [*found]
+
+
+def _not_found(target: str) -> str:
+    if Path(target).exists():
+        return f"{target}: neither a file of Python nor a folder."
+    return f"{target}: no such file or folder, and no package of this name is installed."
 
 
 def _package(name: str) -> Path:
@@ -89,7 +95,7 @@ def _package(name: str) -> Path:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        raise FileNotFoundError(f"{name}: no such file or folder, and no package of this name is installed.")
+        raise FileNotFoundError(_not_found(name))
     if not spec.submodule_search_locations:
         return Path(spec.origin or "")
     root = Path(next(iter(spec.submodule_search_locations))).joinpath(*inner)

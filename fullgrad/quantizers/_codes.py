@@ -33,9 +33,9 @@ def codes(
     .. math::
         q = \operatorname{clamp}(\operatorname{round}(x / s) + z,\, l,\, h)
 
-    ``(codes(x, s, z) - z) * s`` is ``fake_quantize(x, s, z)`` bit for bit, with arithmetic in the dtype of ``x``, or in float32
-    for half precision, and *z* rounded and clamped as in :func:`fake_quantize`. NaN has no integer and becomes ``quant_min``, as
-    in torch. The result has no derivative, as with :func:`torch.argmax`. Nothing is saved.
+    ``(codes(x, s, z).to(x.dtype) - z) * s`` is ``fake_quantize(x, s, z)`` bit for bit, in float32 for half precision, with *z*
+    rounded and clamped as in :func:`fake_quantize`; differences of small integers would wrap around. NaN has no integer and
+    becomes ``quant_min``, as in torch. The result has no derivative, as with :func:`torch.argmax`. Nothing is saved.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

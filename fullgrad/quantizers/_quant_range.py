@@ -12,7 +12,7 @@ def quant_range(bits: int, signed: bool = True, narrow_range: bool = False) -> t
     A narrow range is symmetric if it is signed, and lacks the largest code if it is not.
 
     Args:
-        bits: An integer from 1 to 53; from 2 for a narrow or signed range.
+        bits: An integer from 1 to 53; from 2 for a narrow range.
         signed: Whether there are negative codes.
         narrow_range: Whether one code is left out.
 

@@ -329,7 +329,7 @@ def test_check_command(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "ceil" in printed
     assert "6/6" in printed
-    assert "1 cases, 6 of" in printed
+    assert "1 case, 6 of" in printed
     assert json.loads(file.read_text())["results"]["ceil"]["func_jvp"]["status"] == "passed"
 
 

@@ -24,7 +24,12 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the checks of each Function, and print the table."""
     known = [name for published in PUBLISHED for name in (published.package, published.name)]
-    check_names(options.names, known, "package or class of the list", f"known are {', '.join(sorted({*known}))}")
+    check_names(
+        options.names,
+        known,
+        "package or class of the list",
+        f"known are {', '.join(sorted({*known}))}; `python -m fullgrad audit FILE --run` checks classes of your own",
+    )
     is_file = options.json not in (None, "-")
     if options.table and not is_file:
         raise UsageError("--table needs --json FILE.")
@@ -38,6 +43,11 @@ def run(options: argparse.Namespace) -> int:
                 write_json(options, kept)
     if options.json == "-":
         write_json(options, kept)
+    if not kept and not work.stopped:
+        raise UsageError(
+            "none of the packages of the list is installed: `pip install --group adopting` in a clone brings them; "
+            "`python -m fullgrad audit FILE --run` checks classes of your own."
+        )
     print(page_table(kept))
     return work.status(0)
 

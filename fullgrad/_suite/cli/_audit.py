@@ -32,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
     probed: dict[int, dict[str, str]] = {}
     try:
         files = [(path, label, label == target) for target in options.targets for path, label in sources(target)]
+        if not files:
+            raise UsageError(f"no file of Python in {', '.join(options.targets)}.")
         with Stoppable(len(files), "files") as work:
             for path, label, is_named in files:
                 module = tree(path, is_named)

@@ -160,7 +160,7 @@ def _load(path: str) -> Callable[..., Any]:
         raise UsageError(f"{path} cannot be loaded: {error}") from None
     found = getattr(found, "apply", found) if isinstance(found, type) else found
     if not callable(found):
-        raise UsageError(f"{path} is a {type(found).__name__}, not something to call.")
+        raise UsageError(f"{path} is of type {type(found).__name__}, not something to call.")
     return found
 
 
@@ -186,7 +186,8 @@ def _print(reports: list[Report], checks: list[str], seconds: float, verbose: bo
         print("--surrogate MODULE:CALLABLE is called like the operator; fullgrad.testing.check_operator takes the others.")
     counts = ", ".join(f"{sum(r.count(status) for r in reports)} {status}" for status in (PASSED, FAILED, NOT_APPLICABLE))
     where = f"torch {torch.__version__}, python {platform.python_version()}, dispatch {DISPATCH!r}"
-    summary = f"{len(reports)} cases, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}"
+    cases = "1 case" if len(reports) == 1 else f"{len(reports)} cases"
+    summary = f"{cases}, {len(checks)} of {len(CHECKS)} checks: {counts}; {seconds:.0f} s on {where}"
     shown.print(summary, highlight=False, soft_wrap=True)
 
 

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         if options.loss is not None:
             loss = _loaded(options.loss)
             if not callable(loss):
-                raise UsageError(f"{options.loss} is a {type(loss).__name__}, and must be a function of the output.")
+                raise UsageError(f"{options.loss} is of type {type(loss).__name__}, and must be a function of the output.")
         _try(model, args, kwargs, loss, options)
         found = diagnose(model, args, kwargs, loss)
     output.write_text(page(options.model, found), encoding="utf-8")
@@ -98,7 +98,7 @@ def _batch(path: str) -> Any:
         except Exception as error:
             raise UsageError(f"{path} cannot be called without arguments: {_told(error)}") from None
     if not isinstance(found, (Tensor, tuple, list, dict)):
-        raise UsageError(f"{path} is a {type(found).__name__}, and must be a tensor, or a tuple or dict of arguments.")
+        raise UsageError(f"{path} is of type {type(found).__name__}, and must be a tensor, or a tuple or dict of arguments.")
     return found
 
 

@@ -15,7 +15,10 @@ def extra(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(f'{module.split(".")[0]} is not installed; pip install "fullgrad[{name}]" brings it.') from None
+        package = module.split(".")[0]
+        raise UsageError(
+            f'{package} is not installed; pip install "fullgrad[{name}]" brings it, in a clone pip install -e ".[{name}]".'
+        ) from None
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str, where: str = "`python -m fullgrad list` has them") -> None:

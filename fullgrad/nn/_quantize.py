@@ -111,7 +111,7 @@ def quantize_(
         for layer, for_weight, for_input in made:
             if for_weight is not None:
                 parametrize.register_parametrization(layer, "weight", for_weight)
-                layer.parametrizations.train(layer.training)
+                layer.get_submodule("parametrizations").train(layer.training)
                 setattr(layer, _MARK, True)
             if for_input is not None:
                 layer.input_quantizer = for_input.train(layer.training)

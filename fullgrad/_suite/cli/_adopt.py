@@ -11,6 +11,8 @@ from fullgrad._suite.cli._errors import UsageError, check_names
 from fullgrad._suite.cli._output import Stoppable, add_json, write_json
 from fullgrad._suite.published import PUBLISHED, Published, page_table, results_of
 
+OF_YOUR_OWN = "`python -m fullgrad audit FILE --run` checks classes of your own"
+
 
 def register(commands: Any) -> None:
     """Add the command."""
@@ -28,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         options.names,
         known,
         "package or class of the list",
-        f"known are {', '.join(sorted({*known}))}; `python -m fullgrad audit FILE --run` checks classes of your own",
+        f"known are {', '.join(sorted({*known}))}; {OF_YOUR_OWN}",
     )
     is_file = options.json not in (None, "-")
     if options.table and not is_file:
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     if not kept and not work.stopped:
         raise UsageError(
             "none of the packages of the list is installed: `pip install --group adopting` in a clone brings them; "
-            "`python -m fullgrad audit FILE --run` checks classes of your own."
+            f"{OF_YOUR_OWN}."
         )
     print(page_table(kept))
     return work.status(0)

@@ -163,8 +163,7 @@ def groups(cases, name, size=10):
         for name in TOGETHER
         for chosen, long in (
             ([c for c in EVERYDAY if traced_in_short(c, name)], []),
-            ([c for c in TRACED if not traced_in_short(c, name)], [pytest.mark.long, pytest.mark.in_turn(12)]),
-            ([c for c in EVERYDAY if c.name not in NAMES], [pytest.mark.long, pytest.mark.in_turn(12)]),
+            ([c for c in EVERYDAY if not traced_in_short(c, name)], [pytest.mark.long, pytest.mark.in_turn(12)]),
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for cases in groups(chosen, name)

@@ -7,6 +7,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import without_parts
 from fullgrad._dispatch import holds, square_root, uses_last_dims
+from fullgrad.gradients._scale import Scale
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._binarize import Binarize
 
@@ -50,5 +51,6 @@ def bsq(x: Tensor, scale: float = 1.0) -> Tensor:
     largest = without_parts(wide.detach().abs().amax(-1, keepdim=True))
     v = wide / torch.where((largest == 0) | largest.isinf(), 1, largest)
     squares = without_parts((v * v).sum(-1, keepdim=True))
-    u = v / torch.sqrt(torch.where(squares == 0, 1, squares)) * scale
+    # An operator, since torch cannot compile a number times a tensor under two forward derivatives.
+    u = Scale.apply(v / torch.sqrt(torch.where(squares == 0, 1, squares)), scale, scale)
     return Binarize.apply(u, scale / square_root(x.shape[-1]), None, -1.0).to(x.dtype)

@@ -2,11 +2,16 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Torch makes a tensor of a state while it holds the generator's mutex. There Python may collect garbage and run another thread,
+# which asks for the same state, waits for the mutex, and does not let the first one go on.
+_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -21,13 +26,15 @@ def same_draws() -> Iterator[None]:
 
 def random_states() -> list[Tensor]:
     """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
-    return [state() for state, _ in _generators()]
+    with _LOCK:
+        return [state() for state, _ in _generators()]
 
 
 def restore_random_states(states: Sequence[Tensor]) -> None:
     """Restore what `random_states` returned; a device that has been initialized since keeps its state."""
-    for (_, restore), state in zip(_generators(), states, strict=False):
-        restore(state)
+    with _LOCK:
+        for (_, restore), state in zip(_generators(), states, strict=False):
+            restore(state)
 
 
 def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:

@@ -1,5 +1,7 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
+import subprocess
+import sys
 import types
 
 import numpy
@@ -442,3 +444,28 @@ def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_gr
     with pytest.raises(Exception) as found:
         torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)(x)
     assert f"uses {what}" in whole_message(found.value)
+
+
+THREADS = """
+import gc, threading
+import torch
+from fullgrad._core.generators import random_states
+
+def work():
+    for _ in range(1000):
+        found = [torch.ones(3, requires_grad=True) * 2]
+        found.append(found)
+        del found
+        random_states()
+
+gc.set_threshold(5, 1, 1)
+threads = [threading.Thread(target=work) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+@pytest.mark.long
+def test_states_of_generators_in_threads_where_garbage_is_collected():
+    """``torch.get_rng_state`` in eight threads waits forever: it collects garbage while it holds the generator's mutex."""
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=100)

@@ -399,6 +399,46 @@ def test_values_used_as_constants_are_compared_with_reverse_mode(diagnosed):
     _, (found,), _ = diagnosed(HEAD.replace("LINE", "with torch.no_grad(): s = y.norm()\n        return y / s"))
     assert {"jvp", "jvp over jvp"} <= found["fails"].keys()
     assert not {"torch.func.grad", "vmap(grad)", "grad over grad"} & found["fails"].keys()
+    assert "uses torch.no_grad, which forward mode ignores" in found["what"]
+    assert found["line"] == "y = y.detach()  # in place of torch.no_grad"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("context", "line"),
+    [
+        ("no_grad", "with torch.no_grad(): y = y.exp() + 1\n        return y"),
+        ("no_grad", "return torch.no_grad()(torch.exp)(y)"),
+        ("inference_mode", "with torch.inference_mode(): y = y.exp() + 1\n        return y.clone()"),
+    ],
+)
+def test_contexts_that_end_the_gradient_are_told_once(context, line, diagnosed):
+    """One finding names the context, its place, and all parameters that get no gradient."""
+    source = HEAD.replace("LINE", line)
+    _, findings, _ = diagnosed(source)
+    (found,) = [f for f in findings if f["kind"] == "no gradient"]
+    assert found["layer"] == "1"
+    assert f"torch.{context} ends the gradient, and 4 parameters before it get no gradient: 0.bias, 0.weight" in found["what"]
+    number = int(found["place"].rpartition(":")[2])
+    assert f"torch.{context}" in source.splitlines()[number - 1]
+
+
+@pytest.mark.long
+def test_operators_that_change_the_gradient_alone_are_right_as_they_are(diagnosed):
+    """Such a gradient is the transpose of no tangent: forward mode differs by design, and reverse mode is still compared."""
+    assert diagnosed(HEAD.replace("LINE", "return fullgrad.scale_grad(y)"))[:2] == (0, [])
+    source = HEAD.replace("LINE", "return Step.apply(fullgrad.scale_grad(y))").replace("\nclass Layer", f"{STEP}\n\nclass Layer")
+    _, (found,), _ = diagnosed(source)
+    assert "torch.func.grad" in found["fails"]
+
+
+@pytest.mark.long
+def test_the_json_is_standard(diagnosed, tmp_path):
+    """Infinite losses and gradients are strings there."""
+    diagnosed(HEAD.replace("LINE", "return y * float('inf')"))
+    text = (tmp_path / "found.json").read_text()
+    assert "Infinity" in text or "NaN" in text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def test_the_model_stays_as_it_is(tmp_path, monkeypatch):

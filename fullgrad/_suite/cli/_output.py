@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 import threading
@@ -40,11 +41,22 @@ def write_json(options: argparse.Namespace, content: Any) -> None:
     """Write what ``--json`` asks for, if it is given."""
     if options.json is None:
         return
-    text = json.dumps(content, indent=1) + "\n"
+    text = json.dumps(_standard(content), indent=1, allow_nan=False) + "\n"
     if options.json == "-":
         options.standard_output.write(text)
     else:
         Path(options.json).write_text(text)
+
+
+def _standard(content: Any) -> Any:
+    """The content with NaN and infinity, which are no numbers in JSON, as strings that Python and JavaScript convert."""
+    if isinstance(content, dict):
+        return {key: _standard(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_standard(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
+    return content
 
 
 def console(wrap: bool = True) -> Any:

@@ -111,14 +111,12 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         place = str(node.place) if node.place is not None and (mend.instead_of or not layer) else ""
         yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, place)
     for cut in recorded.cuts:
-        mend, key = _mend.of_cut(cut.place), (cut.place, cut.layer)
-        if key in told:
-            continue
-        told.add(key)
-        names = sorted(cut.parameters)
-        what = f"{cut.place.function} has no derivative, and {_count(len(names), 'parameter')} before it get no gradient: "
+        names, function = sorted(cut.parameters), cut.place.function
+        is_context = function in ("no_grad", "inference_mode")
+        what = f"torch.{function} ends the gradient" if is_context else f"{function} has no derivative"
+        what += f", and {_count(len(names), 'parameter')} before it get no gradient: "
         what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-        mend = mend or _mend.Mend(
+        mend = _mend.of_cut(cut.place) or _mend.Mend(
             "y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through"
         )
         yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
@@ -191,7 +189,12 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
         of_torch = of_torch or [op for op in operators() if _plain(op) in nodes]
         what = f"{_count(len(fails), 'derivative')} of 8 fail"
         what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
-        if line:
+        if result.by_no_grad:
+            what += "; it uses torch.no_grad, which forward mode ignores"
+            yield Found(
+                name, "transform", what, "y = y.detach()  # in place of torch.no_grad", page="limits", fails=fails, layers=layers
+            )
+        elif line:
             kind = "torch operator" if of_torch else "transform"
             yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
         else:

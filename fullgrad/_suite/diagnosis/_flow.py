@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A call whose input has a gradient and whose output has none."""
+    """A call whose input has a gradient and whose output has none, or the begin of torch.no_grad around such calls."""
 
     place: Place
     layer: str
@@ -124,15 +124,20 @@ class _Watch(TorchFunctionMode):
         self.layers, self.is_on = layers, True
         self.places: dict[Any, Place | None] = {}
         self.cuts: list[tuple[Place, str, list[Tensor]]] = []
+        self.no_grad: tuple[Place, str] | None = None  # where the context begins
         self.nonfinite: dict[str, Place | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        was_enabled = torch.is_grad_enabled()
         y = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if not self.is_on or not torch.is_grad_enabled() or (name == "__get__" and ".data." not in (resolve_name(func) or "")):
+        if was_enabled != torch.is_grad_enabled():
+            place = place_of_call("no_grad") if was_enabled else None
+            self.no_grad = None if place is None else (place, self.layers[-1])
+        if not self.is_on or (name == "__get__" and ".data." not in (resolve_name(func) or "")):
             return y
         outputs = [v for v in (y if isinstance(y, (tuple, list)) else (y,)) if isinstance(v, Tensor)]
-        if self.layers[-1] not in self.nonfinite and not _finite(outputs) and _finite((args, kwargs)):
+        if torch.is_grad_enabled() and self.layers[-1] not in self.nonfinite and not _finite(outputs) and _finite((args, kwargs)):
             self.nonfinite[self.layers[-1]] = place_of_call(name)
         fresh = [v for v in outputs if v.grad_fn is not None and v.grad_fn not in self.places]
         ends = outputs and not any(v.requires_grad for v in outputs)
@@ -149,7 +154,9 @@ class _Watch(TorchFunctionMode):
         elif place is not None:
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:
-                self.cuts.append((place, self.layers[-1], given))
+                if torch.is_inference_mode_enabled():
+                    place = place._replace(function="inference_mode")
+                self.cuts.append((*(self.no_grad or (place, self.layers[-1])), given))
         return y
 
 
@@ -219,16 +226,16 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     names = {id(p): name for name, p in model.named_parameters()}
     without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not _passed(p.grad))]
     none = {n for n, p in model.named_parameters() if p.requires_grad and p.grad is None}
-    cuts = []
+    cuts: dict[tuple[Place, str], Cut] = {}
     for place, layer, tensors in watch.cuts:
         found = {
             names.get(id(v)) for n in reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None
         }
         if found & none:
-            cuts.append(Cut(place, layer, {str(n) for n in found & none}))
+            cuts.setdefault((place, layer), Cut(place, layer, set())).parameters.update(map(str, found & none))
     kinds_of = {names[0]: names for names in kinds.values()}
     value, has_gradient = float(total.detach()), total.requires_grad
-    return Flow(records, cuts, calls, kinds_of, functions, operators, without, nonfinite, value, has_gradient)
+    return Flow(records, [*cuts.values()], calls, kinds_of, functions, operators, without, nonfinite, value, has_gradient)
 
 
 def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> dict[str, Any]:

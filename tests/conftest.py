@@ -20,7 +20,7 @@ SLICES = 112
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all, or one of so many.
 PARAMETERS = 3
 # The long tests take turns: each runs on one of so many days, or on one of as many as its mark `in_turn` says.
-TURNS = 6
+TURNS = 8
 
 # torch's cache of compiled code does not know for which instruction set the code is.
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):

@@ -526,7 +526,6 @@ def test_laplacian():
 
 
 @pytest.mark.long
-@pytest.mark.in_turn(8)
 def test_memory_of_attention():
     """Second derivatives at many queries take at most 8 times the memory of inputs and outputs, in every nesting."""
     n, d = 2048, 64

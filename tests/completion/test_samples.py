@@ -38,7 +38,6 @@ def close(found, expected, dtype):
         torch.testing.assert_close(a, b, rtol=bound, atol=bound * max(1.0, size), equal_nan=True)
 
 
-@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_gradients(name, dtype):

@@ -91,7 +91,6 @@ print("right")
 
 
 @pytest.mark.long
-@pytest.mark.in_turn(8)
 @pytest.mark.parametrize(
     "inside",
     [

@@ -37,7 +37,6 @@ def names(chosen):
     return [c.name for c in SEVERAL if chosen(c)]
 
 
-@pytest.mark.in_turn(8)
 @pytest.mark.parametrize(
     "names",
     [

@@ -243,7 +243,6 @@ class Module(torch.nn.Module):
         return self.function(*tensors)
 
 
-@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_of_some_rows(cases, dim):
@@ -265,7 +264,6 @@ FIXED = {"soft.topk sorting_network c2", "soft.subset_marginals", "sampling.k_su
 FIXED |= {"argmin_st sorting_network smooth"}
 
 
-@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_fixes_no_size(cases, dim):

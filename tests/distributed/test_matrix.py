@@ -45,7 +45,6 @@ def check(case, placement, shape, wanted, cotangents=None):
                 assert_close(a, b.detach(), rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.in_turn(8)
 @needs_threads
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)

@@ -221,11 +221,22 @@ class Neuron(nn.Module):
         return self.scale
 
 
+def follows_classes():
+    """Whether compiled plain code follows a number on a class; of torch 2.11 it does not."""
+    compiled = torch.compile(lambda x: Settings.scale * x, backend="aot_eager")
+    found = []
+    for Settings.scale in (1.0, 3.0):
+        found.append(compiled(torch.ones(())).item())
+    return found == [1.0, 3.0]
+
+
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_compiled_code_follows_numbers_that_functions_read(name, where):
     """It is compiled again where they change, and is not where others do."""
+    if (name, where) == ("checkpoint", "a class") and not follows_classes():  # it is traced as plain code
+        pytest.skip("compiled plain code does not follow a number on a class")
     neuron, scale = Neuron(), 1.0
     functions = {
         "a class": (lambda x: Settings.scale * torch.sin(x), lambda x: Settings.scale * torch.cos(x)),

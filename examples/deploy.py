@@ -21,7 +21,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parametrize
 
 import fullgrad
 from fullgrad import quantizers
@@ -39,8 +38,8 @@ train_x, train_y, test_x, test_y = images[:1300], labels[:1300], images[1300:], 
 # ------------------------------------------------
 #
 # ``quantize_`` looks at one pass of the images for the first scales. With ``learn=True`` they are parameters, with the gradient
-# of LSQ; the straight-through gradient passes the weights. A scale of 8 bits is small, and Adam's steps are not: a bound keeps it
-# positive, and lets it come back.
+# of LSQ; the straight-through gradient passes the weights. A scale of 8 bits is small, and Adam's steps are not: ``quantize_``
+# gives it a bound, which keeps it positive and lets it come back.
 
 
 def train(network: nn.Module, steps: int, rate: float) -> None:
@@ -60,9 +59,6 @@ network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.R
 train(network, 300, 2e-3)
 quantized = copy.deepcopy(network)
 fullgrad.nn.quantize_(quantized, weights=8, activations=8, data=train_x.split(100), learn=True)
-for module in [*quantized.modules()]:
-    if "scale" in module._parameters:
-        parametrize.register_parametrization(module, "scale", fullgrad.nn.LowerBound(1e-5))
 train(quantized, 200, 2e-4)
 with torch.no_grad():
     full, reached = accuracy(network(test_x)), accuracy(quantized(test_x))
@@ -78,9 +74,9 @@ assert reached > full - 0.02
 
 with torch.no_grad():
     quantizer, weight = quantized[0].parametrizations.weight[0], quantized[0].parametrizations.weight.original
-    integers = quantizers.codes(weight, quantizer.scale)
+    integers = quantizers.codes(weight, quantizer.effective_scale)
     assert integers.dtype == torch.int8
-    assert torch.equal(integers * quantizer.scale, quantized[0].weight)
+    assert torch.equal(integers * quantizer.effective_scale, quantized[0].weight)
 print(f"the first weight is {integers.numel()} integers from {integers.min()} to {integers.max()}")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad._dispatch.state import current
-from fullgrad._dispatch.torch_private import forward_ad
+from fullgrad._dispatch.torch_private import forward_ad, is_legacy_batched
 
 
 def saves_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -35,4 +35,4 @@ def alias(x: Tensor) -> Tensor:
     """
     if current.inside_transform or forward_ad._current_level >= 0:
         return x.clone()
-    return x.view_as(x) if x.requires_grad else x.detach()
+    return x.view_as(x) if x.requires_grad or is_legacy_batched(x) else x.detach()  # torch's legacy vmap cannot detach

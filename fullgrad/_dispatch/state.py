@@ -116,7 +116,8 @@ def _has_tangent(tensor: Tensor) -> bool:
     try:
         return torch_private.unpack_dual(tensor, level=0)[1] is not None
     except RuntimeError:
-        if torch_private.is_legacy_batched(tensor):  # torch's legacy vmap has no rule for a tensor without a tangent
+        # Torch's legacy vmap has no rule for a tensor without a tangent, and inference tensors cannot have one.
+        if torch_private.is_legacy_batched(tensor) or tensor.is_inference():
             return False
         raise
 

@@ -580,7 +580,8 @@ def first_sample(tensor: Tensor) -> Tensor:
             dims.append(_batch_dim(tensor))
         tensor = get_unwrapped(tensor)
     for dim in reversed(dims):  # a dimension of a batch does not count those of outer transforms
-        tensor = tensor.select(dim, 0)
+        # Of an empty batch, zeros.
+        tensor = tensor.select(dim, 0) if tensor.shape[dim] else tensor.new_zeros([*tensor.shape[:dim], *tensor.shape[dim + 1 :]])
     return tensor.detach()
 
 

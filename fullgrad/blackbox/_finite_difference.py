@@ -112,16 +112,24 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
         x, *held = inputs
         t = tangents[0]
         assert t is not None
-        largest = torch.cat([(t.detach().abs() / _steps(x, step)).reshape(-1), x.new_zeros(1)]).amax()
-        s = torch.where(largest > 0, 1 / largest, 1)
-        points = torch.stack([x + s * t, x - s * t])
+        # The tangent in a unit in which its largest element is 1, and then in one in which it is a step.
+        unit = _largest(t)
+        t = t / unit
+        s = _largest(t / _steps(x, step))
+        points = torch.stack([x + t / s, x - t / s])
         y = values(points, held)
         # How far the points are apart along t, in steps, as they are rounded.
-        moved, along = ((v / _steps(x, step)).detach() for v in (points[0] - points[1], t))
+        moved, along = ((v / _steps(x, step)).detach() for v in (points[0] - points[1], t / s))
         square = (along * along).sum()
-        return [(y[0] - y[1]) / torch.where(square > 0, (moved * along).sum() / square, 1)]
+        return [(y[0] - y[1]) * s / torch.where(square > 0, (moved * along).sum() / square, 1) * unit]
 
     return declared(Rule(pull, push), [y], [x, *held])[0]
+
+
+def _largest(t: Tensor) -> Tensor:
+    """The largest absolute value, or 1 of zeros, without a derivative."""
+    found = torch.cat([t.detach().abs().reshape(-1), t.new_zeros(1)]).amax()
+    return torch.where(found == 0, 1, found)
 
 
 def _steps(x: Tensor, step: float | None) -> Tensor:

@@ -81,7 +81,8 @@ class Code:
                 )
             return [result]
 
-        return opaque_values(self.closure, self.method, value, lambda points: [self._like(points, draws)], [points], held)[0]
+        like = lambda points: [self._like(points, draws)]  # noqa: E731
+        return opaque_values(self.closure, self.method, value, like, [points], held, draws)[0]
 
     def _like(self, points: Tensor, draws: bool) -> Tensor:
         if self.like is None:

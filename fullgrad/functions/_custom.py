@@ -69,6 +69,10 @@ class Custom(Made):
         self.method, self.like = method, like
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what was found of rules that are replaced."""
         self.verdicts: dict[Any, bool] = {}
         self._constants: Constants | None = None
 
@@ -216,7 +220,8 @@ class CustomJVP(Custom):
         """
         if not callable(rule):
             raise TypeError(f"{self.label}.defjvp: `rule` must be callable, got a value of type {type(rule).__name__}.")
-        self.rule, self._constants = rule, None
+        self.rule = rule
+        self.renew()
         return rule
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
@@ -236,7 +241,8 @@ class CustomJVP(Custom):
                 return result, pytree.tree_map(lambda _: None, result)
             return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
 
-        self.rule, self._constants = rule, None
+        self.rule = rule
+        self.renew()
 
     def has_rules(self) -> bool:
         return self.rule is not None
@@ -316,7 +322,8 @@ class CustomVJP(Custom):
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
             if not callable(rule):
                 raise TypeError(f"{self.label}.defvjp: `{name}` must be callable, got a value of type {type(rule).__name__}.")
-        self.fwd, self.bwd, self._constants = fwd, bwd, None
+        self.fwd, self.bwd = fwd, bwd
+        self.renew()
 
     def has_rules(self) -> bool:
         return self.bwd is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape
-from fullgrad.functions._closures import Constants, Refusing
+from fullgrad.functions._closures import Constants, Refusing, frozen
 from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
@@ -98,28 +98,28 @@ class LinearMap(Made):
         (x,) = seen([x])
         if not may_differ(x):
             raise TypeError(f"linear_map: the argument must be a floating or complex tensor, got dtype {x.dtype}.")
-        return self._along(0, x, lambda x: _kind(self.like(x) if self.like else x))
+        return self._along(self.functions, 0, x, lambda x: _kind(self.like(x) if self.like else x))
 
-    def _along(self, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
+    def _along(self, functions: Sequence[Any], direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         """One of the two functions, with the other one as the derivative; ``like`` tells what its result is like."""
-        y = self._value(direction, x, like)
+        y = self._value(functions[direction], direction, x, like)
         if not is_differentiated([x]):
             return y
-        kind = _kind(x)
+        kind, later = _kind(x), [frozen(f) for f in functions]
 
         def pull(_: Any, cotangents: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-            return [self._along(1 - direction, cotangents[0], lambda _: kind)]
+            return [self._along(later, 1 - direction, cotangents[0], lambda _: kind)]
 
         def push(_: Any, tangents: Sequence[Any], __: Any) -> list[Tensor]:
-            return [self._along(direction, tangents[0], like)]
+            return [self._along(later, direction, tangents[0], like)]
 
         return declared(self.constants.guarded(Rule(pull, push, saves=False)), [y], [x])[0]
 
-    def _value(self, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
+    def _value(self, function: Any, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         name = f"linear_map: `{('apply', 'transpose')[direction]}`"
 
         def value(x: Tensor) -> list[Tensor]:
-            y = self.functions[direction](x)
+            y = function(x)
             if not isinstance(y, Tensor):
                 raise TypeError(f"{name} must return a tensor, got a value of type {type(y).__name__}.")
             return [y]

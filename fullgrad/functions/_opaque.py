@@ -35,17 +35,23 @@ Function_ = Callable[..., Sequence[Tensor]]
 
 
 def opaque_values(
-    closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors, held: Tensors = ()
+    closure: Closure,
+    method: str,
+    function: Function_,
+    like: Function_,
+    tensors: Tensors,
+    held: Tensors = (),
+    draws: bool = False,
 ) -> list[Tensor]:
     """``function(*tensors)``, a list of tensors without a derivative. It is called on plain tensors, below all transforms: a
     batch sample by sample (``"sequential"``), or once with a dimension more in front of each tensor (``"broadcast"``).
 
     Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result. ``held`` are tensors
-    that the closure holds.
+    that the closure holds. With ``draws`` the tensors have a first dimension that held ones have not.
     """
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
-        return _outside[0](closure, method, function, like, tensors, held)
-    code = _Code(closure, method, function, like, len(tensors))
+        return _outside[0](closure, method, function, like, tensors, held, draws)
+    code = _Code(closure, method, function, like, len(tensors), draws)
     if in_legacy_vmap():
         return made(_of_batched_gradients(code, (*tensors, *held)))
     values = made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
@@ -61,16 +67,20 @@ _outside = outside_dynamo_later(opaque_values)
 class _Code:
     """Code that is called on plain tensors."""
 
-    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int) -> None:
-        self.closure, self.method, self.function, self.shapes, self.count = closure, method, function, like, count
+    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int, draws: bool) -> None:
+        self.closure, self.method, self.function, self.shapes = closure, method, function, like
+        self.count, self.draws = count, draws
         self.is_known = False  # whether it has been called, or `like`, by which the caller knows the structure of the result
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
         """The results, for tensors that have some leading dimensions more."""
         self.is_known, given = True, [t.detach() for t in tensors]
         versions = versions_of(given)
+        values, held = given[: self.count], given[self.count :]
+        if leading and self.draws:  # a batch of tensors that are the same in each draw
+            held = [in_front(t, None, values[0].shape[leading], leading) for t in held]
         with torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
-            results = self.closure.first(self.function, given[: self.count], given[self.count :])
+            results = self.closure.first(self.function, values, held)
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         # Code may have made its arguments, which are of this call alone, require a gradient.

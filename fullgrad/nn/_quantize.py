@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
+from fullgrad.clamping import lower_bound
 from fullgrad.quantizers import fake_quantize, quant_range
 
 METHODS = ("max", "mean", "mse")
@@ -56,7 +57,8 @@ def quantize_(
             or list whose first item is that, as of inputs and labels; or a dict of keyword arguments.
         method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start) or ``"mse"`` (the best of 80 scales).
         learn: Whether scales are parameters, with the gradient of LSQ but for its constant factor, which Adam ignores; else
-            buffers.
+            buffers. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
+            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.
         skip: Names of layers, as in ``model.named_modules()``, that are left as they are: one that the model does not call, such
             as ``out_proj`` of a ``MultiheadAttention``, has no inputs to find a scale for.
 
@@ -88,6 +90,8 @@ def quantize_(
     _check_bits("weights", weights)
     _check_bits("activations", activations)
     checks.choice("quantize_", "method", method, METHODS)
+    if isinstance(skip, str):
+        raise TypeError(f"quantize_: `skip` must be names of layers, got {skip!r}; write [{skip!r}].")
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _LAYERS)}
     unknown = [name for name in skip if name not in layers]
     if unknown:
@@ -95,7 +99,7 @@ def quantize_(
         raise ValueError(f"quantize_: `skip` must name layers of `model`, got {unknown[0]!r}; it has {known}.")
     layers = {name: layer for name, layer in layers.items() if name not in skip}
     if not layers:
-        raise ValueError("quantize_: `model` has no Linear, Conv1d, Conv2d or Conv3d.")
+        raise ValueError(f"quantize_: `model` has no Linear, Conv1d, Conv2d or Conv3d{' but those of `skip`' * bool(skip)}.")
     for name, layer in layers.items():
         _check_layer(name or "model", layer, weights is not None)
     inputs = {} if activations is None else _inputs_of(model, layers, data)
@@ -165,23 +169,32 @@ class WeightQuantizer(nn.Module):
 
     def __init__(self, scale: Tensor, quant_min: int, quant_max: int, learn: bool) -> None:
         super().__init__()
+        self.least = 0.0
         if learn:
-            self.scale = nn.Parameter(scale)
+            # A step of an optimizer may be larger than a scale of 8 bits, and would make it negative.
+            self.scale, self.least = nn.Parameter(scale), float(scale.min()) / 1024
         else:
             self.register_buffer("scale", scale)
         self.quant_min, self.quant_max = quant_min, quant_max
         self.inside: Any = "exact" if learn else "rounded"
 
     def forward(self, x: Tensor) -> Tensor:
-        return fake_quantize(x, self.scale, 0, self.quant_min, self.quant_max, inside=self.inside)
+        return fake_quantize(x, self.effective_scale, 0, self.quant_min, self.quant_max, inside=self.inside)
+
+    @property
+    def effective_scale(self) -> Tensor:
+        """The scale, or the least one where it is below that."""
+        return lower_bound(self.scale, self.least) if self.least else self.scale
 
     def get_extra_state(self) -> Tensor:
-        """The range of codes: a state that is loaded brings its own."""
-        return torch.tensor([self.quant_min, self.quant_max])
+        """The range of codes, and the least scale: a state that is loaded brings its own."""
+        return torch.tensor([self.quant_min, self.quant_max, self.least], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the range of codes of a state."""
-        self.quant_min, self.quant_max = state.tolist()
+        """Take the range of codes and the least scale of a state."""
+        low, high, least = state.tolist()
+        # A scale that learns keeps a bound if the state is of one that does not.
+        self.quant_min, self.quant_max, self.least = int(low), int(high), least or self.least
 
     def extra_repr(self) -> str:
         """The codes, and the shape of the scale."""
@@ -194,12 +207,14 @@ class InputQuantizer(WeightQuantizer):
 
 def _restore_weight(layer: Any) -> None:
     """Remove the parametrization of a weight. torch removes a property of the class, which copies of a model share."""
+    weight, others, cls = layer.parametrizations["weight"].original, dict(layer._parameters), type(layer)
     if len(layer.parametrizations) > 1:
-        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
-        return
-    weight, others = layer.parametrizations["weight"].original, dict(layer._parameters)
-    del layer.parametrizations
-    layer.__class__ = type(layer).__bases__[0]
+        del layer.parametrizations["weight"]
+        rest = {name: v for name, v in vars(cls).items() if name not in ("weight", "__dict__", "__weakref__")}
+        layer.__class__ = type(cls.__name__, cls.__bases__, rest)
+    else:
+        del layer.parametrizations
+        layer.__class__ = cls.__bases__[0]
     layer._parameters.clear()
     layer.register_parameter("weight", weight)
     layer._parameters.update(others)
@@ -208,8 +223,20 @@ def _restore_weight(layer: Any) -> None:
 def _quantize_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The forward pre-hook of a layer."""
     if not args:
-        return args, {**kwargs, "input": layer.input_quantizer(kwargs["input"])}
-    return (layer.input_quantizer(args[0]), *args[1:]), kwargs
+        name, x = _input_of(args, kwargs)
+        return args, {**kwargs, name: layer.input_quantizer(x)}
+    return (layer.input_quantizer(_input_of(args, kwargs)[1]), *args[1:]), kwargs
+
+
+def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Tensor]:
+    """The first argument of a layer, by position or with its name."""
+    name, x = ("", args[0]) if args else next(iter(kwargs.items()))
+    if x.is_nested and x.layout is torch.strided:
+        raise TypeError(
+            "quantize_: the input of a layer must not be a nested tensor, which a TransformerEncoder makes of a padding mask; "
+            "build it with enable_nested_tensor=False."
+        )
+    return name, x
 
 
 def _check_layer(name: str, layer: nn.Module, has_weights: bool) -> None:
@@ -262,7 +289,7 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
 
     def keep(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            x = (args[0] if args else kwargs["input"]).detach().flatten()
+            x = _input_of(args, kwargs)[1].detach().flatten()
             if x.numel():
                 drawn = x if x.numel() <= _SAMPLE else x[torch.randint(x.numel(), (_SAMPLE,), generator=generator).to(x.device)]
                 found[name].append((drawn, x.amin(), x.amax(), x.abs().double().sum(), torch.tensor(x.numel())))

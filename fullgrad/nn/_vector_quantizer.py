@@ -177,14 +177,14 @@ class VectorQuantizer(nn.Module):
         # The averages change the codebook in place, after the call saved it.
         codebook = self.codebook.clone() if moves and self.gradient == "rotation" else self.codebook
         values, indices = vector_quantize(x, codebook, gradient=self.gradient)
-        rows, wide = to_opmath(embedding(indices, self.codebook), x if x.is_floating_point() else values)
+        rows, wide = to_opmath(embedding(indices, self.codebook), x if x.is_floating_point() else x.to(values.dtype))
         count = at_least(wide.numel(), 1)  # no vectors have the loss 0
         loss = (wide - rows.detach()).square().sum() / count * self.beta
         if self.decay is None:
             loss = loss + (wide.detach() - rows).square().sum() / count
         if moves and holds(x.numel() != 0):
             with torch.no_grad():
-                self._move(self._rows(values if not x.is_floating_point() else x), indices.reshape(-1))
+                self._move(self._rows(x), indices.reshape(-1))
         return values, indices, loss
 
     def decode(self, indices: Tensor) -> Tensor:

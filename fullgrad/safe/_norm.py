@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.bits import digits, exponent, power_of_two
+from fullgrad._core.bits import digits, exponent, power_of_two, times_power_of_two
 from fullgrad._core.function import Function
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import surely
@@ -132,7 +132,7 @@ def _to_extremes(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tenso
 
 def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     """The general formula, for vectors in a unit in which powers do not overflow. The derivative does not depend on it."""
-    x = x * _scale(x.detach().abs(), p, dims)
+    x = _in_unit(x, p, dims)
     y = Norm.apply(x, p, dims)
     zero = y == 0
     y = torch.where(zero, 1, y)
@@ -147,12 +147,23 @@ def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     return torch.where(zero, 0, powers * v * Pow.apply(y, 1 - p))
 
 
-def _scale(size: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """1, or the power of two that makes the element that decides about the norm about 1, if its powers could overflow."""
-    largest = digits(size.dtype)[1] - 1
-    decides = size.amin(dims, keepdim=True) if p < 0 else size.amax(dims, keepdim=True)
-    e = exponent(decides).clamp(-largest, largest)
-    return power_of_two(torch.where(e.abs() > largest / max(2 * abs(p), 2), -e, 0), size.dtype)
+def _in_unit(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
+    """``x``, or where its powers could overflow times a constant that makes the element that decides about the norm about 1."""
+    largest, order = digits(x.dtype)[1], abs(p)
+    of_all = torch.amin if p < 0 else torch.amax
+    decides = of_all(x.detach().abs(), dims, keepdim=True)
+    e = exponent(decides)
+    needs = (e.abs() > (largest - 1) / max(2 * order, 2)) & (decides != 0)
+    if order <= 4:  # one factor brings the smallest number near enough
+        return x * power_of_two(torch.where(needs, -e.clamp(1 - largest, largest - 1), 0), x.dtype)
+    # A subnormal number has no exponent of its own.
+    e = torch.where(e < 1 - largest, exponent(decides * 2.0**60) - 60, e)
+    x = times_power_of_two(x, torch.where(needs, -e, 0))
+    if order <= largest / 4:
+        return x
+    # A power of two leaves up to 2, whose powers overflow.
+    decides = of_all(x.detach().abs(), dims, keepdim=True)
+    return x / torch.where((decides == 0) | decides.isinf(), 1, decides)
 
 
 def _dims_of(dim: Dim, ndim: int) -> tuple[int, ...]:

@@ -76,7 +76,8 @@ class Pow(Elementwise):
 
 
 def _to_base(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
-    flat, factor = (x == 0) & (e < 1), cast(e, result_dtype(x, e))
+    # Where e is 0, the product is 0, also where its other factor overflows.
+    flat, factor = torch.where(e == 0, x.detach().reciprocal().isinf(), (x == 0) & (e < 1)), cast(e, result_dtype(x, e))
     factor = torch.where(x <= 0, factor.detach(), factor)
     return torch.where(flat, 0, v * (factor * Pow.apply(torch.where(flat, 1, x), e - 1)))
 

@@ -1,6 +1,5 @@
 """`histogram`: how many elements are in each bin, with soft edges."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,8 +86,12 @@ def histogram(
     bins = checks.positive_integer(name, "bins", bins, _MOST_BINS)
     checks.real_number(name, "low", low)
     checks.real_number(name, "high", high)
-    if not (holds(low < high) and holds(high - low <= sys.float_info.max)):
-        raise ValueError(f"{name}: `low` must be less than `high`, and both finite, got {low} and {high}.")
+    largest = torch.finfo(torch.promote_types(x.dtype, torch.float32)).max
+    if not (holds(low < high) and holds(high - low <= largest)):
+        raise ValueError(
+            f"{name}: `low` must be less than `high`, and both finite, got {low} and {high}; their difference must be at most "
+            f"{largest:.4g}."
+        )
     if weight is not None:
         weight = cast(checked_floating(name, "weight", weight), x.dtype)
         checks.broadcasts_to(name, "weight", weight, "`x`", x.shape)
@@ -200,9 +203,11 @@ def _to_edges(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high
 def _hard(x: Tensor, weight: Tensor | None, bins: int, low: float, high: float) -> Tensor:
     """The counts of :func:`torch.histc`, of rows."""
     wide, w = to_opmath(x, weight)
-    is_inside = (wide >= low) & (wide <= high)
-    wide = torch.where(is_inside, wide, low)
-    index = torch.clamp((wide - low) * bins / (high - low), max=bins - 1).long()  # as torch.histc rounds
+    # As torch.histc rounds: the edges first.
+    first, last = [torch.full((), edge, dtype=wide.dtype, device=wide.device) for edge in (low, high)]
+    is_inside = (wide >= first) & (wide <= last)
+    wide = torch.where(is_inside, wide, first)
+    index = torch.clamp((wide - first) * bins / (last - first), max=bins - 1).long()
     amounts = with_zero_derivative(is_inside.to(wide.dtype), wide)
     amounts = amounts if w is None else amounts * torch.where(is_inside, w, 0)
     # A sum of ones in float32 ends at 2^24.

@@ -1,5 +1,6 @@
 """`spike_rate_escape`."""
 
+import math
 from typing import Any
 
 import torch
@@ -72,9 +73,33 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def rise_by(i: int, u: Tensor, beta: Any, slope: Any) -> Tensor:
-        b = (u - 1) * beta
-        low, high = torch.clamp(b, max=0), -torch.clamp(b, min=0)
+        below, above = torch.clamp(u, max=1), torch.clamp(u - 1, min=0)
         if i == 1:
-            return (torch.where(b <= 0, torch.exp(low), 2 - torch.exp(high)) - exp(-beta)) / beta
-        g = torch.where(b <= 0, (low - 1) * torch.exp(low), (1 - high) * torch.exp(high) - 2)
-        return (g + (1 + beta) * exp(-beta)) * (slope / beta / beta)
+            # The integral from 0 to u of exp(-beta |s - 1|), without a difference of numbers that are nearly equal.
+            up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
+            grown = -torch.exp((up - 1) * beta) * torch.expm1(-up * beta)
+            rise = torch.where(u >= 0, grown, exp(-beta) * torch.expm1(down * beta))
+            return torch.where(u <= 1, rise, -torch.expm1(-above * beta) - _expm1(-beta)) / beta
+        whole = _moment(torch.ones_like(u), beta)
+        return (torch.where(u <= 1, _moment(1 - below, beta), -_moment(above, beta)) - whole) * slope
+
+
+# The series of the moment at 0, which has enough terms for float64 up to 1/2.
+_SERIES = [(k + 1) / math.factorial(k + 2) for k in range(14)]
+
+
+def _moment(t: Tensor, beta: Any) -> Tensor:
+    """The integral of s exp(-beta s) from 0 to t, which is nonnegative."""
+    y = torch.clamp(t * beta, max=1e4)
+    small = y < 0.5
+    z = torch.where(small, y, 0)
+    series = torch.zeros_like(z)
+    for c in reversed(_SERIES):
+        series = c - z * series
+    w = torch.where(small, 1, y)
+    t = torch.where(small, t, 0)
+    return torch.where(small, t * t * series, (1 - (1 + w) * torch.exp(-w)) / beta / beta)
+
+
+def _expm1(x: Any) -> Any:
+    return torch.expm1(x) if isinstance(x, Tensor) else math.expm1(x)

@@ -448,3 +448,26 @@ def test_points_that_are_rounded():
     x = torch.ones(2)
     f = lambda x: blackbox.finite_difference(lambda x: 2 * x[0], x, 1e-7)  # noqa: E731
     close(jvp(f, (x,), (x,))[1], torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1.0, 1e30, 1e37])
+def test_tangents_of_differences_have_any_unit(scale):
+    """The derivative along a tangent does not depend on its size."""
+    f = lambda x: blackbox.finite_difference(lambda v: (v * torch.tensor([1.0, 4.0])).sum(), x)  # noqa: E731
+    found = jvp(f, (torch.ones(2),), (torch.full((2,), scale),))[1]
+    torch.testing.assert_close(found / scale, torch.tensor(5.0), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("method", ["map", "sequential", "broadcast"])
+@pytest.mark.parametrize("operator", ["smoothed", "perturbed"])
+def test_code_may_close_over_a_tensor_of_the_batch(operator, method):
+    """Each draw of a sample gets the sample's own tensor, also where there are as many draws as samples."""
+    torch.manual_seed(0)
+    noise, x, c = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
+    op = getattr(blackbox, operator)
+    more = {"antithetic": False} if operator == "smoothed" else {}
+
+    def of(x, c):
+        return op(lambda v: torch.sign(v - c), x, samples=4, noise=noise, vmap_method=method, **more).sum()
+
+    torch.testing.assert_close(vmap(of)(x, c), torch.stack([of(*pair) for pair in zip(x, c, strict=True)]))

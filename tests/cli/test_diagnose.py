@@ -56,7 +56,7 @@ LINES = {
     "return x + y.argmax(-1, keepdim=True)": (
         "no gradient",
         "argmax has no derivative",
-        "fullgrad.argmax_st(y, -1, keepdim=True)  # one-hot rows: an index has no derivative",
+        "fullgrad.argmax_st(y, -1, keepdim=True)  # one-hot rows, in place of one_hot: an index has no derivative",
     ),
     "return x * torch.nn.functional.one_hot(y.argmax(-1), 8).float()": (
         "no gradient",

@@ -480,3 +480,58 @@ threads = [threading.Thread(target=work) for _ in range(8)]
 def test_states_of_generators_in_threads_where_garbage_is_collected():
     """``torch.get_rng_state`` in eight threads waits forever: it collects garbage while it holds the generator's mutex."""
     subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=100)
+
+
+def test_a_linear_map_in_a_loop_has_the_variables_of_its_call():
+    """The transpose is called later, when the loop's variable is another."""
+
+    def f(x):
+        for w in (2.0, 5.0):
+            x = fullgrad.linear_map(lambda v: w * v, lambda g: w * g)(x)  # noqa: B023
+        return x
+
+    one = torch.ones(())
+    assert (f(one), grad(f)(one), jvp(f, (one,), (one,))[1]) == (10, 10, 10)
+
+
+@pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
+def test_a_rule_that_is_replaced_is_tried_anew(kind):
+    """A verdict about linearity is that of the rule."""
+    op = getattr(fullgrad, kind)(torch.square)
+    for is_linear in (False, True, False):
+        if kind == "custom_jvp":
+            op.defjvp(lambda p, t, linear=is_linear: (op(*p), (t[0] if linear else t[0].clamp(-1, 1)) * 2 * p[0]))
+        else:
+            op.defvjp(lambda x: (op(x), x), lambda x, g, linear=is_linear: ((g if linear else g.clamp(-1, 1)) * 2 * x,))
+        transform = grad if kind == "custom_jvp" else lambda f: lambda x: jvp(f, (x,), (torch.ones(2, dtype=x.dtype),))
+        if is_linear:
+            transform(lambda x: op(x).sum())(X)
+        else:
+            with pytest.raises(NotImplementedError, match="linear"):
+                transform(lambda x: op(x).sum())(X)
+
+
+@pytest.mark.parametrize("name", ["custom_jvp", "custom_vjp"])
+def test_batches_without_samples(name):
+    """As plain code has them."""
+    op = OPERATORS[name](torch.sin, torch.cos)
+    assert vmap(grad(lambda x: op(x).sum()))(torch.zeros(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_forward_mode_in_inference_mode(name, is_inference):
+    """As plain code has it, of tensors that were made outside and inside."""
+    op = OPERATORS[name](torch.sin, torch.cos)
+    with torch.inference_mode():
+        x = X.clone() if is_inference else X
+        torch.testing.assert_close(jvp(op, (x,), (torch.ones_like(x),)), (X.sin(), X.cos()))
+
+
+@pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp", "checkpoint", "root"])
+def test_batched_gradients_with_a_graph(name):
+    """torch's legacy vmap cannot detach a tensor."""
+    x = X.clone().requires_grad_()
+    op = OPERATORS[name](torch.sin, torch.cos)
+    (found,) = torch.autograd.grad(op(x), x, torch.eye(2, dtype=x.dtype), is_grads_batched=True, create_graph=True)
+    torch.testing.assert_close(found, torch.diag(X.cos()))

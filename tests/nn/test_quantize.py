@@ -282,3 +282,51 @@ def test_other_parametrizations_are_refused():
     layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
     with pytest.raises(ValueError, match="must have no parametrization"):
         fullgrad.nn.quantize_(layer, 8, None)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_scales_that_learn_stay_positive(backend):
+    """Adam's steps are larger than a scale of 8 bits; a scale at its bound comes back."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    data = torch.randn(64, 16)
+    fullgrad.nn.quantize_(net, data=[data], learn=True)
+    run, optimizer = torch.compile(net, backend=backend) if backend else net, torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(6):
+        optimizer.zero_grad()
+        run(data).square().mean().backward()
+        optimizer.step()
+    quantizers = [m for m in net.modules() if hasattr(m, "effective_scale")]
+    assert len(quantizers) == 4
+    assert all(q.effective_scale.min() > 0 for q in quantizers)
+    assert any(q.scale.min() < 0 for q in quantizers)
+    state, other = net.state_dict(), copy.deepcopy(net)
+    other.load_state_dict(state)
+    assert torch.equal(other(data), net(data))
+    with torch.no_grad():
+        quantizers[0].scale.fill_(-0.01)
+    (run(data).sum() * -1e3).backward()
+    assert quantizers[0].scale.grad is not None
+
+
+def test_a_copy_with_a_parametrized_bias_is_left_alone():
+    """torch would take the weight of a class that the copies share."""
+    net, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4)
+    nn.utils.parametrize.register_parametrization(net[0], "bias", nn.Softplus())
+    before = net(x)
+    fullgrad.nn.quantize_(net, 4, None)
+    copied = copy.deepcopy(net)
+    expected = copied(x)
+    assert torch.equal(fullgrad.nn.unquantize_(net)(x), before)
+    assert torch.equal(copied(x), expected)
+    assert torch.equal(fullgrad.nn.unquantize_(copied)(x), before)
+
+
+def test_a_nested_tensor_of_a_padding_mask_is_refused():
+    """torch's encoder makes one in evaluation; the error says how to build it without."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder, x = nn.TransformerEncoder(layer, 1).eval(), torch.randn(2, 5, 8)
+    mask = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    skip = [name for name, _ in encoder.named_modules() if name.endswith("out_proj")]
+    with pytest.raises(TypeError, match="enable_nested_tensor=False"):
+        fullgrad.nn.quantize_(encoder, 4, 8, [{"src": x, "src_key_padding_mask": mask}], skip=skip)

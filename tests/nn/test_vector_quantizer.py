@@ -371,3 +371,15 @@ def test_averages_of_nothing_are_refused():
     """Without a decay and a small count, a row that no vector chooses would be 0 / 0."""
     with pytest.raises(ValueError, match="`eps` must be positive with decay=0"):
         fullgrad.nn.VectorQuantizer(4, 2, decay=0.0, eps=0.0)
+
+
+def test_integers_have_the_loss_and_the_averages_of_their_numbers():
+    """Their rows are not taken for the vectors."""
+    for decay in (None, 0.5):
+        torch.manual_seed(0)
+        of_integers = VectorQuantizer(4, 2, decay=decay)
+        of_numbers, x = copy.deepcopy(of_integers), torch.tensor([[1, 2], [3, 4]])
+        for _ in range(3):
+            found, expected = of_integers(x), of_numbers(x.float())
+            torch.testing.assert_close(found[2], expected[2])
+        torch.testing.assert_close(of_integers.codebook, of_numbers.codebook)

@@ -435,3 +435,29 @@ def test_a_zero_stays_one_where_a_slope_overflows():
 def test_a_norm_of_nan_has_the_gradient_nan(ord):
     """Nothing is hidden: the gradient of the element is NaN."""
     assert grad(lambda x: safe.norm(x, ord))(torch.tensor([math.nan, 1.0]))[0].isnan()
+
+
+def test_a_power_of_zero_of_a_number_whose_reciprocal_overflows():
+    """The derivative is 0 there, of every order, as at other numbers."""
+    x = torch.tensor([1e-40, -1e-40, 2.0, 3.0], requires_grad=True)
+    e = torch.tensor([0.0, 0.0, 1.0, 2.0])
+    (g,) = torch.autograd.grad(safe.pow(x, e).sum(), x, create_graph=True)
+    torch.testing.assert_close(g.detach(), torch.tensor([0.0, 0.0, 1.0, 6.0]))
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], torch.tensor([0.0, 0.0, 0.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "order", "expected"),
+    [
+        ([1e-40, 1e-39, 3e-40], 50, [0.0, 1.0, 0.0]),
+        ([1e-45, 0.0, 1e-45], 10, [2**-0.9, 0.0, 2**-0.9]),
+        ([3e38, 3e38, 3e38], 100.5, [3 ** (1 / 100.5 - 1)] * 3),
+        ([1.0, 2.0, -1.5], 1000, [0.0, 1.0, 0.0]),
+        ([2.0, 1.0], -200, [0.0, 1.0]),
+    ],
+)
+def test_norms_of_high_order_in_any_unit(numbers, order, expected):
+    """Neither subnormal numbers nor those near the largest lose the derivative."""
+    x = torch.tensor(numbers, requires_grad=True)
+    (g,) = torch.autograd.grad(safe.norm(x, ord=order), x)
+    torch.testing.assert_close(g, torch.tensor(expected), rtol=1e-4, atol=1e-6)

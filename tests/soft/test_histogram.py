@@ -203,3 +203,10 @@ def test_counts_of_many_elements():
     assert torch.equal(soft.histogram(edges, 30, -1.0, 2.0, mode="hard"), torch.histc(edges, 30, -1.0, 2.0))
     weight = torch.tensor([1.0, torch.nan])
     assert soft.histogram(torch.tensor([0.5, 5.0]), 1, 0.0, 1.0, mode="hard", weight=weight).item() == 1
+
+
+def test_hard_counts_are_those_of_histc():
+    """At an edge of two bins, too, where the result hangs on how numbers are rounded."""
+    for low, high, bins in [(0.4, 0.7, 12), (0.1, 0.9, 8), (-0.3, 0.3, 6), (0.0, 0.7, 7)]:
+        x = torch.linspace(low, high, 2 * bins + 1)
+        assert torch.equal(soft.histogram(x, bins, low, high, mode="hard"), torch.histc(x, bins, low, high))

@@ -397,3 +397,22 @@ def test_classes_are_integers_of_any_dtype(dtype):
     assert soft.entmax_loss(x, classes.to(dtype), ignore_index=1) == expected
     with pytest.raises(TypeError, match=r"entmax_loss: `target` must be a real tensor, got dtype torch\.bool"):
         soft.entmax_loss(x, classes > 0)
+
+
+@pytest.mark.parametrize("alpha", [4.0, 6.0, 10.0, 20.0])
+def test_weights_of_a_large_alpha_sum_to_1(alpha):
+    """The last digits of the threshold are large ones of the weight at the edge; it is what the others leave."""
+    torch.manual_seed(0)
+    x = torch.randn(500, 12)
+    p, exact = soft.entmax(x, alpha), soft.entmax(x.double(), alpha)
+    torch.testing.assert_close(p.sum(-1), torch.ones(500), rtol=0, atol=1e-6)
+    torch.testing.assert_close(exact.sum(-1), torch.ones(500, dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(p.double(), exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("gap", [17.6, 18.0, 19.0, 20.5, 20.7])
+def test_gradients_where_slopes_underflow(gap):
+    """The sum of slopes that has no reciprocal counts as 0."""
+    x = torch.tensor([gap, 0.0, -1.0, -2.0], requires_grad=True)
+    (g,) = torch.autograd.grad(topk_mask_st(x, 1, mode="laplace"), x, torch.arange(4.0))
+    torch.testing.assert_close(g, torch.zeros(4), rtol=0, atol=1e-30)

@@ -248,8 +248,8 @@ def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss
 
 
 def _finite(value: Any) -> bool:
-    leaves = [_dense(v) for v in pytree.tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
-    return all(bool(v.isfinite().all()) for v in leaves)
+    leaves = [v.detach() for v in pytree.tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()]
+    return all(bool(_dense(v).isfinite().all()) for v in leaves)
 
 
 def _passed(gradient: Tensor) -> int:

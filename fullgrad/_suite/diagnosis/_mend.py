@@ -112,7 +112,7 @@ def of_cut(place: Place) -> Mend | None:
         return None
     line, instead_of = found
     if place.function in _INDICES and "one_hot" not in instead_of:
-        line += "  # one-hot rows: an index has no derivative"
+        line += "  # one-hot rows, in place of one_hot: an index has no derivative"
     return Mend(line, instead_of, "families/straight-through")
 
 

@@ -164,8 +164,8 @@ class Centered(RowFunction):
 
 
 def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The slopes S' and 1 over their sum, or 0 where the sum is 0."""
+    """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows."""
     w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
     total = w.sum(-1, keepdim=True)
-    positive = total > 0
+    positive = total >= torch.finfo(total.dtype).tiny
     return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0)

@@ -734,3 +734,20 @@ def test_several_quantiles_of_each_sample(method):
         x, q = numbers(3, rows, 6), torch.rand(3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         torch.testing.assert_close(vmap(f)(x, q), torch.stack([f(a, b) for a, b in zip(x, q, strict=True)]))
         torch.testing.assert_close(vmap(by_q)(q, x), torch.stack([by_q(b, a) for a, b in zip(x, q, strict=True)]))
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 7])
+def test_ranks_of_a_sorting_network_of_large_numbers(n):
+    """The padding of a row lies beyond its largest element in any unit."""
+    torch.manual_seed(0)
+    x = torch.randn(50, n) * 1e8
+    found = soft.rank(x, method="sorting_network", standardize=False)
+    torch.testing.assert_close(found, x.argsort(descending=True).argsort().to(x.dtype) + 1)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "lower", "nearest", "midpoint"])
+def test_a_quantile_that_is_nan(interpolation):
+    """As NaN among the numbers: it raises nothing, and the result is NaN."""
+    q = torch.tensor([0.5, torch.nan])
+    found = fullgrad.quantile_st(torch.arange(5.0), q, interpolation=interpolation)
+    torch.testing.assert_close(found, torch.tensor([2.0, torch.nan]), equal_nan=True)

@@ -424,3 +424,12 @@ def test_no_convergence_is_said(monkeypatch):
     monkeypatch.setattr("fullgrad.soft.order.kernels.transport_solver._PATHS", ((4.0, 0.1, 1),))
     with pytest.raises(RuntimeError, match="mode 'c1' did not converge for 2 of 2"):
         plan(squared(20, 20, 1e-3, 2), uniform(20), uniform(20), "c1")
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1"])
+def test_a_plan_without_digits_is_an_error(mode):
+    """At a cost of 1e16 softnesses rounding leaves nothing of the marginals."""
+    cost = 1e16 * torch.tensor([[0.3, 1.0, 0.7], [0.2, 0.9, 0.1], [0.5, 0.1, 0.4]], dtype=torch.float64)
+    third = torch.full((3,), 1 / 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="did not converge"):
+        soft.proj_transport_polytope(cost, third, third, 1.0, mode=mode)

@@ -132,14 +132,15 @@ def bracketing_indices(q: Tensor, n: int, interpolation: str) -> tuple[Tensor, T
         middle = torch.full(q.shape, (n - 1) // 2, device=q.device)
         return middle, middle, torch.zeros_like(q)
     p = q.clamp(0, 1) * (n - 1)
-    floor = p.detach().floor()
+    at = p.detach().nan_to_num(0.0)
+    floor = at.floor()
     if interpolation in ("lower", "higher", "nearest"):
-        place = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](p.detach()).long()
-        return place, place, torch.zeros_like(p)
+        place = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](at).long()
+        return place, place, torch.where(q.isnan(), q.detach(), 0)
     low = floor.long()
     a = p - floor
     if interpolation == "midpoint":
-        a = (a.detach() > 0).to(p.dtype) / 2
+        a = torch.where(q.isnan(), q.detach(), (a.detach() > 0).to(p.dtype) / 2)
     return low, (low + 1).clamp(max=n - 1), a
 
 

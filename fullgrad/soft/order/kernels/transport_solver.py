@@ -90,6 +90,10 @@ class State(NamedTuple):
         self.error[at] = self.gap[at].abs().sum(-1) / self.total[at]
 
 
+# The largest error of marginals that rounding may leave.
+_MOST_NOISE = 1e-3
+
+
 def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, float, int]) -> tuple[Tensor, float]:
     r"""Write f and g of the items of a state; return those that did not converge and their largest error.
 
@@ -103,6 +107,7 @@ def damped_newton(s: State, f_out: Tensor, g_out: Tensor, path: tuple[float, flo
         s = s._replace(error=s.gap.abs().sum(-1) / s.total, before=s.error)
         # The error that rounding of the cost leaves.
         noise = eps * (400 + 8 * s.problem.kappa * s.size * s.omega.sum((-1, -2)) / s.total)
+        noise = noise.clamp(max=_MOST_NOISE)  # with more, nothing is known of the plan
         _grow_cost(s, (s.gap.abs() <= enough * s.problem.nu).all(-1) | (s.error <= noise), growth)
         _fill_empty_columns(s)
         # Items at their last useful step are done.

@@ -33,7 +33,11 @@ class SortingNetwork(Method):
 def _padded(rows: Rows) -> Tensor:
     """The rows over the softness, padded with a number beyond their largest element."""
     size = max(2, 1 << (int(rows.n) - 1).bit_length())
-    end = rows.z.amax(-1, keepdim=True) + 1 if rows.mean is None else torch.ones_like(rows.z[..., :1])
+    if rows.mean is None:
+        end = rows.z.amax(-1, keepdim=True)
+        end = end + (end.detach().abs() * (16 * torch.finfo(end.dtype).eps)).clamp(min=1)  # which large numbers do not absorb
+    else:
+        end = torch.ones_like(rows.z[..., :1])
     return torch.cat((rows.u, (end / rows.softness).expand(*rows.u.shape[:-1], size - rows.n)), -1)
 
 

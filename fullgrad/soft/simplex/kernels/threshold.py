@@ -48,7 +48,15 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     log_n = torch.full_like(a, n).log_()
     high = torch.where(exponential, log_n, -torch.expm1(-b * log_n) / b)
     theta = solve(torch.zeros_like(top), high, sums, a)
-    return torch.where(top.isfinite(), weights(theta)[0], torch.nan)
+    p = weights(theta)[0]
+    # For a > 1 weights rise steeply at their edge, where the last digits of theta are large ones of a weight. What is missing to
+    # the sum 1 goes to the weights by their slopes.
+    base, near = b * (shifted - theta) + 1, 8 * torch.finfo(x.dtype).eps
+    slope = torch.where(base > -near, base.clamp(min=near).pow(1 / b - 1), 0)
+    share = slope / slope.sum(-1, keepdim=True)
+    for _ in range(2):
+        p = torch.where(a > 1, (p + share * (1 - p.sum(-1, keepdim=True))).clamp(min=0), p)
+    return torch.where(top.isfinite(), p, torch.nan)
 
 
 def _like_x(x: Tensor, a: float) -> Tensor:

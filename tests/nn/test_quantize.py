@@ -322,6 +322,7 @@ def test_a_copy_with_a_parametrized_bias_is_left_alone():
     assert torch.equal(fullgrad.nn.unquantize_(copied)(x), before)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_of_a_padding_mask_is_refused():
     """torch's encoder makes one in evaluation; the error says how to build it without."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)

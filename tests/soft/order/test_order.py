@@ -741,7 +741,7 @@ def test_ranks_of_a_sorting_network_of_large_numbers(n):
     """The padding of a row lies beyond its largest element in any unit."""
     torch.manual_seed(0)
     x = torch.randn(50, n) * 1e8
-    found = soft.rank(x, method="sorting_network", standardize=False)
+    found = soft.rank(x, dim=-1, method="sorting_network", standardize=False)
     torch.testing.assert_close(found, x.argsort(descending=True).argsort().to(x.dtype) + 1)
 
 

@@ -110,7 +110,7 @@ class Quantile(OrderStatistic):
             first, last = method.neighbor_weights(rows, low, high)
             weights = torch.lerp(first, last, a.unsqueeze(-1).expand(first.shape))
         else:
-            weights = method.weights(rows, low)
+            weights = torch.where(a.isnan().unsqueeze(-1), torch.nan, method.weights(rows, low))
         if outputs == "weights":
             return weights.to(x.dtype)
         values = rows.averages(weights).to(x.dtype)
@@ -163,7 +163,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     if interpolation in ("linear", "midpoint"):
         above = wide.gather(-1, torch.where(a > 0, high, low))
         y = torch.lerp(y, above, a if interpolation == "linear" else torch.full_like(a, 0.5))
-    return torch.where(values[..., -1].isnan().unsqueeze(-1), torch.nan, y).to(x.dtype)
+    return torch.where(values[..., -1].isnan().unsqueeze(-1) | q.isnan(), torch.nan, y).to(x.dtype)
 
 
 def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:

@@ -285,3 +285,20 @@ def test_the_place_is_found_in_compiled_code():
     assert result.message.endswith(" in branching]")
     assert "\n" not in result.message
     assert "from user code" in result.details
+
+
+def test_options_for_own_operators_are_refused_for_others(capsys):
+    """A surrogate that is not compared, or a shape that is not used, would be believed to be."""
+    for option in (["--surrogate", "net:f"], ["--inputs", "net:f"], ["--shape", "3"]):
+        assert main(["check", "round", *option]) == 2
+        assert f"{option[0]} is for a callable of your own" in capsys.readouterr().err
+    assert main(["check", "math:cos", "--shape", "-1"]) == 2
+    assert "--shape must be sizes" in capsys.readouterr().err
+
+
+def test_a_reader_may_stop_early():
+    """As ``head`` does: no trace, and no error."""
+    command = f"{sys.executable} -m fullgrad list | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1

@@ -1,6 +1,7 @@
 """The command line: ``python -m fullgrad check | audit | diagnose | adopt | fuzz | list | plot | bench | torch``."""
 
 import argparse
+import os
 import sys
 
 from fullgrad import __version__
@@ -24,10 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
         check_names(named, commands.choices, "command", f"the commands are {', '.join(commands.choices)}")
         options = parser.parse_args(arguments)
         with tables_beside_json(options):
-            return options.run(options)
+            status = options.run(options)
+            sys.stdout.flush()
+            return status
     except UsageError as error:
         print(f"python -m fullgrad: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED

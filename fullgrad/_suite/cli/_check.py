@@ -94,6 +94,9 @@ def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     """The cases of the given names, and users' own callables, on every device."""
     known = [name for case in CASES for name in (*case.covers, case.name)]
     check_names([name for name in options.names if ":" not in name], known, "public operator, nor MODULE:CALLABLE")
+    given = [f"--{option}" for option in ("surrogate", "inputs", "shape") if getattr(options, option)]
+    if given and not any(":" in name for name in options.names):
+        raise UsageError(f"{given[0]} is for a callable of your own, MODULE:CALLABLE; the cases of public operators have theirs.")
     found = options.device or float64_devices()
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""
@@ -144,9 +147,12 @@ def _own(name: str, options: argparse.Namespace) -> Subject:
 
 def _shape(text: str) -> list[int]:
     try:
-        return [int(n) for n in text.split(",")]
+        sizes = [int(n) for n in text.split(",")]
     except ValueError:
-        raise UsageError(f"--shape must be sizes with commas between, got {text!r}.") from None
+        sizes = [-1]
+    if min(sizes) < 0:
+        raise UsageError(f"--shape must be sizes with commas between, got {text!r}.")
+    return sizes
 
 
 def _load(path: str) -> Callable[..., Any]:

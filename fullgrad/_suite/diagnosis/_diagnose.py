@@ -228,7 +228,7 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
         line = best if left < len(fails) else ""
     instead_of = ""
     if operator and line:
-        what += f". The operator for it is {operator}"
+        what += f". The operator for it is {operator}, with arguments that give its slope: compare gradients"
     elif operator:
         line, instead_of = f"y = {operator}", f"y = {cls.__name__}.apply(x)"
     page = _PAGE_OF.get(line, "audit")

@@ -48,6 +48,8 @@ class Closure:
         self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
         self.modes = [pair for m in modules for pair in modes_of(m)]
         self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
+        self.made: dict[int, weakref.ref[Tensor]] = {}  # tensors that the call made and something keeps, such as a cache
+        self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken
         self.tensors: list[Tensor] = []
         self.used: int | None = None  # how many of them a call has used
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
@@ -72,7 +74,10 @@ class Closure:
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`."""
-        return self._run(_Mode(self, [*given, *values], self._others(values), noting=True), function, given, values)
+        mode = _Mode(self, [*given, *values], self._others(values), noting=True)
+        result = self._run(mode, function, given, values)
+        self.made = {key: ref for key, ref in mode.own.items() if ref() is not None}
+        return result
 
     def release(self) -> list[Tensor]:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
@@ -87,8 +92,11 @@ class Closure:
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
         check_modes(self.modes)
+        self.held_now = None
         mode = _Mode(self, [*given, *values], self._others(values), noting=False)
+        mode.function = function
         result = self._run(mode, function, given, values)
+        self.held_now = None
         in_modules = {t for _, state in self.states for t in state.values() if isinstance(t, int)}
         # A tensor without a derivative may be one that code made which is no function of torch.
         used = enumerate(self._refs[: self.used])
@@ -120,7 +128,7 @@ class Closure:
             self.tensors.append(tensor)
         return tensor.detach()
 
-    def constant(self, tensor: Tensor, noting: bool) -> Tensor:
+    def constant(self, tensor: Tensor, noting: bool, function: Any = None) -> Tensor:
         """A tensor that a function uses and that has no derivative, which must be the same in each call."""
         if noting and is_compiling() and has_data(innermost(tensor)):
             raise NotImplementedError(
@@ -135,7 +143,23 @@ class Closure:
             self.constants[id(tensor)] = ref if is_known else weakref.ref(tensor), tensor._version  # pyright: ignore
         elif is_known and tensor._version != version:
             raise _changed(self.name, tensor)
+        elif not is_known and self._is_new(tensor, function):
+            raise RuntimeError(
+                f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
+                "variable or an attribute has another value now, as at the end of a loop. Pass the tensor, or the module that "
+                "has it, as an argument."
+            )
         return tensor
+
+    def _is_new(self, tensor: Tensor, function: Any) -> bool:
+        """Whether a function holds a tensor that its call neither used nor made."""
+        ref = self.made.get(id(tensor))
+        if ref is not None and ref() is tensor:
+            return False
+        if self.held_now is None:
+            modules, tensors = held_by(function)
+            self.held_now = {id(t): t for t in (*tensors, *[t for m in modules for t in state_of(m).values()])}
+        return self.held_now.get(id(tensor)) is tensor
 
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse results of a call in which torch's Python functions did not see all tensors."""
@@ -239,6 +263,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.closure, self.level, self.noting, self.looks = closure, current_level(), noting, True
         self.start = sequence_number()
+        self.function: Any = None  # the call in a derivative
         self.others = {id(t): (t, value) for t, value in others}
         self.used = {id(value) for t, value in others if t is value}
         self.own: dict[int, Any] = {}
@@ -291,7 +316,7 @@ class _Mode(TorchFunctionMode):
                 f"{self.closure.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that needs one itself, is "
                 "none of its arguments, and was not used in the forward. Pass the tensor, or its module, as an argument."
             )
-        return self.closure.constant(tensor, False)
+        return self.closure.constant(tensor, False, self.function)
 
     def _matters(self, tensor: Tensor) -> bool:
         """Whether a tensor needs a derivative, or belongs to a transform that was active at the start."""

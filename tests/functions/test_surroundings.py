@@ -535,3 +535,45 @@ def test_batched_gradients_with_a_graph(name):
     op = OPERATORS[name](torch.sin, torch.cos)
     (found,) = torch.autograd.grad(op(x), x, torch.eye(2, dtype=x.dtype), is_grads_batched=True, create_graph=True)
     torch.testing.assert_close(found, torch.diag(X.cos()))
+
+
+LOOP = """
+import torch, fullgrad
+from torch import nn
+torch.manual_seed(0)
+x0 = torch.randn(3, requires_grad=True)
+x, layers = x0, [nn.Linear(3, 3).requires_grad_(False) for _ in range(3)]
+for layer in layers:
+    x = WRITTEN
+x.sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "fullgrad.checkpoint(lambda h: torch.tanh(layer(h)), x)",
+        "fullgrad.checkpoint(lambda h: torch.tanh(layer.weight @ h), x)",
+        "(lambda act: fullgrad.checkpoint(lambda h: h + act(h), x))(lambda h: torch.tanh(layer(h)))",
+        "fullgrad.with_reference(lambda h: torch.tanh(layer(h)), lambda h: torch.tanh(layer(h)))(x)",
+    ],
+)
+def test_a_loop_of_a_script_is_refused(written):
+    """A global variable is another layer when the derivative is taken."""
+    with pytest.raises(RuntimeError, match="was not used in the call"):
+        exec(LOOP.replace("WRITTEN", written), {})
+
+
+def test_what_a_call_keeps_may_be_used_again():
+    """A cache that the first call fills, and a constant that each call makes."""
+    kept = {}
+
+    class Cached(nn.Module):
+        def forward(self, x):
+            if "scale" not in kept:
+                kept["scale"] = self.scale = torch.full((2,), 3.0, dtype=x.dtype)
+            return self.scale * torch.sin(x) + torch.ones_like(x)
+
+    module, x = Cached(), X.clone().requires_grad_()
+    for op in (lambda x: fullgrad.checkpoint(module, x), fullgrad.with_reference(module, module)):
+        torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], 3 * X.cos())

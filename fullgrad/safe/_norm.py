@@ -153,12 +153,13 @@ def _in_unit(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     of_all = torch.amin if p < 0 else torch.amax
     decides = of_all(x.detach().abs(), dims, keepdim=True)
     e = exponent(decides)
-    needs = (e.abs() > (largest - 1) / max(2 * order, 2)) & (decides != 0)
+    most = (largest - 1) / max(2 * order, 2)
     if order <= 4:  # one factor brings the smallest number near enough
-        return x * power_of_two(torch.where(needs, -e.clamp(1 - largest, largest - 1), 0), x.dtype)
+        e = e.clamp(1 - largest, largest - 1)
+        return x * power_of_two(torch.where(e.abs() > most, -e, 0), x.dtype)
     # A subnormal number has no exponent of its own.
     e = torch.where(e < 1 - largest, exponent(decides * 2.0**60) - 60, e)
-    x = times_power_of_two(x, torch.where(needs, -e, 0))
+    x = times_power_of_two(x, torch.where((e.abs() > most) & (decides != 0), -e, 0))
     if order <= largest / 4:
         return x
     # A power of two leaves up to 2, whose powers overflow.

@@ -110,7 +110,9 @@ class Quantile(OrderStatistic):
             first, last = method.neighbor_weights(rows, low, high)
             weights = torch.lerp(first, last, a.unsqueeze(-1).expand(first.shape))
         else:
-            weights = torch.where(a.isnan().unsqueeze(-1), torch.nan, method.weights(rows, low))
+            weights = method.weights(rows, low)
+            if isinstance(q, Tensor):
+                weights = torch.where(a.isnan().unsqueeze(-1), torch.nan, weights)
         if outputs == "weights":
             return weights.to(x.dtype)
         values = rows.averages(weights).to(x.dtype)
@@ -150,7 +152,7 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
         return _hard_median(x, dim, outputs)
     if outputs == "values_and_weights":
         return tuple([hard_quantile(x, q, dim, interpolation, one) for one in ("values", "weights")])
-    q = _tensor(q, x)
+    may_be_nan, q = isinstance(q, Tensor), _tensor(q, x)
     low, high, a = bracketing_indices(q, x.shape[dim], interpolation)
     values, order = torch.sort(x.movedim(dim, -1), stable=outputs == "weights")
     shape = (*values.shape[:-1], a.shape[-1])
@@ -163,7 +165,8 @@ def hard_quantile(x: Tensor, q: Quantiles, dim: int, interpolation: str, outputs
     if interpolation in ("linear", "midpoint"):
         above = wide.gather(-1, torch.where(a > 0, high, low))
         y = torch.lerp(y, above, a if interpolation == "linear" else torch.full_like(a, 0.5))
-    return torch.where(values[..., -1].isnan().unsqueeze(-1) | q.isnan(), torch.nan, y).to(x.dtype)
+    is_lost = values[..., -1].isnan().unsqueeze(-1)
+    return torch.where(is_lost | q.isnan() if may_be_nan else is_lost, torch.nan, y).to(x.dtype)
 
 
 def _hard_median(x: Tensor, dim: int, outputs: Outputs) -> Any:

@@ -84,3 +84,8 @@ def tanh(x: Any) -> Any:
 def exp(x: Any) -> Any:
     """The exponential of a number or a tensor."""
     return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
+
+
+def expm1(x: Any) -> Any:
+    """The exponential less 1 of a number or a tensor."""
+    return torch.expm1(x) if isinstance(x, Tensor) else math.expm1(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import exp
+from fullgrad.spikes._formulas import exp, expm1
 from fullgrad.spikes._surrogate import Step
 
 
@@ -79,7 +79,7 @@ class SpikeRateEscape(Step):
             up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
             grown = -torch.exp((up - 1) * beta) * torch.expm1(-up * beta)
             rise = torch.where(u >= 0, grown, exp(-beta) * torch.expm1(down * beta))
-            return torch.where(u <= 1, rise, -torch.expm1(-above * beta) - _expm1(-beta)) / beta
+            return torch.where(u <= 1, rise, -torch.expm1(-above * beta) - expm1(-beta)) / beta
         whole = _moment(torch.ones_like(u), beta)
         return (torch.where(u <= 1, _moment(1 - below, beta), -_moment(above, beta)) - whole) * slope
 
@@ -99,7 +99,3 @@ def _moment(t: Tensor, beta: Any) -> Tensor:
     w = torch.where(small, 1, y)
     t = torch.where(small, t, 0)
     return torch.where(small, t * t * series, (1 - (1 + w) * torch.exp(-w)) / beta / beta)
-
-
-def _expm1(x: Any) -> Any:
-    return torch.expm1(x) if isinstance(x, Tensor) else math.expm1(x)

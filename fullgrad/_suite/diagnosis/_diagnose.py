@@ -112,17 +112,12 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, place)
     for cut in recorded.cuts:
         names, function = sorted(cut.parameters), cut.place.function
-        is_context = function in ("no_grad", "inference_mode")
+        is_context = function in _mend.CONTEXTS
         what = f"torch.{function} ends the gradient" if is_context else f"{function} has no derivative"
         what += f", and {_count(len(names), 'parameter')} before it get no gradient: "
         what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-        if is_context:
-            what += "; compute it outside of the context"
-        mend = _mend.of_cut(cut.place) or _mend.Mend(
-            "" if is_context else "y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y",
-            "",
-            "" if is_context else "families/straight-through",
-        )
+        what += "; compute it outside of the context" if is_context else ""
+        mend = _mend.of_cut(cut.place)
         yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
     if not recorded.has_gradient and not recorded.cuts:
         yield Found(

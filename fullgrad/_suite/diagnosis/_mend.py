@@ -40,6 +40,8 @@ _SINGULAR |= {
 }
 _SINGULAR |= {"arcsin": "fullgrad.safe.asin", "arctan2": "fullgrad.safe.atan2", "vector_norm": "fullgrad.safe.norm"}
 _RELUS = ("relu", "relu_")
+# What ends the gradient of all that runs in it.
+CONTEXTS = ("no_grad", "inference_mode")
 # How many arguments an operator takes over; the others have other meanings.
 _TAKES = dict.fromkeys(ROUNDINGS, 1) | dict.fromkeys(_SOFT, 1) | dict.fromkeys(COMPARISONS, 2)
 _TAKES |= {"sqrt": 1, "log": 1, "div": 2, "pow": 2, "acos": 1, "asin": 1, "atan2": 2, "norm": 1, "vector_norm": 1}
@@ -104,12 +106,14 @@ def of_dead(place: Place | None, function: str, layer: str, module: Any) -> Mend
     return Mend(*found, page)
 
 
-def of_cut(place: Place) -> Mend | None:
-    """The line for a function without a derivative."""
+def of_cut(place: Place) -> Mend:
+    """The line for a function without a derivative; none for a context, out of which the user's code has to go."""
+    if place.function in CONTEXTS:
+        return Mend("", "", "")
     operator = COMPARISONS.get(place.function) or _INDICES.get(place.function) or _SOFT.get(place.function)
     found = _written(place, operator) if operator else None
     if found is None:
-        return None
+        return Mend("y = fullgrad.replace_grad(y, x)  # x: floating and of the shape of y", "", "families/straight-through")
     line, instead_of = found
     if place.function in _INDICES and "one_hot" not in instead_of:
         line += "  # one-hot rows, in place of one_hot: an index has no derivative"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         sampling,
         soft,
         spikes,
+        straight,
         tracking,
     )
     from fullgrad import audit as audit
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fullgrad.functions import *  # noqa: F403
     from fullgrad.gradients import *  # noqa: F403
     from fullgrad.rounding import *  # noqa: F403
+    from fullgrad.straight import *  # noqa: F403
     from fullgrad.tracking import *  # noqa: F403
 
     __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         *functions.__all__,
         *gradients.__all__,
         *rounding.__all__,
+        *straight.__all__,
         *tracking.__all__,
         "blackbox",
         "implicit",
@@ -58,8 +61,8 @@ if TYPE_CHECKING:
     ]
 
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
-# searched in this order: `functions` needs all of `soft`.
-_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion")
+# searched in this order: `straight` needs all of `soft`.
+_TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion", "straight")
 _MODULES = ("blackbox", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")

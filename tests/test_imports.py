@@ -16,6 +16,7 @@ FAMILIES = (
     "gradients",
     "tracking",
     "functions",
+    "straight",
     "losses",
     "implicit",
     "blackbox",

@@ -1,0 +1,204 @@
+"""What functions hold: the objects that their code reaches without being given them, and the places where it finds them.
+
+There is one walk, `places`. What a function holds, and which numbers it reads, are loops over it.
+"""
+
+import collections
+import dis
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+_DEPTH = 8  # of objects in objects
+_CACHED = type(functools.cache(len))
+_CALLED = frozenset({"__call__"})
+_LEAVES = frozenset({int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, Tensor, nn.Parameter})
+
+# A holder and a key, by which `content` finds what is there, and what was found. The holder is a cell, or has items.
+Place = tuple[Any, Any, Any]
+
+
+def places(*functions: Any) -> list[Place]:
+    """The places that functions read: variables, defaults, globals, and attributes that their code names, in any depth.
+
+    Names are those of instructions: an attribute ``box.scale`` is not a global ``scale``. A function of a library has variables,
+    as `torch.func.grad(f)` has f, and no globals. The parameters and buffers of a module are not places: they are known by name.
+    """
+    walk = _Walk()
+    for function in functions:
+        walk.inside(function, _CALLED, _DEPTH)
+    return walk.found
+
+
+def content(place: Place) -> Any:
+    """What is at a place now; None if the place is gone, or a variable has no value yet."""
+    holder, key, _ = place
+    try:
+        return holder.cell_contents if key is None else holder[key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def held(*functions: Any) -> tuple[list[nn.Module], list[Tensor]]:
+    """The modules and tensors that functions hold: those whose methods they are, or that their places have."""
+    values = [*functions, *[f.__self__ for f in functions if isinstance(f, types.MethodType)], *[v for *_, v in places(*functions)]]
+    found = {id(v): v for v in values if isinstance(v, (nn.Module, Tensor))}.values()
+    return [v for v in found if isinstance(v, nn.Module)], [v for v in found if isinstance(v, Tensor)]
+
+
+class _Walk:
+    """The places that were found, and the objects that were seen."""
+
+    def __init__(self) -> None:
+        self.found: list[Place] = []
+        self.seen: dict[int, Any] = {}  # which are kept, so that no other object gets the identity of one
+
+    def inside(self, value: Any, names: frozenset[str], depth: int) -> None:
+        """Add the places in an object, for code that reads attributes of some names."""
+        kind = value.__class__
+        if kind in _LEAVES or depth < 0 or id(value) in self.seen:
+            return
+        self.seen[id(value)] = value
+        if kind is types.FunctionType:
+            self._function(value, depth)
+        elif kind is types.MethodType:
+            self.inside(value.__func__, names, depth)
+            code = getattr(value.__func__, "__code__", None)
+            self.inside(value.__self__, names if code is None else names_in(code).attributes, depth)
+        elif kind is functools.partial:
+            self._items((value.func, *value.args), names, depth)
+            self._items(value.keywords, names, depth)
+        elif isinstance(value, (list, tuple, collections.deque, Mapping)):
+            self._items(value, names, depth)
+        elif isinstance(value, (set, frozenset)):
+            self._items(list(value), names, depth)
+        elif kind is _CACHED:
+            self._add(vars(value), "__wrapped__", value.__wrapped__, names, depth)
+        elif kind is types.ModuleType:
+            if not _is_library(value.__name__):
+                self._named(vars(value), names, depth)
+        elif isinstance(value, nn.Module):
+            for part in value.modules():
+                reached = reached_by(type(part), names | {"forward"})
+                self._named({k: v for k, v in vars(part).items() if k not in _OF_MODULES}, reached, depth)
+                self._class(type(part), reached, depth)
+        elif isinstance(value, type):
+            self._class(value, names, depth)
+        elif not isinstance(value, Tensor) and not _is_library(kind.__module__):
+            self._object(value, reached_by(kind, names), depth)
+
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        names = names_in(function.__code__)
+        for cell in function.__closure__ or ():
+            try:
+                self._add(cell, None, cell.cell_contents, names.attributes, depth)
+            except ValueError:  # a name that has no value yet
+                self.found.append((cell, None, None))
+        if function.__defaults__:
+            self._items(function.__defaults__, names.attributes, depth)
+        if function.__kwdefaults__:
+            self._items(function.__kwdefaults__, names.attributes, depth)
+        if not _is_library(function.__module__ or ""):
+            space = function.__globals__
+            for name in names.globals:
+                if name in space:
+                    self._add(space, name, space[name], names.attributes, depth)
+            if function.__dict__:
+                self._named(function.__dict__, names.attributes, depth)
+
+    def _object(self, value: Any, names: frozenset[str], depth: int) -> None:
+        cls = value.__class__
+        self._named(getattr(value, "__dict__", {}), names, depth)
+        for slots in [vars(base).get("__slots__", ()) for base in cls.__mro__]:
+            own = [name for name in ((slots,) if isinstance(slots, str) else slots) if name in names and hasattr(value, name)]
+            self._named({name: getattr(value, name) for name in own}, names, depth)
+        self._class(cls, names, depth)
+
+    def _class(self, cls: type, names: frozenset[str], depth: int) -> None:
+        for base in cls.__mro__:
+            if not _is_library(base.__module__):
+                self._named(vars(base), names, depth)
+
+    def _named(self, space: Mapping[str, Any], names: frozenset[str], depth: int) -> None:
+        for name in space if len(space) < len(names) else names:
+            if name in names and name in space:
+                self._add(space, name, space[name], names, depth)
+
+    def _items(self, value: Any, names: frozenset[str], depth: int) -> None:
+        for key in value if isinstance(value, Mapping) else range(len(value)):
+            self._add(value, key, value[key], names, depth)
+
+    def _add(self, holder: Any, key: Any, value: Any, names: frozenset[str], depth: int) -> None:
+        self.found.append((holder, key, value))
+        self.inside(value, names, depth - 1)
+
+
+_OF_MODULES = {*vars(nn.Module())} - {"training"}
+
+
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy", "fullgrad"}) - {"__main__"}
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(module: str) -> bool:
+    """Whether the code of a module is of Python, torch or of this package, and reads no variable of a user."""
+    return module.partition(".")[0] in _LIBRARIES
+
+
+# --- Names in code --------------------------------------------------------------------------------------------------------
+
+
+class Names(NamedTuple):
+    """The names in code: globals that it reads, and attributes of any object, methods among them."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+
+
+# Code objects are compared by what they hold, which takes longer than to read them: they are known by identity, and kept.
+_names: dict[int, tuple[types.CodeType, Names]] = {}
+
+
+def names_in(code: types.CodeType) -> Names:
+    """The names in code, and in the functions that it makes."""
+    known = _names.get(id(code))
+    if known is None:
+        if len(_names) >= 10_000:
+            _names.clear()
+        known = _names[id(code)] = code, _read(code)
+    return known[1]
+
+
+def _read(code: types.CodeType) -> Names:
+    inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    found = [(i.opname, i.argval) for i in dis.get_instructions(code)]
+    globals_ = {name for kind, name in found if kind in ("LOAD_GLOBAL", "LOAD_NAME")}
+    attributes = {name for kind, name in found if kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")}
+    return Names(
+        tuple(sorted(globals_.union(*[n.globals for n in inner]))), frozenset(attributes.union(*[n.attributes for n in inner]))
+    )
+
+
+_reached: Any = weakref.WeakKeyDictionary()
+
+
+def reached_by(cls: type, names: frozenset[str]) -> frozenset[str]:
+    """The names of attributes that code reads, and those in the methods and properties of a class that are among them."""
+    known = _reached.setdefault(cls, {})
+    if names not in known:
+        found, rest = set(), list(names)
+        while rest:
+            name = rest.pop()
+            if name not in found:
+                found.add(name)
+                method = getattr(cls, name, None)
+                method = getattr(method, "fget", getattr(method, "__func__", method))
+                if isinstance(method, types.FunctionType) and not _is_library(method.__module__ or ""):
+                    rest += names_in(method.__code__).attributes
+        known[names] = frozenset(found)
+    return known[names]

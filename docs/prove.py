@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli import main
+from fullgrad.cli import main
 from fullgrad.testing import GROUPS
 from fullgrad.testing._subject import float64_devices
 

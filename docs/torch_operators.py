@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fullgrad._suite.cli._torch import counts
 from fullgrad._suite.torch_operators import WRONG
+from fullgrad.cli._torch import counts
 
 DATA = Path(__file__).parent / "data" / "torch-operators.json"
 TABLE = Path(__file__).parent / "data" / "torch-operators.txt"

@@ -2,7 +2,7 @@
 
 if __name__ == "__main__":
     try:
-        from fullgrad._suite.cli import main
+        from fullgrad.cli import main
     except KeyboardInterrupt:  # the commands import torch's compilers, which takes seconds
         raise SystemExit(130) from None
     raise SystemExit(main())

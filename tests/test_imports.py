@@ -33,7 +33,9 @@ LAYERS = (
     tuple(f"fullgrad.{family}" for family in FAMILIES),
     ("fullgrad._fast",),
     ("fullgrad",),
-    ("fullgrad._suite", "fullgrad.__main__"),
+    ("fullgrad._suite",),
+    ("fullgrad.diagnosis",),
+    ("fullgrad.cli", "fullgrad.__main__"),
 )
 ORDER = "fullgrad.soft.order"
 ORDER_LAYERS = (
@@ -97,7 +99,7 @@ def test_no_circle():
 
 
 def test_no_arrow_upward():
-    """Dispatch, bases, families, their faster versions, the package, the suite."""
+    """Dispatch, bases, families, their faster versions, the package, the suite, the diagnosis, the command line."""
     assert upward(LAYERS, "fullgrad") == []
 
 

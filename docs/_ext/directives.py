@@ -21,7 +21,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import fullgrad
-from fullgrad._suite import cli
+from fullgrad import cli
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES
 
 LOGGER = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch.func import grad, vjp, vmap
 import fullgrad
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
-from fullgrad._suite.cli._plot import curves
+from fullgrad.cli._plot import curves
 
 # Lines and words of middle tones, legible on white and on black.
 COLORS = {"smooth": "#3A8FD0", "c0": "#DD6B20", "c1": "#12A37F", "c2": "#C774A8"}

@@ -1,4 +1,4 @@
-"""What functions hold: the objects that their code reaches without being given them, and the places where it finds them.
+"""The objects that functions hold: those that their code reaches without being given them, and the places where it finds them.
 
 There is one walk, `places`. What a function holds, and which numbers it reads, are loops over it.
 """
@@ -36,7 +36,7 @@ def places(*functions: Any) -> list[Place]:
 
 
 def content(place: Place) -> Any:
-    """What is at a place now; None if the place is gone, or a variable has no value yet."""
+    """The object at a place now; None if the place is gone, or a variable has no value yet."""
     holder, key, _ = place
     try:
         return holder.cell_contents if key is None else holder[key]
@@ -46,7 +46,11 @@ def content(place: Place) -> Any:
 
 def held(*functions: Any) -> tuple[list[nn.Module], list[Tensor]]:
     """The modules and tensors that functions hold: those whose methods they are, or that their places have."""
-    values = [*functions, *[f.__self__ for f in functions if isinstance(f, types.MethodType)], *[v for *_, v in places(*functions)]]
+    values = [
+        *functions,
+        *[f.__self__ for f in functions if isinstance(f, types.MethodType)],
+        *[v for *_, v in places(*functions)],
+    ]
     found = {id(v): v for v in values if isinstance(v, (nn.Module, Tensor))}.values()
     return [v for v in found if isinstance(v, nn.Module)], [v for v in found if isinstance(v, Tensor)]
 

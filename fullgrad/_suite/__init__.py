@@ -1,1 +1,1 @@
-"""The cases of the operators, and the tools that check, measure and show them: benchmark, fuzzing, command line."""
+"""The cases of the operators, and the tools that check, measure and fuzz them."""

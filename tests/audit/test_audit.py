@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._suite.cli import main
 from fullgrad.audit import audit, audit_source
 from fullgrad.audit._probe import PROBES, probe
 from fullgrad.audit._torch import _OPERATOR, torch_operators
+from fullgrad.cli import main
 
 
 def function(forward, backward, setup="", extra=""):

@@ -15,7 +15,7 @@ from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations,
 from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
 from fullgrad._suite.bench._targets import targets
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli import main
+from fullgrad.cli import main
 
 ROOT = Path(__file__).parents[2]
 EVERYDAY = [pytest.param(case, id=case.name) for case in chosen((), variants=False)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad._suite.cli import _adopt, _check, _torch, main
-from fullgrad._suite.cli._output import Stoppable
+from fullgrad.cli import _adopt, _check, _torch, main
+from fullgrad.cli._output import Stoppable
 from fullgrad.testing import check_operator
 
 pytest.importorskip("rich")
@@ -136,8 +136,8 @@ def interrupted_after(count, function):
 
 def interrupts(monkeypatch):
     """Ctrl-C in the middle of each command."""
-    from fullgrad._suite.cli import _audit, _bench
     from fullgrad._suite.fuzz import _search
+    from fullgrad.cli import _audit, _bench
 
     nothing = _torch.Found(1, {}, {})
     monkeypatch.setattr(_check, "run_check", interrupted_after(2, _check.run_check))
@@ -190,7 +190,7 @@ def test_ctrl_c(tmp_path):
     """A signal ends the process with the partial table and one line."""
     code = (
         "import os, signal, sys, threading\n"
-        "from fullgrad._suite.cli import main\n"
+        "from fullgrad.cli import main\n"
         "threading.Timer(5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         f"sys.exit(main(['check', '--json', {str(tmp_path / 'found.json')!r}]))\n"
     )

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import fullgrad
-from fullgrad._suite.cli import main
-from fullgrad._suite.diagnosis import _diagnose, _flow, _mend, _page, _transforms
+from fullgrad.cli import main
+from fullgrad.diagnosis import _diagnose, _flow, _mend, _page, _transforms
 
 # Each model is in a file of its own: a line that is mended is exchanged there.
 HEAD = """

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullgrad._suite.cli import main
 from fullgrad._suite.torch_operators import WRONG, measured, operators
+from fullgrad.cli import main
 
 pytest.importorskip("expecttest")
 pytestmark = pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it")

@@ -13,10 +13,10 @@ import torch
 
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases._case import Case
-from fullgrad._suite.cli import main
 from fullgrad._suite.fuzz import LAWS, Program, Rejected, Step, _program, check
 from fullgrad._suite.fuzz._draw import names
 from fullgrad._suite.fuzz._search import search
+from fullgrad.cli import main
 from tests.operators import Cube
 from tests.testing import test_broken as broken
 

@@ -8,7 +8,7 @@ import torch
 
 import fullgrad
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli import main
+from fullgrad.cli import main
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES, OperatorError, TorchLimit, check_operator
 from fullgrad.testing._check_operator import make_subject, not_checked, run_check
 from fullgrad.testing._report import NOT_APPLICABLE, PASSED

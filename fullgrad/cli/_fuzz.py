@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fullgrad._suite.cli._errors import check_names, extra
-from fullgrad._suite.cli._output import Stoppable, add_json, write_json
 from fullgrad._suite.fuzz import LAWS
+from fullgrad.cli._errors import check_names, extra
+from fullgrad.cli._output import Stoppable, add_json, write_json
 
 
 def register(commands: Any) -> None:

@@ -7,9 +7,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fullgrad._suite.cli._errors import UsageError, check_names
-from fullgrad._suite.cli._output import Stoppable, add_json, write_json
 from fullgrad._suite.published import PUBLISHED, Published, page_table, results_of
+from fullgrad.cli._errors import UsageError, check_names
+from fullgrad.cli._output import Stoppable, add_json, write_json
 
 OF_YOUR_OWN = "`python -m fullgrad audit FILE --run` checks classes of your own"
 

@@ -5,9 +5,9 @@ import os
 import sys
 
 from fullgrad import __version__
-from fullgrad._suite.cli import _adopt, _audit, _bench, _check, _diagnose, _fuzz, _list, _plot, _torch
-from fullgrad._suite.cli._errors import UsageError, check_names
-from fullgrad._suite.cli._output import INTERRUPTED, tables_beside_json
+from fullgrad.cli import _adopt, _audit, _bench, _check, _diagnose, _fuzz, _list, _plot, _torch
+from fullgrad.cli._errors import UsageError, check_names
+from fullgrad.cli._output import INTERRUPTED, tables_beside_json
 
 __all__ = ["main"]
 

@@ -5,13 +5,13 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from fullgrad._suite.cli._errors import UsageError, extra
-from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
 from fullgrad.audit import Finding
 from fullgrad.audit._find import audit_tree
 from fullgrad.audit._probe import PROBES, probe
 from fullgrad.audit._sources import sources, tree
 from fullgrad.audit._torch import Found, add_operators
+from fullgrad.cli._errors import UsageError, extra
+from fullgrad.cli._output import Stoppable, add_json, console, write_json
 
 
 def register(commands: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fullgrad._suite.cli._errors import UsageError, extra
+from fullgrad.cli._errors import UsageError, extra
 
 # The exit status of a command that Ctrl-C ended, as that of a shell.
 INTERRUPTED = 130

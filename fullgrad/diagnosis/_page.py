@@ -7,7 +7,7 @@ from html import escape
 import torch
 
 import fullgrad
-from fullgrad._suite.diagnosis._diagnose import Diagnosis, Found, Layer
+from fullgrad.diagnosis._diagnose import Diagnosis, Found, Layer
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --text: #1c2127; --dim: #5b6570; --line: #d8dde3;

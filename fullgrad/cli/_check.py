@@ -17,8 +17,8 @@ import torch
 import fullgrad
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli._errors import UsageError, check_names, extra
-from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.cli._errors import UsageError, check_names, extra
+from fullgrad.cli._output import Stoppable, add_json, console, write_json
 from fullgrad.testing import CHECKS, GROUPS, Report, Result, Subject
 from fullgrad.testing._check_operator import choose, make_subject, not_checked, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree
-from fullgrad._suite.cli._errors import UsageError, did_you_mean
-from fullgrad._suite.cli._output import add_json, write_json
-from fullgrad._suite.diagnosis._diagnose import arguments_of, diagnose, with_gradients
-from fullgrad._suite.diagnosis._flow import copied, kept, squares
-from fullgrad._suite.diagnosis._page import called, page
+from fullgrad.cli._errors import UsageError, did_you_mean
+from fullgrad.cli._output import add_json, write_json
+from fullgrad.diagnosis._diagnose import arguments_of, diagnose, with_gradients
+from fullgrad.diagnosis._flow import copied, kept, squares
+from fullgrad.diagnosis._page import called, page
 
 
 def register(commands: Any) -> None:

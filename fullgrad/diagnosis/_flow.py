@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 import fullgrad
 from fullgrad._dispatch import pytree
-from fullgrad._suite.diagnosis._mend import Place, place_of_call
+from fullgrad.diagnosis._mend import Place, place_of_call
 
 Loss = Callable[..., Any]
 # Functions whose derivative is 0, and functions that pass no gradient where they saturate.

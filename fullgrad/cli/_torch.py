@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from fullgrad._suite.cli._errors import UsageError, check_names, extra
-from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
 from fullgrad._suite.torch_operators import WRONG, Found, issues, measured, name_of, operators
+from fullgrad.cli._errors import UsageError, check_names, extra
+from fullgrad.cli._output import Stoppable, add_json, console, write_json
 
 
 def register(commands: Any) -> None:

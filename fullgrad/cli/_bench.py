@@ -20,8 +20,8 @@ from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
 from fullgrad._suite.bench._softtorch import INSTALL, NAMES, SOFTTORCH, softtorch
 from fullgrad._suite.cases import CASES
-from fullgrad._suite.cli._errors import UsageError, check_names, extra
-from fullgrad._suite.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.cli._errors import UsageError, check_names, extra
+from fullgrad.cli._output import Stoppable, add_json, console, write_json
 
 TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
 # What may stand in the place of an operator's name.

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree
-from fullgrad._suite.diagnosis import _flow, _mend
-from fullgrad._suite.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scales, squares
-from fullgrad._suite.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
 from fullgrad.audit import Finding as OfSource
 from fullgrad.audit._find import audit_tree
 from fullgrad.audit._sources import tree
 from fullgrad.completion import operators
+from fullgrad.diagnosis import _flow, _mend
+from fullgrad.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scales, squares
+from fullgrad.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
 
 _SMALL, _LARGE = 1e-6, 1e6
 _PAGE_OF = {ADOPTING: "adopt", COMPLETING: "completing", BOTH: "adopt, completing", CHECKPOINTS: "adopt, completing"}

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 import fullgrad
 from fullgrad._dispatch import pytree
-from fullgrad._suite.diagnosis._flow import Call, attributes_kept, reachable
 from fullgrad._suite.torch_operators import BY_DESIGN, differences, ways
+from fullgrad.diagnosis._flow import Call, attributes_kept, reachable
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 ADOPTING, COMPLETING = "with fullgrad.adopting():", "with fullgrad.completing():"

@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
-from fullgrad._suite.cli._errors import UsageError, check_names, extra
+from fullgrad.cli._errors import UsageError, check_names, extra
 
 
 def register(commands: Any) -> None:

@@ -30,6 +30,7 @@ FAMILIES = (
 LAYERS = (
     ("fullgrad._dispatch",),
     ("fullgrad._core",),
+    ("fullgrad._engine",),
     tuple(f"fullgrad.{family}" for family in FAMILIES),
     ("fullgrad._fast",),
     ("fullgrad",),

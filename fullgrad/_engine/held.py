@@ -46,11 +46,7 @@ def content(place: Place) -> Any:
 
 def held(*functions: Any) -> tuple[list[nn.Module], list[Tensor]]:
     """The modules and tensors that functions hold: those whose methods they are, or that their places have."""
-    values = [
-        *functions,
-        *[f.__self__ for f in functions if isinstance(f, types.MethodType)],
-        *[v for *_, v in places(*functions)],
-    ]
+    values = [*functions, *[value for *_, value in places(*functions)]]
     found = {id(v): v for v in values if isinstance(v, (nn.Module, Tensor))}.values()
     return [v for v in found if isinstance(v, nn.Module)], [v for v in found if isinstance(v, Tensor)]
 
@@ -73,7 +69,7 @@ class _Walk:
         elif kind is types.MethodType:
             self.inside(value.__func__, names, depth)
             code = getattr(value.__func__, "__code__", None)
-            self.inside(value.__self__, names if code is None else names_in(code).attributes, depth)
+            self._add((value.__self__,), 0, value.__self__, names if code is None else names_in(code).attributes, depth + 1)
         elif kind is functools.partial:
             self._items((value.func, *value.args), names, depth)
             self._items(value.keywords, names, depth)
@@ -88,8 +84,8 @@ class _Walk:
                 self._named(vars(value), names, depth)
         elif isinstance(value, nn.Module):
             for part in value.modules():
-                reached = reached_by(type(part), names | {"forward"})
-                self._named({k: v for k, v in vars(part).items() if k not in _OF_MODULES}, reached, depth)
+                reached = reached_by(type(part), names | {"forward", "training"})
+                self._named(vars(part), reached - _OF_MODULES, depth)
                 self._class(type(part), reached, depth)
         elif isinstance(value, type):
             self._class(value, names, depth)
@@ -98,11 +94,15 @@ class _Walk:
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         names = names_in(function.__code__)
-        for cell in function.__closure__ or ():
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self._add(cell, None, cell.cell_contents, names.attributes, depth)
+                value = cell.cell_contents
             except ValueError:  # a name that has no value yet
-                self.found.append((cell, None, None))
+                continue
+            if name not in names.assigned:
+                self._add(cell, None, value, names.attributes, depth)
+            elif value.__class__ not in _LEAVES:  # a counter of the function itself is no setting
+                self.inside(value, names.attributes, depth - 1)
         if function.__defaults__:
             self._items(function.__defaults__, names.attributes, depth)
         if function.__kwdefaults__:
@@ -118,9 +118,7 @@ class _Walk:
     def _object(self, value: Any, names: frozenset[str], depth: int) -> None:
         cls = value.__class__
         self._named(getattr(value, "__dict__", {}), names, depth)
-        for slots in [vars(base).get("__slots__", ()) for base in cls.__mro__]:
-            own = [name for name in ((slots,) if isinstance(slots, str) else slots) if name in names and hasattr(value, name)]
-            self._named({name: getattr(value, name) for name in own}, names, depth)
+        self._named(_Slots(value), names, depth)
         self._class(cls, names, depth)
 
     def _class(self, cls: type, names: frozenset[str], depth: int) -> None:
@@ -142,6 +140,19 @@ class _Walk:
         self.inside(value, names, depth - 1)
 
 
+class _Slots(dict[str, Any]):
+    """The attributes of an object in its slots, by name."""
+
+    def __init__(self, owner: Any) -> None:
+        declared = [vars(base).get("__slots__", ()) for base in type(owner).__mro__]
+        names = [name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)]
+        super().__init__({name: getattr(owner, name) for name in names if hasattr(owner, name)})
+        self.owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.owner, name, None)
+
+
 _OF_MODULES = {*vars(nn.Module())} - {"training"}
 
 
@@ -158,10 +169,11 @@ def _is_library(module: str) -> bool:
 
 
 class Names(NamedTuple):
-    """The names in code: globals that it reads, and attributes of any object, methods among them."""
+    """The names in code: globals that it reads, attributes of any object, methods among them, and variables that it assigns."""
 
     globals: tuple[str, ...]
     attributes: frozenset[str]
+    assigned: frozenset[str]
 
 
 # Code objects are compared by what they hold, which takes longer than to read them: they are known by identity, and kept.
@@ -178,14 +190,19 @@ def names_in(code: types.CodeType) -> Names:
     return known[1]
 
 
+_KINDS = {
+    "LOAD_GLOBAL": 0, "LOAD_NAME": 0, "LOAD_ATTR": 1, "LOAD_METHOD": 1, "LOAD_SUPER_ATTR": 1, "STORE_DEREF": 2,
+}  # fmt: skip
+
+
 def _read(code: types.CodeType) -> Names:
+    found: list[set[str]] = [set(), set(), set()]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _KINDS:
+            found[_KINDS[instruction.opname]].add(instruction.argval)
     inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    found = [(i.opname, i.argval) for i in dis.get_instructions(code)]
-    globals_ = {name for kind, name in found if kind in ("LOAD_GLOBAL", "LOAD_NAME")}
-    attributes = {name for kind, name in found if kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")}
-    return Names(
-        tuple(sorted(globals_.union(*[n.globals for n in inner]))), frozenset(attributes.union(*[n.attributes for n in inner]))
-    )
+    globals_, attributes, assigned = [names.union(*[n[i] for n in inner]) for i, names in enumerate(found)]
+    return Names(tuple(sorted(globals_)), frozenset(attributes), frozenset(assigned))
 
 
 _reached: Any = weakref.WeakKeyDictionary()

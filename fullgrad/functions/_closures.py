@@ -1,7 +1,6 @@
 """`Closure`: the tensors that a function uses and was not given, as inputs of an operator."""
 
 import contextlib
-import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,9 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad.functions._declared import Rule, is_differentiated, versions_of
+from fullgrad._engine.held import held
+from fullgrad._engine.surroundings import changed
+from fullgrad.functions._declared import is_differentiated, versions_of
 
 
 class Closure:
@@ -43,7 +44,7 @@ class Closure:
             f"{name} uses a tensor that needs a derivative or belongs to a transform, and is none of its arguments. Pass the "
             "tensor, or the module that has it, as an argument."
         )
-        modules, self.held = held_by(functions)
+        modules, self.held = held(*functions)
         # The tensors of modules; in place of one that is noted, its position.
         self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
         self.modes = [pair for m in modules for pair in modes_of(m)]
@@ -142,7 +143,7 @@ class Closure:
         if noting:
             self.constants[id(tensor)] = ref if is_known else weakref.ref(tensor), tensor._version  # pyright: ignore
         elif is_known and tensor._version != version:
-            raise _changed(self.name, tensor)
+            raise changed(self.name, tensor)
         elif not is_known and self._is_new(tensor, function):
             raise RuntimeError(
                 f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
@@ -157,7 +158,7 @@ class Closure:
         if ref is not None and ref() is tensor:
             return False
         if self.held_now is None:
-            modules, tensors = held_by(function)
+            modules, tensors = held(function)
             self.held_now = {id(t): t for t in (*tensors, *[t for m in modules for t in state_of(m).values()])}
         return self.held_now.get(id(tensor)) is tensor
 
@@ -212,48 +213,6 @@ class Refusing(Closure):
 
 
 _CONSTANTS = frozenset({int, float, bool, str, type(None)})
-
-
-class Constants:
-    """The tensors that functions hold, which must be the same in a call and in its derivative, where no mode looks for them."""
-
-    def __init__(self, name: str, *functions: Any) -> None:
-        self.name, self.refs = name, [weakref.ref(t) for t in held_by(functions)[1] if not t.is_inference()]
-
-    def noted(self) -> list[tuple[weakref.ref[Tensor], int]]:
-        """The tensors with their versions."""
-        return (
-            [(ref, t._version) for ref in self.refs for t in [ref()] if t is not None] if self.refs and not is_tracing() else []
-        )
-
-    def guarded(self, rule: Rule) -> Rule:
-        """The rule of a call now, which refuses a derivative after a change."""
-        noted = self.noted()
-        if not noted:
-            return rule
-
-        def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any) -> Any:
-                self.check(noted)
-                return function(*args)
-
-            return run
-
-        return Rule(checked(rule.pull), checked(rule.push), rule.saves)
-
-    def check(self, noted: Sequence[tuple[weakref.ref[Tensor], int]]) -> None:
-        """Refuse a derivative after a change."""
-        for ref, version in noted:
-            tensor = ref()
-            if tensor is not None and tensor._version != version:
-                raise _changed(self.name, tensor)
-
-
-def _changed(name: str, tensor: Tensor) -> RuntimeError:
-    return RuntimeError(
-        f"{name} uses a tensor of shape {tuple(tensor.shape)} that was changed in place after the call, so that its derivative "
-        "would be of other numbers. Pass a clone of it, or change it after the derivative is taken."
-    )
 
 
 class _Mode(TorchFunctionMode):
@@ -354,61 +313,13 @@ def frozen(function: Any) -> Any:
     return copy
 
 
-# --- What functions hold --------------------------------------------------------------------------------------------------
-
-
-def held_by(value: Any) -> tuple[list[nn.Module], list[Tensor]]:
-    """The modules and tensors that functions hold: those whose methods they are, or that they close over or name."""
-    found: dict[int, Any] = {}
-    _walk(value, found, set(), 6)
-    modules = [v for v in found.values() if isinstance(v, nn.Module)]
-    return modules, [v for v in found.values() if isinstance(v, Tensor)]
-
-
 def refuse_in_graphs(name: str, argument: str, function: Any) -> None:
     """Refuse a function that holds tensors, if code is traced, in whose graph they would be constants."""
     if not is_tracing():
         return
-    modules, tensors = held_by(function)
+    modules, tensors = held(function)
     if any(has_data(innermost(t)) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]):
         raise NotImplementedError(
             f"{name}: `{argument}` uses a tensor that is not its argument, which compiled code cannot follow. Use numbers, make "
             f"the tensor inside `{argument}`, or call {name} outside of what is compiled."
         )
-
-
-def _walk(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
-    if id(value) in seen or depth < 0:
-        return
-    seen.add(id(value))
-    if isinstance(value, (nn.Module, Tensor)):
-        found[id(value)] = value
-        return
-    for part in _parts(value):
-        _walk(part, found, seen, depth - 1)
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        yield from value
-    elif isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a name that has no value yet
-                yield cell.cell_contents
-        yield from (value.__defaults__ or (), value.__kwdefaults__ or {})
-        named = [value.__globals__.get(name) for name in names_in(value.__code__)]
-        yield from [v for v in named if isinstance(v, (nn.Module, Tensor, types.FunctionType, functools.partial))]
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in code, and in that of functions which it makes."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)

@@ -29,7 +29,8 @@ from fullgrad._dispatch import (
     unwrap_legacy_batched,
     without_modes,
 )
-from fullgrad.functions._closures import Constants, Refusing
+from fullgrad._engine.surroundings import Surroundings
+from fullgrad.functions._closures import Refusing
 from fullgrad.functions._declared import (
     CHANGED,
     Maybe,
@@ -74,7 +75,6 @@ class Custom(Made):
     def renew(self) -> None:
         """Forget what was found of rules that are replaced."""
         self.verdicts: dict[Any, bool] = {}
-        self._constants: Constants | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.method == "map":
@@ -157,12 +157,9 @@ class Custom(Made):
         if not found:
             raise NotImplementedError(self.not_linear())
 
-    @property
-    def constants(self) -> Constants:
-        """The tensors that the function and its rules hold."""
-        if self._constants is None:
-            self._constants = Constants(self.label, *self.parts())
-        return self._constants
+    def surroundings(self) -> Surroundings:
+        """The tensors, modules and variables around the function and its rules now."""
+        return Surroundings(self.label, *self.parts())
 
     def has_rules(self) -> bool:
         """Whether the rules have been given."""
@@ -250,7 +247,7 @@ class CustomJVP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = _JVPRule(self, call)
         own.result, values = self.value(call, own.replay.first)
-        return own.result.tree(declared(self.constants.guarded(Rule(own.pull, own.push)), values, call.release()))
+        return own.result.tree(declared(Rule(own.pull, own.push).within(self.surroundings()), values, call.release()))
 
     def parts(self) -> list[Any]:
         return [self.function, self.rule]
@@ -331,7 +328,7 @@ class CustomVJP(Custom):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_class(self, call)
         result, residuals = own.forward(call.tensors)
-        rule = self.constants.guarded(Rule(own.pull, own.push))
+        rule = Rule(own.pull, own.push).within(self.surroundings())
         return result.tree(declared(rule, result.release(), [*call.release(), *residuals]))
 
     def parts(self) -> list[Any]:

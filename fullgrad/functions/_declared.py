@@ -26,6 +26,7 @@ from fullgrad._dispatch import (
     pytree,
     transforms_active,
 )
+from fullgrad._engine.surroundings import Surroundings
 
 Maybe = Sequence[Tensor | None]
 CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."
@@ -43,6 +44,10 @@ class Rule:
 
     def __init__(self, pull: Callable[..., Maybe], push: Callable[..., Sequence[Tensor]], saves: bool = True) -> None:
         self.pull, self.push, self.saves = pull, push, saves
+
+    def within(self, surroundings: Surroundings) -> "Rule":
+        """The rule, which is refused after a change of what stood around the call."""
+        return Rule(surroundings.guarded(self.pull), surroundings.guarded(self.push), self.saves)
 
 
 def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,8 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape
-from fullgrad.functions._closures import Constants, Refusing, frozen
+from fullgrad._engine.surroundings import Surroundings
+from fullgrad.functions._closures import Refusing, frozen
 from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
@@ -84,7 +85,6 @@ class LinearMap(Made):
     def __init__(self, apply: Callable[..., Tensor], transpose: Callable[..., Tensor], method: str, like: Any) -> None:
         super().__init__(self.kind, apply)
         self.functions, self.method, self.like, self.made_of = (apply, transpose), method, like, (apply, transpose, method, like)
-        self.constants = Constants(self.kind, apply, transpose)
 
     def parts(self) -> list[Any]:
         return list(self.functions)
@@ -113,7 +113,7 @@ class LinearMap(Made):
         def push(_: Any, tangents: Sequence[Any], __: Any) -> list[Tensor]:
             return [self._along(later, direction, tangents[0], like)]
 
-        return declared(self.constants.guarded(Rule(pull, push, saves=False)), [y], [x])[0]
+        return declared(Rule(pull, push, saves=False).within(Surroundings(self.label, *later)), [y], [x])[0]
 
     def _value(self, function: Any, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         name = f"linear_map: `{('apply', 'transpose')[direction]}`"

@@ -1,17 +1,17 @@
 """`straight_through`: an operator from a hard and a soft function; the forward calls the hard one only."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
-from fullgrad._dispatch import can_reuse_buffers, has_shape, level_of, unpack_dual
-from fullgrad.functions._closures import Constants
-from fullgrad.functions._declared import leaves_of
+from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, level_of
+from fullgrad._engine.held import held
+from fullgrad._engine.surroundings import Surroundings
+from fullgrad.functions._declared import CHANGED, leaves_of, versions_of
 from fullgrad.functions._made import made
 from fullgrad.functions._reads import guard
 from fullgrad.functions._replay import Replay
@@ -65,7 +65,7 @@ _CONSTANTS = (Tensor, int, float, bool, str, type(None))
 def _operator(name: str, hard: Any, soft: Any) -> Any:
     """The operator class of two functions; its ``vmap`` makes one more for each pattern of batched arguments."""
     batched: dict[Any, Any] = {}
-    constants = Constants(f"straight_through: {name}", soft)
+    label = f"straight_through: {name}"
 
     def pulled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs = saved_inputs(ctx)
@@ -85,28 +85,32 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
-            refuse_hidden(
-                f"straight_through: {name} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS]
-            )
+            refuse_hidden(f"{label} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS])
             guard(hard, soft)
+            tensors = [v for v in inputs if isinstance(v, Tensor)]
+            versions = versions_of(tensors)
             y = hard(*inputs)
+            if versions_of(tensors) != versions:
+                raise RuntimeError(CHANGED.format(f"{label}: `hard`"))
+            if not isinstance(y, Tensor):
+                raise TypeError(f"{label}: `hard` must return a tensor, got a value of type {type(y).__name__}.")
             # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y
 
         @classmethod
         def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             super().setup_context(ctx, inputs, output)
-            ctx.replay, ctx.noted = Replay(name).noted(), constants.noted()
+            ctx.replay, ctx.surroundings = Replay(name).noted(), Surroundings(label, soft)
 
         @staticmethod
         def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-            constants.check(ctx.noted)
+            ctx.surroundings.check()
             with ctx.replay.again():
                 return pulled(ctx, g)
 
         @classmethod
         def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
-            constants.check(ctx.noted)
+            ctx.surroundings.check()
             with ctx.replay.again():
                 _check_alone(name, soft, saved_inputs(ctx), ctx.like)
                 return super().jvp(ctx, *tangents)
@@ -144,14 +148,10 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
 
 
 def _refuse_closures(soft: Any) -> None:
-    """Refuse modules, and tensors that a function or method holds, if they need a derivative; checked before any call."""
-    held = [soft, getattr(soft, "__self__", None)]
-    if inspect.isfunction(soft):
-        seen = inspect.getclosurevars(soft)
-        held += [*seen.nonlocals.values(), *seen.globals.values()]
-    for value in held:
-        parameters = list(value.parameters()) if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
-        if any(level_of(p) or p.requires_grad or unpack_dual(p, level=0)[1] is not None for p in parameters):
+    """Refuse tensors that a function holds, by itself or in modules, if they need a derivative; checked before any call."""
+    modules, tensors = held(soft)
+    for value, parameters in [*[(m, [*m.parameters()]) for m in modules], *[(t, [t]) for t in tensors]]:
+        if any(map(level_of, parameters)) or any(p.requires_grad for p in parameters) or any(are_differentiated(parameters)):
             raise TypeError(
                 "straight_through: `soft` must be a function of its arguments, got one that closes over "
                 f"a {type(value).__name__} that requires a gradient or belongs to a transform. Pass it as an argument, or use st "

@@ -1,6 +1,7 @@
 """A function computed again in its derivative: its own numbers at every order, with its inputs alone kept."""
 
 import functools
+import weakref
 
 import pytest
 import torch
@@ -30,14 +31,15 @@ class Block(nn.Module):
             "method": lambda x: fullgrad.checkpoint(self.compute, x),
             "closure": lambda x: fullgrad.checkpoint(lambda x: self.compute(x), x),
             "partial": lambda x: fullgrad.checkpoint(functools.partial(Block.compute, self), x=x),
-            "hidden": lambda x: fullgrad.checkpoint(lambda x: HIDDEN[0].compute(x), x),
+            "global": lambda x: fullgrad.checkpoint(lambda x: GLOBAL[0].compute(x), x),
+            "hidden": lambda x: fullgrad.checkpoint(lambda x: HIDDEN[0]().compute(x), x),
         }
-        HIDDEN[:] = [self]
+        GLOBAL[:], HIDDEN[:] = [self], [weakref.ref(self)]
         return ways[self.how](x)
 
 
-HIDDEN = []
-WAYS = ["method", "closure", "partial", "hidden"]
+GLOBAL, HIDDEN = [], []
+WAYS = ["method", "closure", "partial", "global", "hidden"]
 
 
 def model(how):

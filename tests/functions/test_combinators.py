@@ -4,6 +4,7 @@ import collections
 import functools
 import inspect
 import math
+import weakref
 
 import pytest
 import torch
@@ -222,8 +223,11 @@ def test_gradients_of_closures_are_not_lost():
         fullgrad.straight_through(torch.round, lambda x: x * weight)
     with pytest.raises(TypeError, match="closes over a Linear that requires a gradient"):
         fullgrad.straight_through(torch.round, nn.Linear(3, 3))
-    hidden = {"weight": weight}
-    f = fullgrad.straight_through(torch.round, lambda x: x * hidden["weight"])
+    held = {"weight": weight}
+    with pytest.raises(TypeError, match="closes over a Tensor that requires a gradient"):
+        fullgrad.straight_through(torch.round, lambda x: x * held["weight"])
+    hidden = weakref.ref(weight)
+    f = fullgrad.straight_through(torch.round, lambda x: x * hidden())
     with pytest.raises(RuntimeError, match="gradient of a tensor that it closes over"):
         f(X.clone().requires_grad_()).sum().backward()
     x = X.clone().requires_grad_()

@@ -1,0 +1,76 @@
+"""`Surroundings`: the tensors, modules and variables around functions, which must be the same in a call and in its derivative."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullgrad._dispatch import is_tracing
+from fullgrad._engine.held import Place, content, places
+
+_PLAIN = (int, float, complex, str, type(None))
+
+
+class Surroundings:
+    """The objects that functions hold at the time of a call: which they are, and how often each tensor was changed in place.
+
+    A derivative calls the functions again, or rules that hold the same objects, and `check` refuses it if the surroundings are
+    others. Numbers are looked at in variables; in attributes and globals they are Python's state, as in torch's own checkpoint.
+    """
+
+    def __init__(self, label: str, *functions: Any) -> None:
+        self.label = label
+        self.variables: list[Place] = []
+        self.versions: list[tuple[weakref.ref[Tensor], int]] = []
+        if is_tracing():
+            return
+        values: list[Any] = [*functions]
+        for holder, key, value in places(*functions):
+            if isinstance(value, (Tensor, nn.Module)):
+                self.variables.append((holder, key, weakref.ref(value)))
+                values.append(value)
+            elif key is None and value.__class__ in _PLAIN:
+                self.variables.append((holder, key, value))
+        modules = [v for v in values if isinstance(v, nn.Module)]
+        tensors = [v for v in values if isinstance(v, Tensor)] + [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        self.versions = [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()]
+
+    def check(self) -> None:
+        """Refuse a derivative after a change."""
+        for ref, version in self.versions:
+            tensor = ref()
+            if tensor is not None and tensor._version != version:
+                raise changed(self.label, tensor)
+        for holder, key, before in self.variables:
+            now = content((holder, key, None))
+            if now is not (before() if isinstance(before, weakref.ref) else before):
+                raise exchanged(self.label, now)
+
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which refuses to be called after a change."""
+        if not self.versions and not self.variables:
+            return function
+
+        def checked(*args: Any) -> Any:
+            self.check()
+            return function(*args)
+
+        return checked
+
+
+def changed(label: str, tensor: Tensor) -> RuntimeError:
+    """The error for a tensor with other numbers."""
+    return RuntimeError(
+        f"{label} uses a tensor of shape {tuple(tensor.shape)} that was changed in place after the call, so that its derivative "
+        "would be of other numbers. Pass a clone of it, or change it after the derivative is taken."
+    )
+
+
+def exchanged(label: str, now: Any) -> RuntimeError:
+    """The error for a variable that is another object."""
+    found = f"a tensor of shape {tuple(now.shape)}" if isinstance(now, Tensor) else f"a value of type {type(now).__name__}"
+    return RuntimeError(
+        f"{label} uses {found} in its derivative that was not used in the call: a variable or an attribute has another value "
+        "now, as at the end of a loop. Pass the value as an argument, or as a default, `lambda x, k=k: …`."
+    )

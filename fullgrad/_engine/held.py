@@ -89,7 +89,9 @@ class _Walk:
                 self._class(type(part), reached, depth)
         elif isinstance(value, type):
             self._class(value, names, depth)
-        elif not isinstance(value, Tensor) and not _is_library(kind.__module__):
+        elif kind.__module__.startswith("fullgrad."):
+            self._items(value.parts() if hasattr(kind, "parts") else (), names, depth)  # an operator made of functions
+        elif not isinstance(value, Tensor) and kind.__module__.partition(".")[0] not in ("builtins", "torch"):
             self._object(value, reached_by(kind, names), depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -202,7 +204,7 @@ def _read(code: types.CodeType) -> Names:
             found[_KINDS[instruction.opname]].add(instruction.argval)
     inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     globals_, attributes, assigned = [names.union(*[n[i] for n in inner]) for i, names in enumerate(found)]
-    return Names(tuple(sorted(globals_)), frozenset(attributes), frozenset(assigned))
+    return Names(tuple(sorted(globals_)), frozenset(attributes) | _CALLED, frozenset(assigned))
 
 
 _reached: Any = weakref.WeakKeyDictionary()

@@ -32,8 +32,11 @@ class Surroundings:
                 values.append(value)
             elif key is None and value.__class__ in _PLAIN:
                 self.variables.append((holder, key, value))
-        modules = [v for v in values if isinstance(v, nn.Module)]
-        tensors = [v for v in values if isinstance(v, Tensor)] + [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        parts = {id(part): part for v in values if isinstance(v, nn.Module) for part in v.modules()}
+        spaces = [space for part in parts.values() for space in (part._parameters, part._buffers)]
+        of_modules = [(space, name, t) for space in spaces for name, t in space.items() if t is not None]
+        self.variables += [(space, name, weakref.ref(t)) for space, name, t in of_modules]
+        tensors = [*[v for v in values if isinstance(v, Tensor)], *[t for *_, t in of_modules]]
         self.versions = [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()]
 
     def check(self) -> None:

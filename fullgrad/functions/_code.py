@@ -10,6 +10,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.watching import seen
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
+from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import is_differentiated, values_of
 from fullgrad.functions._one_node import value_alone
@@ -32,6 +33,7 @@ class Code:
         self.is_recorded = torch.is_grad_enabled() or transforms_active() or forward_mode_is_on()
         if not value_alone():
             self.later, self.closure = frozen(function), _Closure(self.label, function)
+            self.surroundings = Surroundings(self.label, self.later)
 
     def first(self, points: Tensor, draws: bool = False) -> tuple[Tensor, list[Tensor]]:
         """The values at a point, or at the draws in the first dimension, and the tensors that the code uses besides."""
@@ -46,6 +48,7 @@ class Code:
 
     def again(self, points: Tensor, held: Sequence[Tensor]) -> Tensor:
         """The value in a derivative, which gets the tensors that the code uses besides."""
+        self.surroundings.check()
         return self._values(self.later, points, False, held)
 
     def check_shape(self, value: Tensor, x: Tensor) -> None:

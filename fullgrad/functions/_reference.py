@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
+from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._custom import check_like, gradients_of
 from fullgrad.functions._declared import (
@@ -157,7 +158,8 @@ class _Reference:
         if owner.backward is not None and self.inputs == self.count:
             if is_differentiated(of_keywords):
                 raise TypeError(f"{owner.label} has a `backward`, which gives gradients of positional arguments only.")
-            rule, kept = Rule(self.pull, self.push), list(values)
+            surroundings = Surroundings(f"{owner.label}: `backward`", owner.backward)
+            rule, kept = Rule(self.pull, self.push).within(surroundings), list(values)
         for i, y in zip(self.where, declared(rule, [values[i] for i in self.where], [*inputs, *kept]), strict=True):
             values[i] = y
         return self.structure.tree(values)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
 from fullgrad._dispatch import has_shape, of_one_instance
+from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._closures import refuse_in_graphs
 from fullgrad.functions._declared import CHANGED, versions_of
 from fullgrad.functions._one_node import one_node, value_alone
@@ -71,9 +72,10 @@ class Map:
     """A function of a gradient, checked where it is called."""
 
     def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
-        self.f = f
+        self.f, self.surroundings = f, Surroundings("map_grad: `f`", f)
 
     def __call__(self, g: Tensor) -> Tensor:
+        self.surroundings.check()
         before = versions_of([g])
         mapped = self.f(g)
         if versions_of([g]) != before:

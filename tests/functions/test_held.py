@@ -1,0 +1,295 @@
+"""The objects that functions hold, wherever they are: the places are rows, the operators made of functions are columns."""
+
+import dataclasses
+import functools
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import fullgrad
+from fullgrad import implicit
+from fullgrad._engine.held import held, places
+from tests.functions.test_surroundings import OPERATORS, X
+
+TENSOR = torch.tensor(2.0, dtype=torch.float64)
+
+
+@dataclasses.dataclass
+class Box:
+    """A plain object with an attribute."""
+
+    t: torch.Tensor
+
+
+class Slots:
+    """An object without a dict."""
+
+    __slots__ = ("t",)
+
+
+class Neuron:
+    """An object whose methods read attributes."""
+
+    shared = TENSOR
+
+    def __init__(self):
+        self.t, self.box, self.unread = TENSOR, Box(TENSOR), torch.tensor(7.0)
+
+    def direct(self, x):
+        return self.t * x
+
+    def through_a_method(self, x):
+        return self.direct(x)
+
+    @property
+    def factor(self):
+        return self.t
+
+    def through_a_property(self, x):
+        return self.factor * x
+
+    def of_an_attribute(self, x):
+        return self.box.t * x
+
+    def of_the_class(self, x):
+        return self.shared * x
+
+    def __call__(self, x):
+        return self.t * x
+
+
+class Module(nn.Module):
+    """A module with a tensor as a parameter, as a buffer, or as an attribute that torch does not know."""
+
+    def __init__(self, kind):
+        super().__init__()
+        if kind == "parameter":
+            self.t = nn.Parameter(TENSOR.clone(), requires_grad=False)
+        elif kind == "buffer":
+            self.register_buffer("t", TENSOR.clone())
+        else:
+            self.t = TENSOR.clone()
+
+    def forward(self, x):
+        return self.t * x
+
+
+def of_global(x):
+    return TENSOR * x
+
+
+# A place, a function that reads a tensor there, and how another tensor comes there, or None where nothing can be put.
+def _closure():
+    t = TENSOR.clone()
+
+    def put(other):
+        nonlocal t
+        t = other
+
+    return (lambda x: t * x), t, put
+
+
+def _of(owner, read, name="t"):
+    return read, getattr(owner, name), lambda other: setattr(owner, name, other)
+
+
+def _neuron(name):
+    n = Neuron()
+    n.t, n.box = TENSOR.clone(), Box(TENSOR.clone())
+    owner = n.box if name == "of_an_attribute" else n
+    return _of(owner, n if name == "__call__" else getattr(n, name))
+
+
+def _slots():
+    s = Slots()
+    s.t = TENSOR.clone()
+    return _of(s, lambda x: s.t * x)
+
+
+def _item(container, key):
+    return (lambda x: container[key] * x), container[key], functools.partial(container.__setitem__, key)
+
+
+def _module(kind, how):
+    m = Module(kind)
+    read = {"itself": m, "a method": m.forward, "a closure": lambda x: m(x)}[how]
+    return _of(m, read) if kind != "parameter" else (read, m.t, lambda other: setattr(m, "t", nn.Parameter(other, False)))
+
+
+def _partial():
+    t = TENSOR.clone()
+    return functools.partial(torch.mul, t), t, None
+
+
+def _default():
+    t = TENSOR.clone()
+    return (lambda x, t=t: t * x), t, None
+
+
+def _attribute_of_a_function():
+    def f(x):
+        return f.t * x
+
+    f.t = TENSOR.clone()
+    return _of(f, f)
+
+
+def _box():
+    box = Box(TENSOR.clone())
+    return _of(box, lambda x: box.t * x)
+
+
+def _namespace():
+    space = types.SimpleNamespace(inner=types.SimpleNamespace(t=TENSOR.clone()))
+    return _of(space.inner, lambda x: space.inner.t * x)
+
+
+def _cached():
+    t = TENSOR.clone()
+
+    @functools.wraps(torch.mul)
+    def f(x):
+        return t * x
+
+    return f, t, None
+
+
+PLACES = {
+    "closure": _closure,
+    "default": _default,
+    "partial": _partial,
+    "list": lambda: _item([TENSOR.clone()], 0),
+    "dict": lambda: _item({"a": TENSOR.clone()}, "a"),
+    "dataclass": _box,
+    "namespace": _namespace,
+    "slots": _slots,
+    "attribute": lambda: _neuron("direct"),
+    "attribute through a method": lambda: _neuron("through_a_method"),
+    "attribute through a property": lambda: _neuron("through_a_property"),
+    "attribute of an attribute": lambda: _neuron("of_an_attribute"),
+    "callable object": lambda: _neuron("__call__"),
+    "attribute of a function": _attribute_of_a_function,
+    "wrapped": _cached,
+    **{
+        f"{kind} of a module, {how}": functools.partial(_module, kind, how)
+        for kind in ("parameter", "buffer", "attribute")
+        for how in ("itself", "a method", "a closure")
+    },
+}
+
+
+def operator(name, f):
+    """An operator of a function of one argument; `custom_jvp` and `custom_vjp` take no module, whose call has keywords."""
+    plain = f if isinstance(f, nn.Module) and name not in ("custom_jvp", "custom_vjp") else lambda x: f(x)
+    return MADE_OF_FUNCTIONS[name](plain, plain)
+
+
+MADE_OF_FUNCTIONS = {
+    **OPERATORS,
+    "linear_map": lambda f, slope: fullgrad.linear_map(f, f),
+    "map_grad": lambda f, slope: lambda x: fullgrad.map_grad(x, f),
+    "backward of with_reference": lambda f, slope: fullgrad.with_reference(
+        torch.square, torch.square, backward=lambda inputs, outputs, g: (f(g),)
+    ),
+    "finite_difference": lambda f, slope: lambda x: fullgrad.blackbox.finite_difference(f, x),
+    "fixed_point": lambda f, slope: lambda x: implicit.fixed_point(lambda z, x: f(x))(lambda init, x: f(x))(None, x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_walk_finds_tensors_in_every_place(place):
+    """A tensor is held by itself, or as one of a module, whose parameters and buffers are known by name."""
+    read, tensor, _ = PLACES[place]()
+    modules, tensors = held(read)
+    assert any(t is tensor for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]])
+
+
+def test_attributes_that_no_code_reads_are_not_held():
+    """A cache or a history may change."""
+    n = Neuron()
+    assert not any(t is n.unread for t in held(n.direct)[1])
+
+
+def test_names_of_attributes_are_not_globals():
+    """``box.TENSOR`` is no global ``TENSOR``."""
+    box = types.SimpleNamespace(TENSOR=torch.tensor(1.0))
+    assert [t.item() for t in held(lambda x: box.TENSOR * x)[1]] == [1.0]
+    assert held(of_global)[1] == [TENSOR]
+
+
+def test_counters_of_a_function_are_no_settings():
+    """A variable that the function assigns itself is not a place that it reads."""
+    calls = 0
+
+    def f(x):
+        nonlocal calls
+        calls += 1
+        return x
+
+    assert places(f) == []
+
+
+@pytest.mark.short(of=3)
+@pytest.mark.parametrize("name", MADE_OF_FUNCTIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_tensors_that_are_changed_in_place_before_the_derivative(place, name):
+    """A derivative is that of the call, or is refused."""
+    read, tensor, _ = PLACES[place]()
+    op, x = operator(name, read), X.clone().requires_grad_()
+    y = op(x)
+    tensor.mul_(3)
+    with pytest.raises(RuntimeError, match=r"changed in place after the call.*Pass a clone"):
+        y.sum().backward()
+
+
+@pytest.mark.short(of=3)
+@pytest.mark.parametrize("name", MADE_OF_FUNCTIONS)
+@pytest.mark.parametrize("place", [place for place in PLACES if PLACES[place]()[2] is not None])
+def test_tensors_that_are_exchanged_before_the_derivative(place, name):
+    """A derivative is that of the call, or is refused."""
+    read, tensor, put = PLACES[place]()
+    op = operator(name, read)
+
+    def gradient(change):
+        x = X.clone().requires_grad_()
+        y = op(x)
+        change()
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    expected = gradient(lambda: None)
+    try:
+        found = gradient(lambda: put(3 * tensor))
+    except RuntimeError as error:
+        assert "a variable or an attribute has another value now" in str(error)  # noqa: PT017
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", MADE_OF_FUNCTIONS)
+def test_globals_with_the_name_of_an_attribute_may_change(name, monkeypatch):
+    """A rule that reads ``box.scale`` does not hold a global ``scale``."""
+    monkeypatch.setitem(globals(), "scale", torch.tensor(2.0, requires_grad=True))
+    box = types.SimpleNamespace(scale=3.0)
+    op, x = operator(name, lambda x: box.scale * x), X.clone().requires_grad_()
+    y = op(x)
+    with torch.no_grad():
+        globals()["scale"].mul_(2)
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_hard_function_must_not_change_its_argument():
+    """The caller's tensor stays, in `straight_through` as in every other operator."""
+    op = fullgrad.straight_through(lambda x: x.clamp_(0, 1).round(), lambda x: x**2)
+    x = torch.tensor(3.0, requires_grad=True)
+    with pytest.raises(RuntimeError, match="straight_through: <lambda>: `hard` changes an argument in place"):
+        op(x * 1)
+
+
+def test_results_that_are_no_tensor_are_refused_by_name():
+    """The name is the user's."""
+    op = fullgrad.straight_through(lambda x: {"y": x}, lambda x: x)
+    with pytest.raises(TypeError, match="straight_through: <lambda>: `hard` must return a tensor, got a value of type dict"):
+        op(X.clone().requires_grad_())

@@ -2,7 +2,7 @@
 
 import gc
 import pickle
-import types
+import weakref
 import weakref
 
 import numpy
@@ -217,7 +217,7 @@ def test_errors():
         (lambda x: reference(x).sum(), ValueError, r"the result of `reference` must have the shape of its kernel's"),
         (lambda x: reference(x).float(), TypeError, "must have the dtype"),
         (lambda x: (reference(x), x), TypeError, "`reference` must have the structure of the kernel's"),
-        (lambda x: reference(x) * HIDDEN.weight, RuntimeError, "needs one itself, is none of its arguments"),
+        (lambda x: reference(x) * HIDDEN(), RuntimeError, "needs one itself, is none of its arguments"),
     ):
         with pytest.raises(error, match=message):
             fullgrad.with_reference(kernel, other)(x).sum().backward()
@@ -235,4 +235,5 @@ def test_errors():
 
 
 # Where no walk through what a function names finds it.
-HIDDEN = types.SimpleNamespace(weight=torch.ones(3, dtype=torch.float64, requires_grad=True))
+KEPT = torch.ones(3, dtype=torch.float64, requires_grad=True)
+HIDDEN = weakref.ref(KEPT)

@@ -3,7 +3,6 @@
 import gc
 import pickle
 import weakref
-import weakref
 
 import numpy
 import pytest

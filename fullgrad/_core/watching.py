@@ -32,6 +32,11 @@ def watching(mode: Any) -> Iterator[None]:
         _now.modes.pop()
 
 
+def is_watched() -> bool:
+    """Whether a mode looks at the present code."""
+    return bool(_now.modes)
+
+
 @functools.cache
 def _watch_parameters() -> None:
     register_module_parameter_registration_hook(_registered)

@@ -1,7 +1,7 @@
 """`Surroundings`: the tensors, modules and variables around functions, which must be the same in a call and in its derivative."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,9 +17,10 @@ class Surroundings:
 
     A derivative calls the functions again, or rules that hold the same objects, and `check` refuses it if the surroundings are
     others. Numbers are looked at in variables; in attributes and globals they are Python's state, as in torch's own checkpoint.
+    ``but`` has tensors that are inputs of the derivative, which finds those of modules by name.
     """
 
-    def __init__(self, label: str, *functions: Any) -> None:
+    def __init__(self, label: str, *functions: Any, but: Sequence[Tensor] | None = None) -> None:
         self.label = label
         self.variables: list[Place] = []
         self.versions: list[tuple[weakref.ref[Tensor], int]] = []
@@ -35,8 +36,11 @@ class Surroundings:
         parts = {id(part): part for v in values if isinstance(v, nn.Module) for part in v.modules()}
         spaces = [space for part in parts.values() for space in (part._parameters, part._buffers)]
         of_modules = [(space, name, t) for space in spaces for name, t in space.items() if t is not None]
-        self.variables += [(space, name, weakref.ref(t)) for space, name, t in of_modules]
-        tensors = [*[v for v in values if isinstance(v, Tensor)], *[t for *_, t in of_modules]]
+        if but is None:
+            self.variables += [(space, name, weakref.ref(t)) for space, name, t in of_modules]
+        known = {id(t) for t in but or ()}
+        found = [*[v for v in values if isinstance(v, Tensor)], *[t for *_, t in of_modules]]
+        tensors = [t for t in found if id(t) not in known]
         self.versions = [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()]
 
     def check(self) -> None:

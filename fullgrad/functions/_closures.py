@@ -11,11 +11,14 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.calls import check_modes, modes_of, run_with_states, state_of
-from fullgrad._core.watching import seen, watching
+from fullgrad._core.generators import random_states, restore_random_states
+from fullgrad._core.watching import is_watched, seen, watching
 from fullgrad._dispatch import (
     are_differentiated,
     current_level,
+    forward_mode_is_on,
     has_data,
+    in_legacy_vmap,
     innermost,
     is_compiling,
     is_computed_since,
@@ -26,8 +29,8 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad._engine.held import held
-from fullgrad._engine.surroundings import changed
-from fullgrad.functions._declared import is_differentiated, versions_of
+from fullgrad._engine.surroundings import Surroundings, changed
+from fullgrad.functions._declared import is_differentiated, leaves_of, versions_of
 
 
 class Closure:
@@ -53,6 +56,8 @@ class Closure:
         self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken
         self.tensors: list[Tensor] = []
         self.used: int | None = None  # how many of them a call has used
+        # Whether all tensors that matter are of modules: then nothing needs to look at the operations of a call.
+        self.is_plain, self.functions, self.surroundings = False, functions, None
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
 
     def hold(self) -> list[Tensor]:
@@ -67,14 +72,28 @@ class Closure:
     def hold_unused(self) -> None:
         """Note the tensors that the functions hold and no call has used, for a function that is called in a derivative alone."""
         self.used = len(self.tensors)
+        for t in [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]:
+            self.constant(t, True)
         for t, needed in zip(self.held, are_differentiated(seen(self.held)) if self.held else [], strict=True):
             if needed:
                 self.noted(t)
+                self.is_plain = False
             else:
                 self.constant(t, True)
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
-        """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`."""
+        """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`.
+
+        The walk over what the functions hold finds them. A mode looks at each operation if one is not of a module, or if the
+        result shows that one was missed.
+        """
+        if self._note_modules():
+            before = [] if is_tracing() else random_states()
+            result = self._with_modules(function, given, [*values, *[t.detach() for t in self.tensors[len(values) :]]])
+            if not _shows_others(result, given):
+                self.is_plain = True
+                return result
+            restore_random_states(before)
         mode = _Mode(self, [*given, *values], self._others(values), noting=True)
         result = self._run(mode, function, given, values)
         self.made = {key: ref for key, ref in mode.own.items() if ref() is not None}
@@ -84,6 +103,8 @@ class Closure:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
         self._settle()
         tensors, self.tensors, self.held = self.tensors, [], []
+        if self.is_plain:
+            self.surroundings = Surroundings(self.name, *map(frozen, self.functions), but=tensors)
         if tensors and is_compiling() and any(has_data(innermost(t)) for t in tensors):  # to the compiler it is a constant
             raise NotImplementedError(self.message)
         return list(seen(tensors))
@@ -93,6 +114,14 @@ class Closure:
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
         check_modes(self.modes)
+        if self.is_plain:
+            if self.surroundings is not None:
+                self.surroundings.check()
+            if self.used is None or _are_leaves([*given, *values]):
+                result = self._with_modules(function, given, values)
+                if self.used is not None and leaves_of(_tensors_of(result)) - {id(t) for t in (*given, *values)}:
+                    raise RuntimeError(self.unknown("a tensor"))
+                return result
         self.held_now = None
         mode = _Mode(self, [*given, *values], self._others(values), noting=False)
         mode.function = function
@@ -122,6 +151,27 @@ class Closure:
                 f"{self.name} changes {', '.join(changed)} in place, which its derivative would do again. Call .eval(), or leave "
                 "the module that does it out."
             )
+
+    def _note_modules(self) -> bool:
+        """Note the tensors of modules that matter, if no other tensor does that the functions hold."""
+        if is_watched() or type(self) is not Closure:
+            return False
+        of_modules = [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]
+        known = {id(t) for t in of_modules}
+        others = [t for t in self.held if id(t) not in known]
+        if any(map(level_of, others)) or (others and any(are_differentiated(others))):
+            return False
+        for t, needed in zip(of_modules, are_differentiated(of_modules) if of_modules else (), strict=True):
+            if needed or level_of(t):
+                self.noted(t)
+        self._settle()
+        return True
+
+    def _with_modules(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+        """``function(*given)`` while modules have the tensors of the call, and values in the places of those that were noted."""
+        named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]
+        changed = [(m, {k: t for k, t in state.items() if now.get(k) is not t}) for m, state in named for now in [state_of(m)]]
+        return run_with_states([(m, state) for m, state in changed if state], lambda: function(*given))
 
     def noted(self, tensor: Tensor) -> Tensor:
         """Add a tensor that a function uses, and return its value."""
@@ -162,6 +212,13 @@ class Closure:
             self.held_now = {id(t): t for t in (*tensors, *[t for m in modules for t in state_of(m).values()])}
         return self.held_now.get(id(tensor)) is tensor
 
+    def unknown(self, found: str) -> str:
+        """The message for a tensor that appears in a derivative."""
+        return (
+            f"{self.name} uses {found} in its derivative that needs one itself, is none of its arguments, and was not used in "
+            "the forward. Pass the tensor, or its module, as an argument."
+        )
+
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse results of a call in which torch's Python functions did not see all tensors."""
         if any(level_of(y) > current_level() for y in results) or any(are_differentiated(results)):
@@ -197,6 +254,27 @@ class Closure:
 _again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args))
 
 
+def _shows_others(result: Any, given: Sequence[Tensor]) -> bool:
+    """Whether the result of a call shows that it used tensors which were not given, and which have a derivative or a level."""
+    tensors = _tensors_of(result)
+    if any(level_of(y) > max([current_level(), *map(level_of, given)]) for y in tensors):
+        return True
+    if not is_differentiated(tensors):
+        return False
+    # Code may have made its arguments, which are of this call alone, require a gradient.
+    return transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(tensors) <= {id(t) for t in given}
+
+
+def _are_leaves(tensors: Sequence[Tensor]) -> bool:
+    """Whether a graph of some tensors, which is recorded now, begins at them."""
+    hidden = transforms_active() or forward_mode_is_on() or is_tracing() or in_legacy_vmap()
+    return not hidden and all(t.is_leaf for t in tensors)
+
+
+def _tensors_of(result: Any) -> Sequence[Tensor]:
+    return [result] if isinstance(result, Tensor) else getattr(result, "tensors", result)
+
+
 class Refusing(Closure):
     """A closure whose functions may use no other tensors that need a derivative: rules of one's own cannot know of them."""
 
@@ -204,8 +282,8 @@ class Refusing(Closure):
         super().__init__(name)
         self.checks = checks
 
-    def noted(self, tensor: Tensor) -> Tensor:
-        return tensor  # whose derivative the result shows; below transforms, which it would not show, the mode refuses it
+    def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
+        return function(*given)  # whose result shows the others, at which `check` looks
 
     def check(self, results: Sequence[Tensor]) -> None:
         if self.checks:
@@ -271,10 +349,7 @@ class _Mode(TorchFunctionMode):
             return tensor
         # Code that is no function of torch, such as a Function, makes tensors too, but no leaves that require a gradient.
         if tensor.requires_grad and tensor.is_leaf and not level_of(tensor):
-            raise RuntimeError(
-                f"{self.closure.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that needs one itself, is "
-                "none of its arguments, and was not used in the forward. Pass the tensor, or its module, as an argument."
-            )
+            raise RuntimeError(self.closure.unknown(f"a tensor of shape {tuple(tensor.shape)}"))
         return self.closure.constant(tensor, False, self.function)
 
     def _matters(self, tensor: Tensor) -> bool:

@@ -577,3 +577,31 @@ def test_what_a_call_keeps_may_be_used_again():
     module, x = Cached(), X.clone().requires_grad_()
     for op in (lambda x: fullgrad.checkpoint(module, x), fullgrad.with_reference(module, module)):
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], 3 * X.cos())
+
+
+@pytest.mark.parametrize("captures", ["nothing", "a module"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled_functions_inside_run_compiled(name, captures):
+    """A function that the user compiled is called compiled, for its value and, if it is called again, for its derivative."""
+    runs, scale = [], nn.Linear(2, 2, bias=False).double().requires_grad_(name in CALLED_AGAIN)
+
+    def backend(graph, inputs):
+        def run(*args):
+            runs.append(len(args))
+            return graph(*args)
+
+        return run
+
+    of = scale if captures == "a module" else lambda x: x
+    f = torch.compile(lambda x: torch.sin(of(x)), backend=backend, fullgraph=True)
+    op = OPERATORS[name](f, lambda x: torch.ones_like(x))
+    x = X.clone().requires_grad_()
+    y = op(x)
+    assert runs
+    torch.testing.assert_close(y.detach(), torch.sin(of(X)).detach())
+    if name in CALLED_AGAIN:
+        del runs[:]
+        inputs = [x, *(scale.parameters() if captures == "a module" else ())]
+        found = torch.autograd.grad(y.sum(), inputs)
+        assert runs
+        torch.testing.assert_close(found, torch.autograd.grad(torch.sin(of(x)).sum(), inputs))

@@ -22,6 +22,7 @@ from fullgrad._dispatch import (
     outside_dynamo_later,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
+    transforms_active,
     unwrap_legacy_batched,
     usual_keys,
     without_modes,
@@ -84,8 +85,9 @@ class _Code:
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         # Code may have made its arguments, which are of this call alone, require a gradient.
-        mine = {id(t) for t in given}
-        results = [y.detach() if y.requires_grad and leaves_of([y]) <= mine else y for y in results]
+        if not transforms_active():  # in which leaves are not seen
+            mine = {id(t) for t in given}
+            results = [y.detach() if y.requires_grad and leaves_of([y]) <= mine else y for y in results]
         self.closure.check(results)
         # Results do not share memory with arguments or each other, as is true for any operator.
         own: list[Tensor] = []

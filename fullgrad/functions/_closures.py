@@ -58,6 +58,8 @@ class Closure:
         self.used: int | None = None  # how many of them a call has used
         # Whether all tensors that matter are of modules: then nothing needs to look at the operations of a call.
         self.is_plain, self.functions, self.surroundings = False, functions, None
+        # Whether a call is below transforms, where their tensors are numbers, and a result does not show that one was used.
+        self.is_below = False
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
 
     def hold(self) -> list[Tensor]:
@@ -154,7 +156,7 @@ class Closure:
 
     def _note_modules(self) -> bool:
         """Note the tensors of modules that matter, if no other tensor does that the functions hold."""
-        if is_watched() or type(self) is not Closure:
+        if is_watched() or self.is_below or type(self) is not Closure:
             return False
         of_modules = [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]
         known = {id(t) for t in of_modules}
@@ -282,8 +284,11 @@ class Refusing(Closure):
         super().__init__(name)
         self.checks = checks
 
+    def noted(self, tensor: Tensor) -> Tensor:
+        return tensor  # whose derivative the result shows; below transforms, which it would not show, the mode refuses it
+
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
-        return function(*given)  # whose result shows the others, at which `check` looks
+        return super().first(function, given, values) if self.is_below else function(*given)  # at whose result `check` looks
 
     def check(self, results: Sequence[Tensor]) -> None:
         if self.checks:

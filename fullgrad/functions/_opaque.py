@@ -53,6 +53,7 @@ def opaque_values(
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
         return _outside[0](closure, method, function, like, tensors, held, draws)
     code = _Code(closure, method, function, like, len(tensors), draws)
+    closure.is_below = transforms_active()
     if in_legacy_vmap():
         return made(_of_batched_gradients(code, (*tensors, *held)))
     values = made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))

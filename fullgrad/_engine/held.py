@@ -9,7 +9,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -49,6 +49,55 @@ def held(*functions: Any) -> tuple[list[nn.Module], list[Tensor]]:
     values = [*functions, *[value for *_, value in places(*functions)]]
     found = {id(v): v for v in values if isinstance(v, (nn.Module, Tensor))}.values()
     return [v for v in found if isinstance(v, nn.Module)], [v for v in found if isinstance(v, Tensor)]
+
+
+def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] = frozenset()) -> Any:
+    """A function with other tensors, by the identity of those that its variables, globals, defaults and bound arguments have.
+
+    It is a copy where something changes: nobody else calls it, so that nothing is put back.
+    """
+    if isinstance(value, Tensor):
+        return others.get(id(value), value)
+    kind = value.__class__
+    if kind is tuple:
+        items = tuple([substituted(v, others, seen) for v in value])
+        return value if _same(items, value) else items
+    if kind is types.MethodType:
+        function = substituted(value.__func__, others, seen)
+        return value if function is value.__func__ else types.MethodType(function, value.__self__)
+    if kind is functools.partial:
+        parts, n = (value.func, *value.args, *value.keywords.values()), len(value.args)
+        function, *args = substituted(parts, others, seen)
+        keywords = dict(zip(value.keywords, args[n:], strict=True))
+        return value if _same((function, *args), parts) else functools.partial(function, *args[:n], **keywords)
+    if kind is not types.FunctionType or id(value) in seen:
+        return value
+    seen = seen | {id(value)}
+    cells = [_substituted_cell(cell, others, seen) for cell in value.__closure__ or ()]
+    defaults, space = substituted(value.__defaults__, others, seen), value.__globals__
+    if not _is_library(value.__module__ or ""):
+        found = {name: space[name] for name in names_in(value.__code__).globals if name in space}
+        changed = {k: v for k, v in ((k, substituted(v, others, seen)) for k, v in found.items()) if v is not found[k]}
+        space = {**space, **changed} if changed else space
+    if defaults is value.__defaults__ and space is value.__globals__ and _same(cells, value.__closure__ or ()):
+        return value
+    copy = types.FunctionType(value.__code__, space, value.__name__, defaults, tuple(cells))
+    copy.__kwdefaults__ = value.__kwdefaults__
+    vars(copy).update(vars(value))
+    return copy
+
+
+def _substituted_cell(cell: Any, others: Mapping[int, Tensor], seen: frozenset[int]) -> Any:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # a name that has no value yet
+        return cell
+    found = substituted(content, others, seen)
+    return cell if found is content else types.CellType(found)
+
+
+def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))
 
 
 class _Walk:

@@ -28,7 +28,7 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad._engine.held import held
+from fullgrad._engine.held import held, substituted
 from fullgrad._engine.surroundings import Surroundings, changed
 from fullgrad.functions._declared import is_differentiated, leaves_of, versions_of
 
@@ -96,7 +96,9 @@ class Closure:
                 self.is_plain = True
                 return result
             restore_random_states(before)
-        mode = _Mode(self, [*given, *values], self._others(values), noting=True)
+        stand_ins = {} if values else self._stand_ins(function)
+        function = substituted(function, stand_ins)
+        mode = _Mode(self, [*given, *values, *stand_ins.values()], self._others(values), noting=True)
         result = self._run(mode, function, given, values)
         self.made = {key: ref for key, ref in mode.own.items() if ref() is not None}
         return result
@@ -153,6 +155,14 @@ class Closure:
                 f"{self.name} changes {', '.join(changed)} in place, which its derivative would do again. Call .eval(), or leave "
                 "the module that does it out."
             )
+
+    def _stand_ins(self, function: Any) -> dict[int, Tensor]:
+        """The values of tensors that matter and that variables of a function have, by identity: they are noted here, since code
+        that is no function of torch, such as another Function, may use them.
+        """
+        found = [t for t in self.held if type(self) is Closure and (level_of(t) or any(are_differentiated([t])))]
+        stand_ins = {id(t): t.detach() for t in found}
+        return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
     def _note_modules(self) -> bool:
         """Note the tensors of modules that matter, if no other tensor does that the functions hold."""
@@ -248,6 +258,9 @@ class Closure:
 
         if not values:
             return under()
+        others = {i: value for i, (_, value) in mode.others.items()}
+        mode.used |= {id(v) for i, v in others.items() if substituted(function, {i: v}) is not function}
+        function = substituted(function, others)
         named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]
         changed = [(m, {k: t for k, t in state.items() if now.get(k) is not t}) for m, state in named for now in [state_of(m)]]
         return run_with_states([(m, state) for m, state in changed if state], under)

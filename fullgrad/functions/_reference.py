@@ -209,15 +209,15 @@ class _Reference:
         return tuple(self.again(*all))
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        def value(*given: Tensor) -> list[Tensor]:
-            self.structure = self.replay.first(lambda: Result(self._of(self.owner.function, *given), self.owner.label))
+        def value(kernel: Callable[..., Any], *given: Tensor) -> list[Tensor]:
+            self.structure = self.replay.first(lambda: Result(self._of(kernel, *given), self.owner.label))
             return self.structure.release()
 
         def like(*given: Tensor) -> list[Tensor]:
             self.structure = Result(self._of(self.owner.like or self.owner.reference, *given))
             return self.structure.release()
 
-        return self._values(self.closure, value, like, tensors)
+        return self._values(self.closure, functools.partial(value, self.owner.function), like, tensors)
 
     def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of a kernel, called as `vmap_method` says."""

@@ -11,7 +11,7 @@ from torch import nn
 import fullgrad
 from fullgrad import implicit
 from fullgrad._engine.held import held, places
-from tests.functions.test_surroundings import OPERATORS, X
+from tests.functions.test_surroundings import CALLED_AGAIN, OPERATORS, X
 
 TENSOR = torch.tensor(2.0, dtype=torch.float64)
 
@@ -293,3 +293,53 @@ def test_results_that_are_no_tensor_are_refused_by_name():
     op = fullgrad.straight_through(lambda x: {"y": x}, lambda x: x)
     with pytest.raises(TypeError, match="straight_through: <lambda>: `hard` must return a tensor, got a value of type dict"):
         op(X.clone().requires_grad_())
+
+
+class Product(torch.autograd.Function):
+    """A Function of another package, which no mode of torch functions sees."""
+
+    @staticmethod
+    def forward(x, t):
+        return x * t
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, t = ctx.saved_tensors
+        return g * t, (g * x).sum()
+
+
+INNER = {
+    "torch": torch.mul,
+    "a Function": Product.apply,
+    "adopt": fullgrad.adopt(Product),
+    "scale": fullgrad.scale,
+    **{
+        name: lambda x, t, of=of: of(lambda x: t * x, lambda x: t + 0 * x)(x)
+        for name, of in OPERATORS.items()
+        if name in CALLED_AGAIN
+    },
+}
+OUTER = {
+    "checkpoint": lambda f: lambda x: fullgrad.checkpoint(f, x),
+    "with_reference": lambda f: fullgrad.with_reference(f, f, vmap_method="map"),
+    "reference alone": lambda f: fullgrad.with_reference(lambda x: 3 * x.detach(), f),
+    "root": OPERATORS["root"],
+}
+CAPTURED = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("where", ["a variable", "a global"])
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("outer", OUTER)
+def test_a_tensor_that_an_operator_inside_uses_gets_its_gradient(outer, inner, where):
+    """No operator loses a captured tensor that only another operator sees."""
+    t, inside = CAPTURED.detach().clone().requires_grad_(), INNER[inner]
+    f = (lambda x: inside(x, CAPTURED)) if where == "a global" else lambda x: inside(x, t)
+    captured = CAPTURED if where == "a global" else t
+    op = OUTER[outer](f) if outer != "root" else OUTER[outer](f, None)
+    (found,) = torch.autograd.grad(op(X).sum(), captured)
+    torch.testing.assert_close(found, X.sum())

@@ -77,6 +77,7 @@ from fullgrad._dispatch.torch_private import (
     records_in_place,
     release_guards,
     require_grad,
+    requires_grad_at,
     sequence_number,
     set_forward_mode,
     set_graph_cache,

@@ -47,6 +47,7 @@ from fullgrad.functions._declared import (
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
+from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
 
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
@@ -148,7 +149,8 @@ class Custom(Made):
                 found = self.verdicts.get((key, constants))
             key = key, constants
         if found is None:
-            found = _try_linear(function, inputs, like)
+            with trying(self) as first:
+                found = _try_linear(function, inputs, like) if first else None
             if found is None:
                 return
             if len(self.verdicts) >= 2 * _MOST:
@@ -248,6 +250,15 @@ class CustomJVP(Custom):
         return self.rule is not None
 
     def differentiated(self, call: CustomCall) -> Any:
+        outer = constants_of_transposes(self, call.tensors)
+        if outer and self.method == "map":
+            return call.run(self.function, call.release())
+        if call.constants() in outer:
+            raise NotImplementedError(
+                f"{self.label} is called on a tangent by its own rule, so that the rule's transpose is that of the function, which "
+                "is not torch's code. Forward mode works, as by jacfwd; or declare the transpose: use linear_map for a linear "
+                "function, or custom_vjp."
+            )
         own = _JVPRule(self, call)
         own.result, values = self.value(call, own.replay.first)
         return own.result.tree(declared(self.constants.guarded(Rule(own.pull, own.push)), values, call.release()))
@@ -284,10 +295,15 @@ class _JVPRule:
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
         outputs = [(g.shape, g.dtype, g.device) for g in cotangents]
-        push = lambda *all: self.push(all[:n], scattered(n, where, all[n:]), outputs)  # noqa: E731
         like = [(inputs[i].shape, inputs[i].dtype, inputs[i].device) for i in where]
-        self.owner.check_linear(self.call, inputs, where, push, like)
-        return scattered(n, where, transposed(push, inputs, like)(*[g for g in cotangents if may_differ(g)]))
+        with transposing(self.owner, self.call.constants()) as note:
+
+            def push(*all: Tensor) -> list[Tensor]:
+                note(all[n:])
+                return self.push(all[:n], scattered(n, where, all[n:]), outputs)
+
+            self.owner.check_linear(self.call, inputs, where, push, like)
+            return scattered(n, where, transposed(push, inputs, like)(*[g for g in cotangents if may_differ(g)]))
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
         """The tangents of the differentiable results; zeros for None and numbers of 0."""

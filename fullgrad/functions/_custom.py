@@ -59,6 +59,7 @@ class Custom(Made):
     """A function with rules."""
 
     rules: str
+    attributes: tuple[str, ...]  # in which it has them
 
     def __init__(
         self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names, method: str = "map", like: Any = None
@@ -71,6 +72,20 @@ class Custom(Made):
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
         self.renew()
+
+    def state(self) -> tuple[Any, ...]:
+        rules = {name: getattr(self, name) for name in self.attributes}
+        return (self.given, tuple(self.constant), (), self.method, self.like), rules
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        made_of, rules = state
+        super().__setstate__(made_of)
+        self.__dict__.update(rules)
+
+    @property
+    def given(self) -> Callable[..., Any]:
+        """The function that the decorator got."""
+        return self.function
 
     def renew(self) -> None:
         """Forget what was found of rules that are replaced."""
@@ -212,7 +227,7 @@ class CustomCall(Call):
 class CustomJVP(Custom):
     """The function that `custom_jvp` returns."""
 
-    kind, rules = "custom_jvp", "defjvp or defjvps"
+    kind, rules, attributes = "custom_jvp", "defjvp or defjvps", ("rule",)
     rule: Callable[..., Any] | None = None
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,17 +248,7 @@ class CustomJVP(Custom):
         """
         if self.constant:
             raise TypeError(f"{self.label}.defjvps cannot be used with `nondiff_argnums`; use defjvp.")
-
-        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-            result = self(*primals)
-            if len(rules) != len(primals):
-                raise TypeError(f"{self.label}.defjvps got {len(rules)} rules for {len(primals)} arguments.")
-            parts = [r(t, result, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
-            if not parts:
-                return result, pytree.tree_map(lambda _: None, result)
-            return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
-
-        self.rule = rule
+        self.rule = functools.partial(_sum_of_rules, self, rules)
         self.renew()
 
     def has_rules(self) -> bool:
@@ -271,6 +276,19 @@ class CustomJVP(Custom):
             f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode "
             "works, as by jacfwd; or declare the gradient by custom_vjp."
         )
+
+
+def _sum_of_rules(
+    owner: CustomJVP, rules: Sequence[Callable[..., Any] | None], primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The rule of `defjvps`."""
+    result = owner(*primals)
+    if len(rules) != len(primals):
+        raise TypeError(f"{owner.label}.defjvps got {len(rules)} rules for {len(primals)} arguments.")
+    parts = [r(t, result, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
+    if not parts:
+        return result, pytree.tree_map(lambda _: None, result)
+    return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
 
 
 class _JVPRule:
@@ -323,7 +341,7 @@ class _JVPRule:
 class CustomVJP(Custom):
     """The function that `custom_vjp` returns."""
 
-    kind, rules = "custom_vjp", "defvjp"
+    kind, rules, attributes = "custom_vjp", "defvjp", ("fwd", "bwd", "jvp")
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
     jvp: str | None = None
@@ -501,7 +519,19 @@ CustomVJP.rule_class = _VJPRule
 class CustomGradient(CustomVJP):
     """The function that `custom_gradient` returns."""
 
-    kind, rule_class = "custom_gradient", _PullRule
+    kind, attributes, rule_class = "custom_gradient", (), _PullRule
+
+    def __init__(self, f: Callable[..., Any], *options: Any) -> None:
+        super().__init__(f, *options)
+        self.bwd, self.function = f, functools.partial(_first_of, f)
+
+    @property
+    def given(self) -> Callable[..., Any]:
+        return self.bwd  # pyright: ignore[reportReturnType]
+
+
+def _first_of(f: Callable[..., Any], *args: Any) -> Any:
+    return f(*args)[0]
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------------
@@ -787,6 +817,4 @@ def custom_gradient(f: Callable[..., Any]) -> Any:
 
     Source: ``jax.custom_gradient``.
     """
-    made = CustomGradient(f, (), ())
-    made.function, made.bwd = lambda *args: f(*args)[0], f
-    return made
+    return CustomGradient(f, (), ())

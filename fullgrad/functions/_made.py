@@ -60,13 +60,15 @@ class Made:
         return id(self)
 
     def __reduce__(self) -> Any:
-        name = _own_name(self)
-        if name is not None:
-            return name
-        if self.made_of is None:
-            own = f"{self.__module__}.{getattr(self, '__qualname__', '')}"
-            raise TypeError(f"{self.label} cannot be pickled, as it is not found as {own}.")
-        return type(self), self.made_of
+        # Its state comes after it, since a rule may refer to the function whose rule it is.
+        return _own_name(self) or (object.__new__, (type(self),), self.state())
+
+    def state(self) -> tuple[Any, ...]:
+        """What `__setstate__` makes it of again."""
+        return self.made_of or ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"
@@ -102,8 +104,14 @@ _node = traced_below(_run)
 
 
 def _own_name(function: Any) -> str | None:
-    """The name by which a function's module has it."""
-    name = getattr(function, "__qualname__", "")
+    """The name by which a function's module has it, if it is pickled by name."""
+    name, pickler = getattr(function, "__qualname__", ""), sys._getframe(2).f_globals
+    # Cloudpickle, which joblib and ray have copies of, takes functions of a script by value, for a process without the script.
+    # It offers no protocol for that: it asks as any pickler does, from its own code.
+    if pickler.get("__name__", "").rpartition(".")[2] == "cloudpickle" and (
+        function.__module__ == "__main__" or function.__module__ in pickler.get("_PICKLE_BY_VALUE_MODULES", ())
+    ):
+        return None
     try:
         found = operator.attrgetter(name)(sys.modules[function.__module__])
     except (AttributeError, KeyError, TypeError):

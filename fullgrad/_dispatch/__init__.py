@@ -20,7 +20,7 @@ from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.interception import catcher, intercept, intercept_checkpoints
 from fullgrad._dispatch.jagged import of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import is_override, make_overridable, unscriptable
+from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch import is_exporting, pytree, traced_below
+from fullgrad._dispatch import is_exporting, overrides_in, pytree, traced_below
 from fullgrad.functions._reads import guard
 
 
@@ -36,11 +37,24 @@ class Made:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
-            return self.run(args, kwargs)
+            nodes = overrides_in(args, kwargs)  # a graph of torch.fx keeps the call, with its rules
+            return handle_torch_function(self.target(), nodes, *args, **kwargs) if nodes else self.run(args, kwargs)
         # An exported graph holds the value alone.
         if is_exporting():
             return self.function(*args, **kwargs)
         return _node[0](self, *pytree.tree_map(lambda v: NOTHING if v is None else v, (args, kwargs)))
+
+    def target(self) -> Callable[..., Any]:
+        """It as the target of a node of a graph, whose code needs a name."""
+        if _own_name(self) is not None:
+            return self
+
+        def target(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        name = "".join([c if c.isalnum() else "_" for c in f"{self.kind}_of_{self.name}"])
+        target.__name__ = target.__qualname__ = name
+        return target
 
     def parts(self) -> list[Any]:
         """The functions that it is made of."""

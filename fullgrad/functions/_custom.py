@@ -1,5 +1,6 @@
 """`custom_jvp`, `custom_vjp` and `custom_gradient`: functions with derivative rules of one's own."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -152,7 +153,7 @@ class Custom(Made):
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
         """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
 
-        ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
+        ``function(is_wide)(*inputs, *v)`` is the rule as a function of v, tensors that ``like`` describes; or of wider ones.
         """
         if is_dynamo_compiling():  # compiled autograd, which traces a backward
             return
@@ -316,12 +317,17 @@ class _JVPRule:
         like = [(inputs[i].shape, inputs[i].dtype, inputs[i].device) for i in where]
         with transposing(self.owner, self.call.constants()) as note:
 
-            def push(*all: Tensor) -> list[Tensor]:
-                note(all[n:])
-                return self.push(all[:n], scattered(n, where, all[n:]), outputs)
+            def push_of(is_wide: bool) -> Callable[..., list[Tensor]]:
+                results = widened(outputs) if is_wide else outputs
 
-            self.owner.check_linear(self.call, inputs, where, push, like)
-            return scattered(n, where, transposed(push, inputs, like)(*[g for g in cotangents if may_differ(g)]))
+                def push(*all: Tensor) -> list[Tensor]:
+                    note(all[n:])
+                    return self.push(all[:n], scattered(n, where, all[n:]), results)
+
+                return push
+
+            self.owner.check_linear(self.call, inputs, where, push_of, like)
+            return scattered(n, where, transposed(push_of(False), inputs, like)(*[g for g in cotangents if may_differ(g)]))
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
         """The tangents of the differentiable results; zeros for None and numbers of 0."""
@@ -428,14 +434,25 @@ class _VJPRule:
         if self.owner.jvp == "identity":
             return self._identity(given, like)
 
-        def back(*all: Tensor) -> list[Tensor]:
-            cotangents = iter(all[n:])
-            g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
-            grads = self._again(all[:n], g)
-            return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore[reportReturnType]
+        def back_of(is_wide: bool) -> Callable[..., list[Tensor]]:
+            own = self.wide() if is_wide else self
 
-        self.owner.check_linear(self.call, x, where, back, [v for v in like if is_floating(v[1])])
-        return transposed(back, x, like)(*[t for t in given if t is not None])
+            def back(*all: Tensor) -> list[Tensor]:
+                cotangents = iter(all[n:])
+                g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
+                grads = own._again(all[:n], g)
+                return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
+
+            return back
+
+        self.owner.check_linear(self.call, x, where, back_of, [v for v in like if is_floating(v[1])])
+        return transposed(back_of(False), x, like)(*[t for t in given if t is not None])
+
+    def wide(self) -> "_VJPRule":
+        """The rule for inputs in float64."""
+        own = copy.copy(self)
+        own.kinds = [(floating, shape, wider(dtype)) for floating, shape, dtype in self.kinds]
+        return own
 
     def _identity(self, tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
         own = [t for t in tangents if t is not None]
@@ -591,10 +608,11 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     return found
 
 
-def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
-    """Whether ``function(*inputs, *v)`` is linear in v, as far as one can try.
+def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
+    """Whether ``function(False)(*inputs, *v)`` is linear in v, as far as one can try.
 
-    Traced code tries random inputs, which need not fit the function: None where it raises.
+    Where it does not seem so, that may be rounding: it is tried again at another point, by ``function(True)`` in float64 if the
+    rule takes that. Traced code tries random inputs, which need not fit the function: None where it raises.
     """
     if in_legacy_vmap():
         pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
@@ -617,8 +635,28 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
             return None if traced else True
 
     def linear_at(x: Sequence[Tensor]) -> bool:
-        v = below_transforms(lambda: [_random(*own) for own in like])
-        return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
+        return linear_in(x, like) or linear_again(x)
+
+    def linear_again(x: Sequence[Tensor]) -> bool:
+        near = below_transforms(lambda: [t * (1 + 0.1 * torch.rand_like(t.abs())) if may_differ(t) else t for t in x])
+        try:
+            wide = below_transforms(lambda: [t.to(wider(t.dtype)) for t in near])
+            return linear_in(wide, widened(like), True)
+        except Exception:
+            return linear_in(near, like)
+
+    def linear_in(x: Sequence[Tensor], kinds: Sequence[Any], is_wide: bool = False) -> bool:
+        v, of = below_transforms(lambda: [_random(*own) for own in kinds]), function(is_wide)
+        precisions: list[torch.dtype] = []
+
+        def results(*v: Tensor) -> list[Tensor]:
+            found = [y for y in of(*x, *v) if may_differ(y)]
+            # The verdict is about the dtype of the call.
+            precisions[:] = [narrowest if is_wide else y.dtype for y in found]
+            return found
+
+        narrowest = max([dtype for _, dtype, _ in like if is_floating(dtype)], key=lambda d: torch.finfo(d).eps)
+        return is_linear(results, v, precisions)
 
     if not traced:
         try:
@@ -635,6 +673,19 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
             return below_transforms(attempt)
     except Exception:
         return None
+
+
+_WIDER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which rounding hardly matters."""
+    return _WIDER.get(dtype, dtype)
+
+
+def widened(like: Sequence[Any]) -> list[Any]:
+    """The shapes, dtypes and devices of tensors in float64."""
+    return [(shape, wider(dtype), device) for shape, dtype, device in like]
 
 
 def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

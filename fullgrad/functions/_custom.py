@@ -675,7 +675,12 @@ def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like:
         return None
 
 
-_WIDER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:

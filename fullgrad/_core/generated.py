@@ -1,4 +1,4 @@
-"""`Generated`: what a base class writes into an operator's class, made again where the class is unpickled.
+"""`Generated`: methods that a base class writes into an operator's class, made again where the class is unpickled.
 
 Pickle has classes by name. Cloudpickle takes those of a script by value: it makes an empty class, and then sets its attributes.
 """

@@ -55,7 +55,7 @@ def _vjp(
 
 
 def _differs(found: Tensor, expected: Tensor, precision: torch.dtype) -> bool:
-    """Whether tensors differ by more than rounding in a dtype. Nonfinite elements are skipped: eager double backward has them too."""
+    """Whether tensors differ by more than rounding in a dtype. Nonfinite elements are skipped: eager double backward has them."""
     if not found.numel():
         return False
     both = found.isfinite() & expected.isfinite()

@@ -73,7 +73,7 @@ def is_override(value: Any) -> bool:
 
 
 def overrides_in(*values: Any) -> list[Any]:
-    """Those of some arguments, and of the items of containers among them, for which `is_override` is true."""
+    """The arguments, and items of containers among them, for which `is_override` is true."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, (tuple, list)):

@@ -261,8 +261,8 @@ class CustomJVP(Custom):
             return call.run(self.function, call.release())
         if call.constants() in outer:
             raise NotImplementedError(
-                f"{self.label} is called on a tangent by its own rule, so that the rule's transpose is that of the function, which "
-                "is not torch's code. Forward mode works, as by jacfwd; or declare the transpose: use linear_map for a linear "
+                f"{self.label} is called on a tangent by its own rule, so the rule's transpose is that of the function, which is "
+                "not torch's code. Forward mode works, as by jacfwd; or declare the transpose: use linear_map for a linear "
                 "function, or custom_vjp."
             )
         own = _JVPRule(self, call)

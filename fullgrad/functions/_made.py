@@ -78,7 +78,7 @@ class Made:
         return _own_name(self) or (object.__new__, (type(self),), self.state())
 
     def state(self) -> tuple[Any, ...]:
-        """What `__setstate__` makes it of again."""
+        """The arguments from which `__setstate__` makes it again."""
         return self.made_of or ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

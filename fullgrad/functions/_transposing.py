@@ -1,8 +1,8 @@
 """Functions whose rule of tangents is being transposed.
 
-A rule may call its own function on a tangent, as linear functions do: ``(f(x), f(t))``. The transpose of that call would be the
-transpose of the rule again, for ever. As in JAX, the call is then the function's own code, which is linear in the tangent, so that
-its derivative is itself; the trial of the rule shows whether torch finds it.
+A rule may call its own function on a tangent, as the rule of a linear function does: ``(f(x), f(t))``. The transpose of that call
+would be the transpose of the rule again, without end. As in JAX, the call is then the function's own code, which is linear in the
+tangent, so that its derivative is itself; the trial of the rule shows whether torch finds it.
 """
 
 import contextlib

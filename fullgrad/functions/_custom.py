@@ -22,6 +22,7 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     innermost,
     is_differentiating,
+    is_jagged,
     is_tracing,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
@@ -313,6 +314,12 @@ class _JVPRule:
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
+        if any(map(is_jagged, [*inputs, *cotangents])):
+            raise NotImplementedError(
+                f"{self.owner.label} has no reverse mode for jagged nested tensors, which torch cannot transpose. Call it on "
+                "x.values() and put the result back by torch.nested.nested_tensor_from_jagged, or declare the gradient by "
+                "custom_vjp."
+            )
         outputs = [(g.shape, g.dtype, g.device) for g in cotangents]
         like = [(inputs[i].shape, inputs[i].dtype, inputs[i].device) for i in where]
         with transposing(self.owner, self.call.constants()) as note:

@@ -468,3 +468,15 @@ def test_a_clip_is_seen_far_out(bound, dtype):
         grad(lambda x: f(x).sum())(x)
     with pytest.raises(NotImplementedError, match="no forward mode"):
         jvp(g, (x,), (x,))
+
+
+def test_jagged_tensors_have_a_gradient_by_their_values():
+    """Reverse mode of a rule of tangents names what it cannot do, and what can be done."""
+    f = fullgrad.custom_jvp(lambda x: torch.sin(x))
+    f.defjvp(lambda p, t: (f(*p), 2 * t[0]))
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="custom_jvp: <lambda> has no reverse mode for jagged nested tensors"):
+        f(x).values().sum().backward()
+    y = torch.nested.nested_tensor_from_jagged(f(x.values()), x.offsets())
+    y.values().sum().backward()
+    assert x.grad.values().unique().tolist() == [2]

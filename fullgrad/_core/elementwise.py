@@ -12,6 +12,7 @@ from torch import Tensor
 from fullgrad._core import pieces
 from fullgrad._core.batching import check_elementwise, elementwise
 from fullgrad._core.function import Function, check_static, saves_nothing
+from fullgrad._core.generated import Generated, is_generated
 from fullgrad._core.opmath import HALF, cast, to_opmath
 from fullgrad._core.pieces import is_large, terms_in_pieces
 from fullgrad._dispatch import Rules, is_tracing, same_shape
@@ -76,17 +77,14 @@ class Elementwise(Function):
 
     reads: ClassVar[Mapping[int, Sequence[int]] | Callable[..., Mapping[int, Sequence[int]]]]
 
-    # The rules that this base made for a class, which its author did not write.
-    _made: ClassVar[dict[str, Callable[..., Any]]] = {}
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         check_static(cls, ("forward", *_RULES, "vmap", "vjp_term", "vjp_terms", "to_opmath"))
         # Rules that a class or a family writes are kept; rules made for a parent are made again.
-        missing = [name for name in _RULES if getattr(cls, name, None) is cls._made.get(name)]
+        missing = [name for name in _RULES if is_generated(cls, name)]
         if hasattr(cls, "forward") and missing:
-            cls._made = _rules(cls, *_checked_definition(cls))
+            made = _rules(cls, *_checked_definition(cls))
             for name in missing:
-                setattr(cls, name, staticmethod(cls._made[name]))
+                setattr(cls, name, Generated(made[name]))
         super().__init_subclass__(**kwargs)
 
     @classmethod

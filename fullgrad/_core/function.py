@@ -5,6 +5,7 @@ import sys
 import types
 from typing import Any, ClassVar
 
+from fullgrad._core.generated import Generated
 from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, pure, recomputed, saves_nothing
 
 __all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "saves_nothing"]
@@ -113,7 +114,7 @@ class Function:
         apply.__name__ = "apply"
         apply.__module__ = cls.__module__
         apply.__qualname__ = f"{cls.__qualname__}.apply"
-        cls.apply = staticmethod(apply)
+        cls.apply = Generated(apply)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # with NoReturn mypy knows no attribute of the class
         raise TypeError(f"{cls.__name__} is not instantiated; call {cls.__name__}.apply{_module_of(cls)}.")

@@ -18,9 +18,9 @@ from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.interception import catcher, intercept, intercept_checkpoints
-from fullgrad._dispatch.jagged import of_one_instance, uses_last_dims
+from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import is_override, make_overridable, unscriptable
+from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,
@@ -77,6 +77,7 @@ from fullgrad._dispatch.torch_private import (
     records_in_place,
     release_guards,
     require_grad,
+    requires_grad_at,
     sequence_number,
     set_forward_mode,
     set_graph_cache,

@@ -72,6 +72,19 @@ def is_override(value: Any) -> bool:
     return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
+def overrides_in(*values: Any) -> list[Any]:
+    """The arguments, and items of containers among them, for which `is_override` is true."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += overrides_in(*value)
+        elif isinstance(value, dict):
+            found += overrides_in(*value.values())
+        elif is_override(value):
+            found.append(value)
+    return found
+
+
 def unscriptable(target: _Target) -> _Target:
     """The function or module class, made to raise a helpful error under `torch.jit.script`, which would else complain about the
     first line that it cannot compile.

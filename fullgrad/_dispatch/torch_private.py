@@ -572,6 +572,13 @@ def level_of(tensor: Tensor) -> int:
     return max(0, _level(tensor)) if _level is not None else 0
 
 
+def requires_grad_at(tensor: Tensor, level: int) -> bool:
+    """Whether a tensor requires a gradient at the level of a transform, or below all transforms, which is level 0."""
+    while is_wrapped(tensor) and level_of(tensor) > level:
+        tensor = get_unwrapped(tensor)
+    return tensor.requires_grad and level_of(tensor) == level
+
+
 def first_sample(tensor: Tensor) -> Tensor:
     """The tensor below all transforms, of the first sample of each batch."""
     dims: list[int] = []

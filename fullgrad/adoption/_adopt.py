@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import (
     catch_in_graphs,
@@ -17,6 +19,7 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     mark_for_dynamo,
     outside_dynamo,
+    overrides_in,
     pytree,
     traced_class,
     transforms_active,
@@ -173,6 +176,10 @@ def operator_of(cls: Any, options: Options) -> Any:
 
         # Dynamo traces into the function that is compiled even if it is allowed in graphs.
         def apply(*args: Any, **kwargs: Any) -> Any:
+            if not is_dynamo_compiling():
+                nodes = overrides_in(args, kwargs)  # a graph of torch.fx keeps the call, with its backward
+                if nodes:
+                    return handle_torch_function(apply, nodes, *args, **kwargs)
             return node(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"

@@ -1,5 +1,6 @@
 """`custom_jvp`, `custom_vjp` and `custom_gradient`: functions with derivative rules of one's own."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     innermost,
     is_differentiating,
+    is_jagged,
     is_tracing,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
@@ -48,6 +50,7 @@ from fullgrad.functions._declared import (
 from fullgrad.functions._made import Made
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
+from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
 
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
@@ -59,6 +62,7 @@ class Custom(Made):
     """A function with rules."""
 
     rules: str
+    attributes: tuple[str, ...]  # in which it has them
 
     def __init__(
         self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names, method: str = "map", like: Any = None
@@ -71,6 +75,20 @@ class Custom(Made):
         self.signature = _signature(self.label, f)
         self.constant = _positions(self, nondiff_argnums, nondiff_argnames)
         self.renew()
+
+    def state(self) -> tuple[Any, ...]:
+        rules = {name: getattr(self, name) for name in self.attributes}
+        return (self.given, tuple(self.constant), (), self.method, self.like), rules
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        made_of, rules = state
+        super().__setstate__(made_of)
+        self.__dict__.update(rules)
+
+    @property
+    def given(self) -> Callable[..., Any]:
+        """The function that the decorator got."""
+        return self.function
 
     def renew(self) -> None:
         """Forget what was found of rules that are replaced."""
@@ -136,7 +154,7 @@ class Custom(Made):
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
         """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
 
-        ``function(inputs, v)`` is the rule as a function of v, tensors that ``like`` describes.
+        ``function(is_wide)(*inputs, *v)`` is the rule as a function of v, tensors that ``like`` describes; or of wider ones.
         """
         if is_dynamo_compiling():  # compiled autograd, which traces a backward
             return
@@ -148,7 +166,8 @@ class Custom(Made):
                 found = self.verdicts.get((key, constants))
             key = key, constants
         if found is None:
-            found = _try_linear(function, inputs, like)
+            with trying(self) as first:
+                found = _try_linear(function, inputs, like) if first else None
             if found is None:
                 return
             if len(self.verdicts) >= 2 * _MOST:
@@ -207,7 +226,7 @@ class CustomCall(Call):
 class CustomJVP(Custom):
     """The function that `custom_jvp` returns."""
 
-    kind, rules = "custom_jvp", "defjvp or defjvps"
+    kind, rules, attributes = "custom_jvp", "defjvp or defjvps", ("rule",)
     rule: Callable[..., Any] | None = None
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,23 +247,22 @@ class CustomJVP(Custom):
         """
         if self.constant:
             raise TypeError(f"{self.label}.defjvps cannot be used with `nondiff_argnums`; use defjvp.")
-
-        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-            result = self(*primals)
-            if len(rules) != len(primals):
-                raise TypeError(f"{self.label}.defjvps got {len(rules)} rules for {len(primals)} arguments.")
-            parts = [r(t, result, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
-            if not parts:
-                return result, pytree.tree_map(lambda _: None, result)
-            return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
-
-        self.rule = rule
+        self.rule = functools.partial(_sum_of_rules, self, rules)
         self.renew()
 
     def has_rules(self) -> bool:
         return self.rule is not None
 
     def differentiated(self, call: CustomCall) -> Any:
+        outer = constants_of_transposes(self, call.tensors)
+        if outer and self.method == "map":
+            return call.run(self.function, call.release())
+        if call.constants() in outer:
+            raise NotImplementedError(
+                f"{self.label} is called on a tangent by its own rule, so the rule's transpose is that of the function, which is "
+                "not torch's code. Forward mode works, as by jacfwd; or declare the transpose: use linear_map for a linear "
+                "function, or custom_vjp."
+            )
         own = _JVPRule(self, call)
         own.result, values = self.value(call, own.replay.first)
         return own.result.tree(declared(Rule(own.pull, own.push).within(self.surroundings()), values, call.release()))
@@ -257,6 +275,19 @@ class CustomJVP(Custom):
             f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode "
             "works, as by jacfwd; or declare the gradient by custom_vjp."
         )
+
+
+def _sum_of_rules(
+    owner: CustomJVP, rules: Sequence[Callable[..., Any] | None], primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The rule of `defjvps`."""
+    result = owner(*primals)
+    if len(rules) != len(primals):
+        raise TypeError(f"{owner.label}.defjvps got {len(rules)} rules for {len(primals)} arguments.")
+    parts = [r(t, result, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
+    if not parts:
+        return result, pytree.tree_map(lambda _: None, result)
+    return result, functools.reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
 
 
 class _JVPRule:
@@ -280,11 +311,27 @@ class _JVPRule:
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
+        if any(map(is_jagged, [*inputs, *cotangents])):
+            raise NotImplementedError(
+                f"{self.owner.label} has no reverse mode for jagged nested tensors, which torch cannot transpose. Call it on "
+                "x.values() and put the result back by torch.nested.nested_tensor_from_jagged, or declare the gradient by "
+                "custom_vjp."
+            )
         outputs = [(g.shape, g.dtype, g.device) for g in cotangents]
-        push = lambda *all: self.push(all[:n], scattered(n, where, all[n:]), outputs)  # noqa: E731
         like = [(inputs[i].shape, inputs[i].dtype, inputs[i].device) for i in where]
-        self.owner.check_linear(self.call, inputs, where, push, like)
-        return scattered(n, where, transposed(push, inputs, like)(*[g for g in cotangents if may_differ(g)]))
+        with transposing(self.owner, self.call.constants()) as note:
+
+            def push_of(is_wide: bool) -> Callable[..., list[Tensor]]:
+                results = widened(outputs) if is_wide else outputs
+
+                def push(*all: Tensor) -> list[Tensor]:
+                    note(all[n:])
+                    return self.push(all[:n], scattered(n, where, all[n:]), results)
+
+                return push
+
+            self.owner.check_linear(self.call, inputs, where, push_of, like)
+            return scattered(n, where, transposed(push_of(False), inputs, like)(*[g for g in cotangents if may_differ(g)]))
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
         """The tangents of the differentiable results; zeros for None and numbers of 0."""
@@ -304,7 +351,7 @@ class _JVPRule:
 class CustomVJP(Custom):
     """The function that `custom_vjp` returns."""
 
-    kind, rules = "custom_vjp", "defvjp"
+    kind, rules, attributes = "custom_vjp", "defvjp", ("fwd", "bwd", "jvp")
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
     jvp: str | None = None
@@ -391,14 +438,25 @@ class _VJPRule:
         if self.owner.jvp == "identity":
             return self._identity(given, like)
 
-        def back(*all: Tensor) -> list[Tensor]:
-            cotangents = iter(all[n:])
-            g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
-            grads = self._again(all[:n], g)
-            return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore[reportReturnType]
+        def back_of(is_wide: bool) -> Callable[..., list[Tensor]]:
+            own = self.wide() if is_wide else self
 
-        self.owner.check_linear(self.call, x, where, back, [v for v in like if is_floating(v[1])])
-        return transposed(back, x, like)(*[t for t in given if t is not None])
+            def back(*all: Tensor) -> list[Tensor]:
+                cotangents = iter(all[n:])
+                g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
+                grads = own._again(all[:n], g)
+                return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
+
+            return back
+
+        self.owner.check_linear(self.call, x, where, back_of, [v for v in like if is_floating(v[1])])
+        return transposed(back_of(False), x, like)(*[t for t in given if t is not None])
+
+    def wide(self) -> "_VJPRule":
+        """The rule for inputs in float64."""
+        own = copy.copy(self)
+        own.kinds = [(floating, shape, wider(dtype)) for floating, shape, dtype in self.kinds]
+        return own
 
     def _identity(self, tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
         own = [t for t in tangents if t is not None]
@@ -482,7 +540,19 @@ CustomVJP.rule_class = _VJPRule
 class CustomGradient(CustomVJP):
     """The function that `custom_gradient` returns."""
 
-    kind, rule_class = "custom_gradient", _PullRule
+    kind, attributes, rule_class = "custom_gradient", (), _PullRule
+
+    def __init__(self, f: Callable[..., Any], *options: Any) -> None:
+        super().__init__(f, *options)
+        self.bwd, self.function = f, functools.partial(_first_of, f)
+
+    @property
+    def given(self) -> Callable[..., Any]:
+        return self.bwd  # pyright: ignore[reportReturnType]
+
+
+def _first_of(f: Callable[..., Any], *args: Any) -> Any:
+    return f(*args)[0]
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------------
@@ -542,10 +612,11 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     return found
 
 
-def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
-    """Whether ``function(*inputs, *v)`` is linear in v, as far as one can try.
+def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
+    """Whether ``function(False)(*inputs, *v)`` is linear in v, as far as one can try.
 
-    Traced code tries random inputs, which need not fit the function: None where it raises.
+    Where it does not seem so, that may be rounding: it is tried again at another point, by ``function(True)`` in float64 if the
+    rule takes that. Traced code tries random inputs, which need not fit the function: None where it raises.
     """
     if in_legacy_vmap():
         pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
@@ -568,8 +639,28 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
             return None if traced else True
 
     def linear_at(x: Sequence[Tensor]) -> bool:
-        v = below_transforms(lambda: [_random(*own) for own in like])
-        return is_linear(lambda *v: [y for y in function(*x, *v) if may_differ(y)], v)
+        return linear_in(x, like) or linear_again(x)
+
+    def linear_again(x: Sequence[Tensor]) -> bool:
+        near = below_transforms(lambda: [t * (1 + 0.1 * torch.rand_like(t.abs())) if may_differ(t) else t for t in x])
+        try:
+            wide = below_transforms(lambda: [t.to(wider(t.dtype)) for t in near])
+            return linear_in(wide, widened(like), True)
+        except Exception:
+            return linear_in(near, like)
+
+    def linear_in(x: Sequence[Tensor], kinds: Sequence[Any], is_wide: bool = False) -> bool:
+        v, of = below_transforms(lambda: [_random(*own) for own in kinds]), function(is_wide)
+        precisions: list[torch.dtype] = []
+
+        def results(*v: Tensor) -> list[Tensor]:
+            found = [y for y in of(*x, *v) if may_differ(y)]
+            # The verdict is about the dtype of the call.
+            precisions[:] = [narrowest if is_wide else y.dtype for y in found]
+            return found
+
+        narrowest = max([dtype for _, dtype, _ in like if is_floating(dtype)], key=lambda d: torch.finfo(d).eps)
+        return is_linear(results, v, precisions)
 
     if not traced:
         try:
@@ -586,6 +677,24 @@ def _try_linear(function: Callable[..., Any], inputs: Sequence[Tensor], like: Se
             return below_transforms(attempt)
     except Exception:
         return None
+
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which rounding hardly matters."""
+    return _WIDER.get(dtype, dtype)
+
+
+def widened(like: Sequence[Any]) -> list[Any]:
+    """The shapes, dtypes and devices of tensors in float64."""
+    return [(shape, wider(dtype), device) for shape, dtype, device in like]
 
 
 def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -768,6 +877,4 @@ def custom_gradient(f: Callable[..., Any]) -> Any:
 
     Source: ``jax.custom_gradient``.
     """
-    made = CustomGradient(f, (), ())
-    made.function, made.bwd = lambda *args: f(*args)[0], f
-    return made
+    return CustomGradient(f, (), ())

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch import is_exporting, pytree, traced_below
+from fullgrad._dispatch import is_exporting, overrides_in, pytree, traced_below
 from fullgrad.functions._reads import guard
 
 
@@ -36,11 +37,24 @@ class Made:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
-            return self.run(args, kwargs)
+            nodes = overrides_in(args, kwargs)  # a graph of torch.fx keeps the call, with its rules
+            return handle_torch_function(self.target(), nodes, *args, **kwargs) if nodes else self.run(args, kwargs)
         # An exported graph holds the value alone.
         if is_exporting():
             return self.function(*args, **kwargs)
         return _node[0](self, *pytree.tree_map(lambda v: NOTHING if v is None else v, (args, kwargs)))
+
+    def target(self) -> Callable[..., Any]:
+        """It as the target of a node of a graph, whose code needs a name."""
+        if _own_name(self) is not None:
+            return self
+
+        def target(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        name = "".join([c if c.isalnum() else "_" for c in f"{self.kind}_of_{self.name}"])
+        target.__name__ = target.__qualname__ = name
+        return target
 
     def parts(self) -> list[Any]:
         """The functions that it is made of."""
@@ -60,13 +74,15 @@ class Made:
         return id(self)
 
     def __reduce__(self) -> Any:
-        name = _own_name(self)
-        if name is not None:
-            return name
-        if self.made_of is None:
-            own = f"{self.__module__}.{getattr(self, '__qualname__', '')}"
-            raise TypeError(f"{self.label} cannot be pickled, as it is not found as {own}.")
-        return type(self), self.made_of
+        # Its state comes after it, since a rule may refer to the function whose rule it is.
+        return _own_name(self) or (object.__new__, (type(self),), self.state())
+
+    def state(self) -> tuple[Any, ...]:
+        """The arguments from which `__setstate__` makes it again."""
+        return self.made_of or ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"
@@ -102,8 +118,14 @@ _node = traced_below(_run)
 
 
 def _own_name(function: Any) -> str | None:
-    """The name by which a function's module has it."""
-    name = getattr(function, "__qualname__", "")
+    """The name by which a function's module has it, if it is pickled by name."""
+    name, pickler = getattr(function, "__qualname__", ""), sys._getframe(2).f_globals
+    # Cloudpickle, which joblib and ray have copies of, takes functions of a script by value, for a process without the script.
+    # It offers no protocol for that: it asks as any pickler does, from its own code.
+    if pickler.get("__name__", "").rpartition(".")[2] == "cloudpickle" and (
+        function.__module__ == "__main__" or function.__module__ in pickler.get("_PICKLE_BY_VALUE_MODULES", ())
+    ):
+        return None
     try:
         found = operator.attrgetter(name)(sys.modules[function.__module__])
     except (AttributeError, KeyError, TypeError):

@@ -112,6 +112,65 @@ def test_an_operator_of_ones_own_is_a_node_with_its_derivative():
         assert torch.equal(torch.func.vmap(torch.func.grad(graph))(x), torch.func.vmap(torch.func.grad(f))(x))
 
 
+class Doubled(torch.autograd.Function):
+    """The identity, with the slope 2."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+@fullgrad.custom_jvp
+def named(x):
+    """The sine of the first of a pair, with the slope 3, as a module has it."""
+    return torch.sin(x[0])
+
+
+named.defjvp(lambda p, t: (named(*p), 3 * t[0][0]))
+
+
+def made_of_functions():
+    """Functions of one tensor that have other derivatives than their code, by the name of the operator."""
+    jvp, vjp = fullgrad.custom_jvp(lambda x: torch.sin(x)), fullgrad.custom_vjp(lambda x: torch.sin(x))
+    jvp.defjvp(lambda p, t: (jvp(*p), 3 * t[0]))
+    vjp.defvjp(lambda x: (vjp(x), x), lambda x, g: (x * g,))
+    return {
+        "custom_jvp": lambda x: jvp(x * 2),
+        "custom_jvp of a structure": lambda x: named((x, 2)),
+        "custom_vjp": lambda x: vjp(x * 2),
+        "custom_vjp by keyword": lambda x: vjp(x=x),
+        "custom_gradient": fullgrad.custom_gradient(lambda x: (torch.sin(x), lambda g: 4 * g)),
+        "with_reference": fullgrad.with_reference(lambda x: torch.as_tensor(x.numpy() * 1), torch.exp),
+        "linear_map": fullgrad.linear_map(lambda x: 2 * x, lambda g: 3 * g),
+        "adopt": lambda x: fullgrad.adopt(Doubled)(x),
+    }
+
+
+@pytest.mark.parametrize("name", made_of_functions())
+def test_a_function_with_rules_is_a_node_with_its_derivative(name):
+    """The graph calls the function itself, whose code would be traced otherwise, without its rules."""
+    f, x = made_of_functions()[name], torch.tensor([-0.6, 0.6, 1.7])
+    graph = torch.fx.symbolic_trace(lambda x: f(x) + 1)
+    assert not any(node.target in (torch.sin, torch.clone, "clone") for node in graph.graph.nodes)
+    assert torch.equal(graph(x), f(x) + 1)
+    assert torch.equal(torch.func.grad(lambda x: graph(x).sum())(x), torch.func.grad(lambda x: f(x).sum())(x))
+    assert torch.equal(torch.func.vmap(torch.func.grad(graph))(x), torch.func.vmap(torch.func.grad(f))(x))
+
+
+def test_a_function_with_rules_that_has_a_name_is_saved_by_it():
+    """A saved graph imports the function of the module; one without a name is refused."""
+    x = torch.tensor([-0.6, 0.6, 1.7])
+    loaded = saved_and_loaded(torch.fx.symbolic_trace(lambda x: named((x, 2))))
+    assert torch.func.grad(lambda x: loaded(x).sum())(x).tolist() == [3, 3, 3]
+    f = made_of_functions()["custom_gradient"]
+    with pytest.raises(torch.package.importer.ObjNotFoundError, match="custom_gradient_of"):
+        saved_and_loaded(torch.fx.symbolic_trace(lambda x: f(x) + 1))
+
+
 def test_transforms_and_shape_propagation_of_a_graph():
     """A graph works in other passes: vmap, forward mode, compilation, and shape propagation."""
     from torch.fx.passes.shape_prop import ShapeProp

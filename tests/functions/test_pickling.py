@@ -1,4 +1,4 @@
-"""Functions made by `st`, `grad_replace` and `straight_through` are objects: pickled, copied, saved and sent."""
+"""Functions made of functions are objects: pickled, copied, saved and sent."""
 
 import copy
 import functools
@@ -6,6 +6,8 @@ import inspect
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -56,7 +58,72 @@ class Layer(nn.Module):
         return self.signs(x) * soft.abs(x, mode=mode)
 
 
+def cube(x):
+    """x^3."""
+    return x**3
+
+
+def negated(x):
+    """-x."""
+    return -x
+
+
+def cube_and_pullback(x):
+    """x^3 with a slope of its own."""
+    return x**3, functools.partial(torch.mul, torch.cos(x))
+
+
+def tangent_of_cube(primals, tangents):
+    """A rule of tangents."""
+    return cube(*primals), torch.exp(primals[0]) * tangents[0]
+
+
+def term_of_cube(t, y, x):
+    """A rule of one tangent."""
+    return torch.exp(x) * t
+
+
+def forward_of_cube(x):
+    """A rule's forward."""
+    return cube(x), x
+
+
+def backward_of_cube(x, g):
+    """A rule's backward."""
+    return (torch.exp(x) * g,)
+
+
+def with_rule(make, define, *rules):
+    """A function with rules."""
+    f = make(cube)
+    getattr(f, define)(*rules)
+    return f
+
+
+def iterated(x):
+    """A root of z^3 = x."""
+    return x.sign() * x.abs() ** (1 / 3)
+
+
+class Twice(torch.autograd.Function):
+    """A Function of torch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
 MADE = {
+    "custom_jvp": lambda: with_rule(fullgrad.custom_jvp, "defjvp", tangent_of_cube),
+    "custom_jvp by argument": lambda: with_rule(fullgrad.custom_jvp, "defjvps", term_of_cube),
+    "custom_vjp": lambda: with_rule(fullgrad.custom_vjp, "defvjp", forward_of_cube, backward_of_cube),
+    "custom_gradient": lambda: fullgrad.custom_gradient(cube_and_pullback),
+    "with_reference": lambda: fullgrad.with_reference(cube, torch.exp),
+    "linear_map": lambda: fullgrad.linear_map(negated, negated),
     "straight_through": lambda: fullgrad.straight_through(step, torch.sigmoid),
     "straight_through of a partial": lambda: fullgrad.straight_through(functools.partial(torch.round, decimals=1), torch.sin),
     "straight_through of a module": lambda: fullgrad.straight_through(step, nn.Softsign()),
@@ -91,6 +158,160 @@ def test_what_has_a_name_is_pickled_by_it():
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert copy.deepcopy(decorated) is decorated
     assert pickle.loads(pickle.dumps(Layer.forward)) is Layer.forward
+
+
+class Ruled(nn.Module):
+    """A module that holds functions with rules, which no module has by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.tangents = fullgrad.custom_jvp(lambda x: x**3)
+        self.tangents.defjvp(lambda p, t: (self.tangents(*p), torch.exp(p[0]) * t[0]))
+        self.terms = fullgrad.custom_jvp(lambda x: x**3)
+        self.terms.defjvps(lambda t, y, x: torch.exp(x) * t)
+        self.gradients = fullgrad.custom_vjp(lambda x: x**3)
+        self.gradients.defvjp(lambda x: (self.gradients(x), x), lambda x, g: (torch.exp(x) * g,))
+        self.pullback = fullgrad.custom_gradient(lambda x: (x**3, lambda g: torch.exp(x) * g))
+        self.method = fullgrad.custom_jvp(self.cube)
+        self.method.defjvp(self.rule)
+        self.straight = fullgrad.straight_through(lambda x: x**3, torch.exp)
+        self.kernel = fullgrad.with_reference(lambda x: x**3, torch.exp)
+        self.linear = fullgrad.linear_map(lambda x: -x, lambda g: -g)
+        self.adopted = fullgrad.adopt(Twice)
+        self.spike = fullgrad.spikes.from_slope(lambda v: torch.exp(-v.abs()))
+        self.scaled = lambda x: fullgrad.map_grad(x, lambda g: 3 * g)
+        self.root = fullgrad.implicit.root(lambda z, x: z**3 - x)(lambda z, x: iterated(x))
+        self.solved = lambda x: self.root(torch.zeros_like(x), x)
+
+    def cube(self, x):
+        return x**3 * self.weight.detach()
+
+    def rule(self, primals, tangents):
+        return self.cube(*primals), torch.exp(primals[0]) * tangents[0]
+
+    def forward(self, x):
+        names = (
+            "tangents",
+            "terms",
+            "gradients",
+            "pullback",
+            "method",
+            "straight",
+            "kernel",
+            "linear",
+            "adopted",
+            "scaled",
+            "spike",
+        )
+        return self.weight * sum(getattr(self, name)(x) for name in (*names, "solved"))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, torch.optim.swa_utils.AveragedModel])
+def test_modules_that_hold_functions_without_names_are_copied(copied):
+    """Copies of a module compute what it does, with its derivatives: an average of a model is a copy of it."""
+    module = Ruled()
+    other = copied(module)
+    equal(other(X), module(X))
+    equal(vmap(grad(other))(X), vmap(grad(module))(X))
+    assert repr(module.tangents) == "<custom_jvp of <lambda>>"
+
+
+def test_a_deep_copy_has_its_own_rules():
+    """New rules of the original do not reach its copy, whose methods are those of the copied module."""
+    module = Ruled()
+    other = copy.deepcopy(module)
+    module.tangents.defjvp(lambda p, t: (p[0], t[0]))
+    equal(grad(other.tangents)(X[2]), X[2].exp())
+    assert other.method.rule.__self__ is other
+
+
+SCRIPT = """
+import cloudpickle, subprocess, sys, torch, fullgrad
+
+@fullgrad.custom_jvp
+def tangents(x):
+    return torch.sin(x)
+
+@tangents.defjvp
+def rule(p, t):
+    return tangents(*p), 3 * t[0]
+
+gradients = fullgrad.custom_vjp(lambda x: x**3)
+gradients.defvjp(lambda x: (gradients(x), x), lambda x, g: (g * x,))
+
+@fullgrad.custom_gradient
+def pullback(x):
+    return x**2, lambda g: (5 * g,)
+
+@fullgrad.st
+def straight(x, mode="smooth"):
+    return fullgrad.soft.sign(x, mode=mode)
+
+@fullgrad.implicit.root(lambda z, x: z**3 - x)
+def solver(z, x):
+    return x.sign() * x.abs() ** (1 / 3)
+
+class Step(fullgrad.Function):
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+    @staticmethod
+    def vjp(ctx, g):
+        return g * torch.sigmoid(ctx.saved_tensors[0])
+    @staticmethod
+    def jvp(ctx, t):
+        return t * torch.sigmoid(ctx.saved_tensors[0])
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Step.apply(x), in_dims[0]
+
+class Spike(fullgrad.Elementwise):
+    reads = {0: (0,)}
+    @staticmethod
+    def forward(x):
+        return (x > 0).to(x.dtype)
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v * torch.sigmoid(x)
+
+class Narrow(Spike):
+    @staticmethod
+    def vjp_term(i, v, x):
+        return 2 * v * torch.sigmoid(x)
+
+kernel = fullgrad.with_reference(lambda x: x.exp(), torch.exp)
+double = fullgrad.linear_map(lambda x: 2 * x, lambda g: 2 * g)
+slope = fullgrad.spikes.from_slope(lambda v: torch.sigmoid(v))
+functions = [tangents, gradients, pullback, straight, lambda x: solver(torch.zeros_like(x), x), lambda x: Step.apply(x),
+             lambda x: Spike.apply(x),
+             lambda x: Step.apply(x) + Narrow.apply(x), kernel, double, slope]
+
+def numbers(functions):
+    x = torch.tensor([0.5, -1.2])
+    transforms = [torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f)), torch.func.jacfwd]
+    return [transform(f)(x).tolist() for f in functions for transform in transforms]
+
+code = "import sys, pickle; f, numbers = pickle.load(sys.stdin.buffer); print(numbers(f))"
+data = cloudpickle.dumps((functions, numbers))
+found = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True)
+assert found.stdout.decode().strip() == str(numbers(functions)), found.stdout.decode() + found.stderr.decode()
+import pickle, copy
+assert pickle.loads(pickle.dumps(tangents)) is tangents and copy.deepcopy(tangents) is tangents  # by name, as functions
+assert pickle.loads(pickle.dumps(Spike)) is Spike
+"""
+
+
+def test_cloudpickle_sends_what_a_script_defines(tmp_path):
+    """Rules, solvers and operator classes of a script work in a process that has not the script; pickle has them by name."""
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    found = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def test_modules_that_hold_them_are_saved_and_copied():

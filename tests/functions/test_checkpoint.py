@@ -237,8 +237,9 @@ def test_errors():
     with pytest.raises(RuntimeError, match="changes an argument in place"):
         fullgrad.checkpoint(lambda x: x.detach().mul_(2), X.clone().requires_grad_())
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    hidden = weakref.ref(w)
     with pytest.raises(RuntimeError, match="checkpoint: <lambda> uses a tensor that needs a derivative"):
-        fullgrad.checkpoint(lambda x: Own.apply(x, w), X)
+        fullgrad.checkpoint(lambda x: Own.apply(x, hidden()), X)
 
 
 @pytest.mark.parametrize("order", [1, 2])

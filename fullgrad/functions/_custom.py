@@ -416,7 +416,7 @@ class _VJPRule:
         if not is_differentiated([*x, *cotangents]):
             given = [*residuals, *cotangents]
             versions = versions_of(given)
-            grads = self._bwd(self.residuals, residuals, cotangents, x)
+            grads = self._bwd(self.residuals, residuals, cotangents, x, needs)
             if versions_of(given) != versions:
                 raise RuntimeError(CHANGED.format(f"{self.owner.label}: `bwd`"))
             return [*grads, *[None] * len(residuals)]
@@ -424,12 +424,13 @@ class _VJPRule:
         found: list[Any] = []
 
         def value(*given: Tensor) -> list[Tensor]:
-            found[:] = self.replay_back.first(lambda: self._bwd(self.residuals, given[:k], given[k + n :], given[k : k + n]))
+            of_rule = self.residuals, given[:k], given[k + n :], given[k : k + n], needs
+            found[:] = self.replay_back.first(lambda: self._bwd(*of_rule))
             return [g for g in found if g is not None]
 
         values = self.owner.values(value, [*residuals, *x, *cotangents])
         where = tuple([i for i, g in enumerate(found) if g is not None])
-        reference = by_reference(lambda *all: [g for g in self._again(all[:n], all[n:]) if g is not None])
+        reference = by_reference(lambda *all: [g for g in self._again(all[:n], all[n:], needs) if g is not None])
         return scattered(n + k, where, declared(reference, values, [*x, *cotangents]))
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
@@ -444,7 +445,7 @@ class _VJPRule:
             def back(*all: Tensor) -> list[Tensor]:
                 cotangents = iter(all[n:])
                 g = [next(cotangents) if is_floating(d) else torch.zeros(s, dtype=d, device=v) for s, d, v in like]
-                grads = own._again(all[:n], g)
+                grads = own._again(all[:n], g, [i in where for i in range(n)])
                 return [torch.zeros_like(all[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
 
             return back
@@ -464,12 +465,12 @@ class _VJPRule:
             raise TypeError(f'{self.owner.label}: jvp="identity" takes one tensor with a tangent, and a result of its shape.')
         return [own[0].clone()]
 
-    def _again(self, x: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Maybe:
+    def _again(self, x: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         """The gradients as a function of the inputs."""
         with self.replay.again():
             _, residuals = self._fwd(x)
         with self.replay_back.again():
-            return self._bwd(residuals, residuals.tensors, cotangents, x)
+            return self._bwd(residuals, residuals.tensors, cotangents, x, needs)
 
     def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
         """The result and the residuals. They are taken apart while modules have the tensors that are given."""
@@ -486,8 +487,10 @@ class _VJPRule:
 
         return self.call.run(parts, x)
 
-    def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
-        bwd: Any = self.owner.bwd
+    def _bwd(
+        self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor], needs: Sequence[bool]
+    ) -> Maybe:
+        bwd = self._told(self.owner.bwd, needs)
         g, constant = self.result.tree(cotangents, None), self.call.constant
 
         def with_constants(*args: Any) -> Any:
@@ -495,6 +498,13 @@ class _VJPRule:
 
         with self.replay.same_autocast():
             return self._gradients(self.call.run(with_constants, x) if constant else residuals.run(bwd, tensors, g))
+
+    def _told(self, rule: Any, needs: Sequence[bool]) -> Callable[..., Any]:
+        """The rule, which is told which gradients are needed if it has a parameter ``needs``."""
+        if not _has_parameter(rule, "needs"):
+            return rule
+        told = self.call.without_constant(self.call.beside(needs[: len(self.kinds)]))
+        return functools.partial(rule, needs=pytree.tree_map(lambda v: v is True, told, is_leaf=lambda v: v is None))
 
     def _gradients(self, grads: Any) -> list[Tensor | None]:
         """A gradient or None for each tensor of the arguments."""
@@ -515,14 +525,16 @@ class _PullRule(_VJPRule):
     def _fwd(self, x: Sequence[Tensor]) -> tuple[Result, Call]:
         return self.call.run(lambda *args: Result(self._pair(args)[0], self.owner.label), x), Call([])
 
-    def _bwd(self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor]) -> Maybe:
+    def _bwd(
+        self, residuals: Call, tensors: Sequence[Tensor], cotangents: Sequence[Tensor], x: Sequence[Tensor], needs: Sequence[bool]
+    ) -> Maybe:
         g = self.result.tree(cotangents, None)
 
         def gradients(*args: Any) -> Any:
             with self.replay.again():
                 pull = self._pair(args)[1]
             with self.replay.same_autocast():
-                found = pull(g)
+                found = self._told(pull, needs)(g)
             return found if len(args) != 1 or isinstance(found, (tuple, list)) else (found,)
 
         return self._gradients(self.call.run(gradients, x))
@@ -579,6 +591,14 @@ def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> T
     if t.dtype != dtype:
         raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
     return t
+
+
+def _has_parameter(function: Any, name: str) -> bool:
+    """Whether a function has a parameter that was not given a value."""
+    if isinstance(function, functools.partial):
+        return name not in function.keywords and _has_parameter(function.func, name)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code is not None and name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _signature(label: str, f: Any) -> inspect.Signature | None:
@@ -789,9 +809,10 @@ def custom_vjp(
         y = f(x), \qquad D^T g = b(r(x), g)
 
     ``defvjp(fwd, bwd)`` gives the rule: ``fwd(*args)`` returns the pair of the result and the residuals :math:`r`, any structure;
-    ``bwd(residuals, g)`` returns a tuple with the gradient of each argument, or None for 0. A first derivative uses the residuals
-    of the one forward. Where it is differentiated again, the residuals are computed again from the inputs, so that no term is
-    lost. The value's derivative is the declared one at every order.
+    ``bwd(residuals, g)`` returns a tuple with the gradient of each argument, or None for 0. If it has a parameter ``needs``, it
+    gets there whether each of them is needed, in a tuple of the same structure. A first derivative uses the residuals of the one
+    forward. If it is differentiated again, the residuals are computed again from the inputs, so that no term is lost. The
+    value's derivative is the declared one at every order.
 
     Forward mode is the transpose of ``bwd``, by autograd, which must be linear in g; that is tried once for each kind of
     arguments, and on a device the host waits for that. Where it is not, as for a clipped gradient, forward mode raises, unless
@@ -851,8 +872,8 @@ def custom_gradient(f: Callable[..., Any]) -> Any:
         y = f(x)_0, \qquad D^T g = f(x)_1(g)
 
     ``f(*args)`` returns the pair of the result and a function of its cotangent, which returns the gradient of each argument in a
-    tuple; of one argument it may return it alone. Each derivative calls ``f`` again. All else is as in :func:`custom_vjp`. Saved:
-    the inputs.
+    tuple; of one argument it may return it alone. If it has a parameter ``needs``, it gets there whether each is needed. Each
+    derivative calls ``f`` again. All else is as in :func:`custom_vjp`. Saved: the inputs.
 
     Args:
         f: A function of positional parameters.

@@ -480,3 +480,63 @@ def test_jagged_tensors_have_a_gradient_by_their_values():
     y = torch.nested.nested_tensor_from_jagged(f(x.values()), x.offsets())
     y.values().sum().backward()
     assert x.grad.values().unique().tolist() == [2]
+
+
+def product_that_tells():
+    """A product of matrices by `custom_vjp`, and what its rule was told."""
+    told = []
+    op = fullgrad.custom_vjp(torch.matmul)
+
+    def bwd(residuals, g, needs):
+        told.append(needs)
+        x, w = residuals
+        return g @ w.mT if needs[0] else None, x.mT @ g if needs[1] else None
+
+    op.defvjp(lambda x, w: (x @ w, (x, w)), bwd)
+    return op, told
+
+
+def test_a_rule_is_told_which_gradients_are_needed():
+    """A parameter ``needs`` has whether each gradient is wanted; no product is computed in vain."""
+    op, told = product_that_tells()
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    for argnums in (0, 1, (0, 1)):
+        found = grad(lambda x, w: op(x, w).sin().sum(), argnums)(x, w)
+        torch.testing.assert_close(found, grad(lambda x, w: (x @ w).sin().sum(), argnums)(x, w))
+    assert told == [(True, False), (False, True), (True, True)]
+    w.requires_grad_()
+    op(x, w).sum().backward()
+    assert told[-1] == (False, True)
+
+
+@pytest.mark.parametrize("transform", ["hessian", "per sample", "jvp"])
+def test_needs_in_every_derivative(transform):
+    """Second derivatives and forward mode are those of a rule that computes all."""
+    x, w = torch.randn(2, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+
+    def of(m):
+        f = lambda x: (m(x, w).sin() + m(x, x)).sum()  # noqa: E731
+        if transform == "hessian":
+            return hessian(f)(x)
+        return vmap(grad(f))(torch.stack([x, 2 * x])) if transform == "per sample" else jvp(f, (x,), (w,))[1]
+
+    torch.testing.assert_close(of(product_that_tells()[0]), of(torch.matmul))
+
+
+def test_needs_have_the_structure_of_the_arguments():
+    """A dict of tensors has a dict of needs, a module those of its parameters by name, and a constant needs none."""
+    told = []
+    op = fullgrad.custom_vjp(lambda d, m, n: m(d["a"]) * d["b"] * n)
+    op.defvjp(lambda d, m, n: (op(d, m, n), None), lambda r, g, needs: told.append(needs) or (None, None, None))
+    module, a = torch.nn.Linear(2, 2).double(), torch.ones(2, dtype=torch.float64, requires_grad=True)
+    module.bias.requires_grad_(False)
+    op({"a": a, "b": torch.ones(2, dtype=torch.float64)}, module, 2.0).sum().backward()
+    assert told == [({"a": True, "b": False}, {"weight": True, "bias": False}, False)]
+
+
+def test_a_pullback_is_told_which_gradients_are_needed():
+    """As a rule of `custom_vjp` is."""
+    told = []
+    op = fullgrad.custom_gradient(lambda x, y: (x * y, lambda g, needs: told.append(needs) or (g * y, g * x)))
+    grad(op)(torch.tensor(2.0), torch.tensor(3.0))
+    assert told == [(True, False)]

@@ -4,7 +4,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -31,9 +31,9 @@ class Made:
     def __init__(self, kind: str, f: Callable[..., Any]) -> None:
         if not callable(f):
             raise TypeError(f"{kind}: `f` must be callable, got a value of type {type(f).__name__}.")
+        functools.update_wrapper(self, f, updated=("__dict__",) if isinstance(f, FunctionType) else ())
         self.function, self.name = f, getattr(f, "__name__", type(f).__name__)
         self.label = f"{kind}: {self.name}"
-        functools.update_wrapper(self, f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():

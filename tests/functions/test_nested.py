@@ -113,3 +113,10 @@ def test_random_numbers_are_left_alone():
     before = torch.get_rng_state()
     torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_operator_made_of_another_has_its_own_name():
+    """The attributes of the inner one stay there."""
+    inner = fullgrad.with_reference(torch.sin, torch.sin)
+    outer = fullgrad.custom_jvp(inner)
+    assert (outer.function, outer.label, inner.label) == (inner, "custom_jvp: sin", "with_reference: sin")

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     clone_if_view,
     in_legacy_vmap,
     is_alias_of,
+    is_exporting,
     is_traced,
     opaque,
     outside_dynamo_later,
@@ -187,9 +188,14 @@ _process, _count = uuid.uuid4().hex, itertools.count()
 
 
 def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
+    inner = innermost_code(code)
+    if is_exporting():
+        raise NotImplementedError(
+            f"{inner.closure.name} is code that torch.export cannot save: another process would not find it. Make the code an "
+            'operator by torch.library.custom_op, with register_fake, and say vmap_method="map"; or use torch.compile.'
+        )
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
-    inner = innermost_code(code)
     inner.closure.refuse()
     inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
     return _of_key(key, list(tensors))

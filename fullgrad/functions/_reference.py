@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
-from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
+from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._custom import check_like, gradients_of
 from fullgrad.functions._declared import (
@@ -112,10 +112,11 @@ class WithReference(Made):
         return [self.function, self.reference, self.backward]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not is_differentiating():
+        call = Call([*args, kwargs])
+        # A tracer has no numbers for a kernel, whether or not it records a derivative.
+        if not is_differentiating() and (self.method == "map" or not is_traced(*call.tensors)):
             return self.function(*args, **kwargs)
-        own = _Reference(self, Call([*args, kwargs]))
-        return own.result()
+        return _Reference(self, call).result()
 
     def compared(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The operator and the reference, without results that have no derivative, which the reference may leave out."""

@@ -113,7 +113,8 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    if torch_private.is_below_autograd():
+    # A tracer below autograd records no derivative, and torch fails where it is asked for a tangent.
+    if torch_private.is_below_autograd() and is_tracing():
         return False
     try:
         return torch_private.unpack_dual(tensor, level=0)[1] is not None

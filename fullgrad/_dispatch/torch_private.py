@@ -315,7 +315,7 @@ _AUTOGRAD = _optional("_C.DispatchKey.AutogradFunctionality", None, "an operator
 
 
 def is_below_autograd() -> bool:
-    """Whether the keys of this thread hide autograd, so that no tensor has a tangent, and asking for one fails inside torch."""
+    """Whether the keys of this thread hide autograd, as in inference mode."""
     return _AUTOGRAD is not None and _key_is_excluded is not None and _key_is_excluded(_AUTOGRAD)
 
 

@@ -204,8 +204,19 @@ def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
 def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
     results = code.like(tensors)
-    kinds[:] = [(y.ndim, y.dtype) for y in results]
+    kinds[:] = [_kind(y) for y in results]
     return results
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int | None, ...], torch.dtype]:
+    """The shape, with None for a size that a graph does not know, and the dtype."""
+    return tuple([n if isinstance(n, int) else None for n in tensor.shape]), tensor.dtype
+
+
+def _is_kind(tensor: Tensor, kind: tuple[tuple[int | None, ...], torch.dtype]) -> bool:
+    shape, dtype = kind
+    sizes = zip(tensor.shape, shape, strict=False)
+    return tensor.dtype == dtype and tensor.ndim == len(shape) and all(n is None or m == n for m, n in sizes)
 
 
 @opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
@@ -213,11 +224,11 @@ def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
     with without_modes(), usual_keys():  # the code may use autograd and transforms
         results = code.run(tensors)
-    found = [(y.ndim, y.dtype) for y in results]
-    if kinds and found != kinds:
+    if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
         raise RuntimeError(
-            f"{innermost_code(code).closure.name} was compiled for results of (dimensions, dtype) {kinds}, and returns {found}. "
-            "State them by `like`, a function of the same arguments that returns empty tensors like the result."
+            f"{innermost_code(code).closure.name} was compiled for results of (shape, dtype) {kinds}, and returns "
+            f"{[_kind(y) for y in results]}. State them by `like`, a function of the same arguments that returns empty tensors "
+            "like the result."
         )
     return results
 

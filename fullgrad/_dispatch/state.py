@@ -113,6 +113,9 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
+    # A tracer below autograd records no derivative, and torch fails where it is asked for a tangent.
+    if torch_private.is_below_autograd() and is_tracing():
+        return False
     try:
         return torch_private.unpack_dual(tensor, level=0)[1] is not None
     except RuntimeError:
@@ -215,7 +218,7 @@ def can_look(tensor: Tensor) -> bool:
 
 def has_data(tensor: Tensor) -> bool:
     """Whether a tensor has numbers: it is neither on the meta device nor a tracer's."""
-    return not (tensor.is_meta or isinstance(tensor, torch_private.FakeTensor))
+    return not (tensor.is_meta or isinstance(tensor, (torch_private.FakeTensor, torch_private.FunctionalTensor)))
 
 
 def can_read_numbers(tensor: Tensor) -> bool:

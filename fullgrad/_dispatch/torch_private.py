@@ -168,10 +168,10 @@ dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporari
 # Forward mode requires that the tangent of a view has the view's layout; that of another output may have any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
-# A tracer's tensor without numbers.
-FakeTensor = _optional(
-    "_subclasses.FakeTensor", (), "a pair may hold a tensor without data, whose reading fails with torch's words"
-)
+# A tracer's tensors without numbers: AOTAutograd wraps one in the other.
+_NO_NUMBERS = "a pair may hold a tensor without data, whose reading fails with torch's words"
+FakeTensor = _optional("_subclasses.FakeTensor", (), _NO_NUMBERS)
+FunctionalTensor = _optional("_subclasses.functional_tensor.FunctionalTensor", (), _NO_NUMBERS)
 
 # torch.autograd.grad(is_grads_batched=True) still uses torch's legacy vmap, which the interpreter stack does not show. A thread
 # inside it has its dispatch key. Autograd's thread of a device gets the keys of the caller, but not the level.
@@ -308,6 +308,15 @@ def restored_keys() -> Any:
         if excluded.has(key):
             kept = kept.add(key)
     return _ForceKeys(included, kept)
+
+
+# Higher-order operators, such as `torch.cond`, trace their branches below autograd.
+_AUTOGRAD = _optional("_C.DispatchKey.AutogradFunctionality", None, "an operator made of functions in torch.cond raises")
+
+
+def is_below_autograd() -> bool:
+    """Whether the keys of this thread hide autograd, as in inference mode."""
+    return _AUTOGRAD is not None and _key_is_excluded is not None and _key_is_excluded(_AUTOGRAD)
 
 
 def usual_keys() -> Any:

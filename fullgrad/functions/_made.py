@@ -42,7 +42,7 @@ class Made:
         # An exported graph holds the value alone.
         if is_exporting():
             return self.function(*args, **kwargs)
-        return _node[0](self, *pytree.tree_map(lambda v: NOTHING if v is None else v, (args, kwargs)))
+        return _node[0](self, *with_nothing((args, kwargs)))
 
     def target(self) -> Callable[..., Any]:
         """It as the target of a node of a graph, whose code needs a name."""
@@ -89,29 +89,22 @@ class Made:
 
 
 class _Nothing:
-    """None, which torch takes for no argument of a node."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Nothing)
-
-    def __hash__(self) -> int:
-        return 0
+    """None, which torch takes for no argument of a node, and for no result."""
 
 
 NOTHING = _Nothing()
-pytree.register_constant(_Nothing)
+# Unflattened it is None, also where Dynamo traces that.
+pytree.register_pytree_node(_Nothing, lambda _: ((), None), lambda *_: None)
 
 
-def without_nothing(tree: Any) -> Any:
-    """A structure with None again in the places of `NOTHING`."""
-    is_nothing = lambda v: isinstance(v, _Nothing)  # noqa: E731
-    return pytree.tree_map(lambda v: None if is_nothing(v) else v, tree, is_leaf=is_nothing)
+def with_nothing(tree: Any) -> Any:
+    """A structure with `NOTHING` in the places of None."""
+    return pytree.tree_map(lambda v: NOTHING if v is None else v, tree)
 
 
 def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    args, kwargs = without_nothing((args, kwargs))
     guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
-    return function.run(args, kwargs)
+    return with_nothing(function.run(args, kwargs))
 
 
 _node = traced_below(_run)

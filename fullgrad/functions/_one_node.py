@@ -20,7 +20,7 @@ def one_node(function: F) -> F:
     """The function of positional arguments, of which compiled code has one node, with names in the places of functions."""
 
     def run(*args: Any) -> Any:
-        found = [None if isinstance(v, type(NOTHING)) else function_of(v) for v in args]
+        found = [v if v is None else function_of(v) for v in args]
         guard(*[v for v in found if callable(v)])
         return function(*found)
 

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     clone_if_view,
     in_legacy_vmap,
     is_alias_of,
+    is_exporting,
     is_traced,
     opaque,
     outside_dynamo_later,
@@ -190,9 +191,14 @@ _process, _count = uuid.uuid4().hex, itertools.count()
 
 
 def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
+    inner = innermost_code(code)
+    if is_exporting():
+        raise NotImplementedError(
+            f"{inner.closure.name} is code that torch.export cannot save: another process would not find it. Make the code an "
+            'operator by torch.library.custom_op, with register_fake, and say vmap_method="map"; or use torch.compile.'
+        )
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
-    inner = innermost_code(code)
     inner.closure.refuse()
     inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
     return _of_key(key, list(tensors))
@@ -201,8 +207,19 @@ def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
 def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
     results = code.like(tensors)
-    kinds[:] = [(y.ndim, y.dtype) for y in results]
+    kinds[:] = [_kind(y) for y in results]
     return results
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int | None, ...], torch.dtype]:
+    """The shape, with None for a size that a graph does not know, and the dtype."""
+    return tuple([n if isinstance(n, int) else None for n in tensor.shape]), tensor.dtype
+
+
+def _is_kind(tensor: Tensor, kind: tuple[tuple[int | None, ...], torch.dtype]) -> bool:
+    shape, dtype = kind
+    sizes = zip(tensor.shape, shape, strict=False)
+    return tensor.dtype == dtype and tensor.ndim == len(shape) and all(n is None or m == n for m, n in sizes)
 
 
 @opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
@@ -210,11 +227,11 @@ def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
     with without_modes(), usual_keys():  # the code may use autograd and transforms
         results = code.run(tensors)
-    found = [(y.ndim, y.dtype) for y in results]
-    if kinds and found != kinds:
+    if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
         raise RuntimeError(
-            f"{innermost_code(code).closure.name} was compiled for results of (dimensions, dtype) {kinds}, and returns {found}. "
-            "State them by `like`, a function of the same arguments that returns empty tensors like the result."
+            f"{innermost_code(code).closure.name} was compiled for results of (shape, dtype) {kinds}, and returns "
+            f"{[_kind(y) for y in results]}. State them by `like`, a function of the same arguments that returns empty tensors "
+            "like the result."
         )
     return results
 

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
-from fullgrad._dispatch import in_legacy_vmap, is_differentiating, pytree
+from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._custom import check_like, gradients_of
@@ -56,7 +56,8 @@ def with_reference(
         kernel: A function of any structure of tensors and constants, which returns one.
         reference: A function of the same arguments with the same result, up to rounding.
         backward: ``backward(inputs, outputs, grads)`` gets the positional arguments as a tuple, the result, and a structure like
-            it of gradients. It returns a tuple with the gradient of each positional argument, or None for 0.
+            it of gradients: for a result that is one tensor, one tensor and no tuple. It returns a tuple with the gradient of
+            each positional argument, of its shape, or None for 0.
         nondiff_outnums: Positions, among the tensors of the result, of those that have no derivative; ``reference`` may return
             None there.
         vmap_method: How ``vmap`` calls kernels. ``"sequential"``: sample by sample; ``"broadcast"``: once, with a dimension more
@@ -113,10 +114,11 @@ class WithReference(Made):
         return [self.function, self.reference, self.backward]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not is_differentiating():
+        call = Call([*args, kwargs])
+        # A tracer has no numbers for a kernel, whether or not it records a derivative.
+        if not is_differentiating() and (self.method == "map" or not is_traced(*call.tensors)):
             return self.function(*args, **kwargs)
-        own = _Reference(self, Call([*args, kwargs]))
-        return own.result()
+        return _Reference(self, call).result()
 
     def compared(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The operator and the reference, without results that have no derivative, which the reference may leave out."""
@@ -190,12 +192,14 @@ class _Reference:
         def value(*given: Tensor) -> list[Tensor]:
             with self.replay.again():
                 grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
-            return [torch.zeros_like(given[i]) if grads[i] is None else grads[i] for i in where]  # pyright: ignore
+            return [torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where]
+
+        def checked(i: int, x: Tensor, g: Any) -> Tensor:
+            """A gradient that is like its argument, of which compiled code knows no more than that it should be."""
+            return check_like(f"{label}: a gradient", "argument", g, x.shape, self.kinds[i][2])
 
         label = f"{self.owner.label}: `backward`"
         values = self._values(Refusing(label), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents])
-        for i, g in zip(where, values, strict=True):
-            check_like(f"{label}: a gradient", "argument", g, *self.kinds[i][1:])
         of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
         if is_differentiated([*x, *cotangents]):
             values = declared(of_gradient, values, [*x, *cotangents])

@@ -10,7 +10,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.calls import Call, Result
 from fullgrad._core.warn import warn
-from fullgrad._dispatch import has_shape, is_differentiating, is_tracing, ordered, pytree
+from fullgrad._dispatch import has_shape, is_differentiating, is_traced, is_tracing, ordered, pytree
 from fullgrad.functions._closures import Closure, Refusing, frozen
 from fullgrad.functions._declared import (
     Maybe,
@@ -243,7 +243,7 @@ class Root(Made):
         kind, f, self.linear_solve, self.otherwise, self.terms, self.method, self.has_aux, self.tol, self.like, solver = made_of
         super().__init__(f"implicit.{kind}", solver)
         self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
-        self.equation, self.minimizes = _EQUATIONS[kind], kind == "argmin"
+        self.minimizes, self.is_fixed_point = kind == "argmin", kind == "fixed_point"
 
     def parts(self) -> list[Any]:
         return [self.function, self.given]
@@ -251,26 +251,14 @@ class Root(Made):
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
             raise TypeError(f"{self.label} is called with `init` first, by position.")
-        if not is_differentiating() and (self.tol is None or is_tracing() or torch.jit.is_tracing()):
-            return self.function(*args, **kwargs)
-        return Solution(self, args, kwargs).result()
-
-
-def _of_fixed_point(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda z, *args, **kwargs: pytree.tree_map(torch.sub, z, f(z, *args, **kwargs))
-
-
-def _of_matvec(matvec: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda w, b, *args, **kwargs: pytree.tree_map(torch.sub, matvec(w, *args, **kwargs), b)
-
-
-# The left-hand side of an equation, from the function that is given; for `argmin` the objective, whose gradient it is.
-_EQUATIONS: dict[str, Callable[..., Any]] = {
-    "root": lambda f: f,
-    "fixed_point": _of_fixed_point,
-    "argmin": lambda objective: objective,
-    "solve": _of_matvec,
-}
+        if is_differentiating():
+            return Solution(self, args, kwargs).result()
+        # A tracer has no numbers for a solver, and none to look at.
+        traced = is_traced(*Call([*args, kwargs]).tensors)
+        if traced and self.method != "map" and not torch.jit.is_tracing():
+            return Solution(self, args, kwargs).value()
+        value_alone = self.tol is None or traced or torch.jit.is_tracing()
+        return self.function(*args, **kwargs) if value_alone else Solution(self, args, kwargs).result()
 
 
 class Solution:
@@ -278,12 +266,18 @@ class Solution:
 
     def __init__(self, owner: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.owner, self.label, self.rest = owner, owner.label, (*args[1:], kwargs)
-        self.call, self.init = Call([*args, kwargs]), args[0]
+        self.call = Call([*args, kwargs])
         self.count = self.call.parts[0].count  # the tensors of `init`
+        # The structure of `init` alone: a tracer calls `like` again when this call is over.
+        self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
         self.closure, self.replay = Closure(owner.label, owner.given), Replay(owner.label)
         check_kinds(self.label, self.call.tensors)
         self.solution, self.aux = Result(None), Result(None)
         self.length = 0  # of the tensors of the solution
+
+    def value(self) -> Any:
+        """The result of the call, without a derivative."""
+        return self._tree(*self._solve())
 
     def result(self) -> Any:
         """The result of the call."""
@@ -295,15 +289,15 @@ class Solution:
         self.problem.release()
         self.replay.noted()
         with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
-            equation = functools.partial(self._of_tensors, owner.equation(owner.given))
+            equation = functools.partial(self._of_tensors, owner.given)
             first = lambda *given: self.closure.first(equation, given)  # noqa: E731
             values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
-        self.equation, self.n = owner.equation(frozen(owner.given)), len(z) + len(rest)
+        self.given, self.n = frozen(owner.given), len(z) + len(rest)
         v = [*rest, *self.closure.release()]
         self.system = System(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
         z = self._found(z, v)
         self.call.release()
-        self.init, self.rest = None, ()  # so that autograd alone keeps tensors
+        self.rest = ()  # so that autograd alone keeps tensors
         if is_differentiated(v):
             z = declared(Rule(self._pull, self._push), z, [*v, *z])
         return self._tree(z, aux)
@@ -346,7 +340,7 @@ class Solution:
 
     def _like_init(self, solution: Any, given: Sequence[Tensor]) -> Any:
         """The solution, where numbers are tensors, which are like `init`."""
-        if isinstance(solution, (int, float, complex)) and isinstance(self.init, Tensor):
+        if isinstance(solution, (int, float, complex)) and self.count and self.init.__class__ is float:
             solution = torch.as_tensor(solution, dtype=given[0].dtype, device=given[0].device)
         others = [v for v in pytree.tree_leaves(solution) if not isinstance(v, Tensor) and v is not None]
         if others:
@@ -372,20 +366,27 @@ class Solution:
 
     # --- The equation ---------------------------------------------------------------------------------------------------
 
-    def _of_tensors(self, equation: Callable[..., Any], *zv: Tensor) -> Tensor:
-        """The value of the function as a vector, or the objective, at tensors of the solution and of the arguments."""
-        found = self.problem.run(lambda z, *args: equation(z, *args[:-1], **args[-1]), zv)
-        label = f"{self.label}: the value of the function"
+    def _of_tensors(self, given: Callable[..., Any], *zv: Tensor) -> Tensor:
+        """The left-hand side as a vector, or the objective, at tensors of the solution and of the arguments."""
+        found, label = self.problem.run(lambda *args: self._call(given, *args), zv), f"{self.label}: the value of the function"
         if not self.owner.minimizes:
-            return vector_of(label, self.solution.flattened(found, label), zv[: self.length])
+            z = zv[: self.length]
+            return self._side(vector_of(label, self.solution.flattened(found, label), z), zv)
         if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
             raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
         return found.to(_real(zv[0]))
 
+    def _call(self, given: Callable[..., Any], z: Any, *args: Any) -> Any:
+        return given(z, *args[:-1], **args[-1])
+
+    def _side(self, value: Tensor, zv: Sequence[Tensor]) -> Tensor:
+        """The left-hand side of the equation, by the value of the function that was given."""
+        return flat(zv[: self.length]) - value if self.owner.is_fixed_point else value
+
     def _with_closure(self, *zv: Tensor) -> Tensor:
         """The same, also as a function of the tensors that it closes over."""
         with self.replay.again():
-            return self.closure.again(functools.partial(self._of_tensors, self.equation), zv[: self.n], zv[self.n :])
+            return self.closure.again(functools.partial(self._of_tensors, self.given), zv[: self.n], zv[self.n :])
 
     def _residual(self, *zv: Tensor) -> Tensor:
         """The left-hand side of the equation, as a vector."""
@@ -396,7 +397,7 @@ class Solution:
 
     def _found(self, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         """The solution, which is looked at: a residual that is not small gets a warning."""
-        if self.owner.tol is None or is_tracing():
+        if self.owner.tol is None or is_traced(*z, *v):
             return z
         init = self.call.tensors[: self.count]
         start = init if [x.shape for x in init] == [x.shape for x in z] else z

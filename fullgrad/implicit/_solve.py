@@ -90,10 +90,17 @@ class _LinearSolution(Solution):
     """One call, whose right-hand side is in the place of `init`, and has a derivative."""
 
     def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
-        self.solution, self.rest = Result(self.init), (self.init, *self.rest)
+        b = self.call.run(lambda b, *_: b, self.call.tensors)
+        self.solution, self.rest = Result(b), (b, *self.rest)
         z = [torch.zeros_like(t) for t in self.solution.release()]
         self.length, self.count = len(z), 0
         return z, []
+
+    def _call(self, given: Callable[..., Any], z: Any, *args: Any) -> Any:
+        return super()._call(given, z, *args[1:])
+
+    def _side(self, value: Tensor, zv: Sequence[Tensor]) -> Tensor:
+        return value - flat(zv[self.length : 2 * self.length])
 
     def _found(self, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         self.system.matrix = "the matrix"

@@ -1,6 +1,7 @@
 """Solutions of equations: every transform against closed forms and unrolled iterations, and what the docstrings promise."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import pickle
@@ -12,6 +13,8 @@ import pytest
 import scipy.optimize
 import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from fullgrad import implicit
 from fullgrad._suite.cases.implicit import CASES
@@ -821,3 +824,90 @@ def test_a_solution_at_which_the_equation_has_no_number_warns():
     with pytest.warns(RuntimeWarning, match="leaves a residual"):
         solve(torch.tensor(1000.0, dtype=F64), x)
     solve(torch.tensor(torch.inf, dtype=F64), x)
+
+
+# --- Structures, and transforms in an equation, in traced code --------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Pair:
+    """A structure of one's own."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+pytree.register_dataclass(Pair)
+STRUCTURES = {
+    "dict": lambda a, b: {"b": b, "a": a},
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, [b]],
+    "dataclass": Pair,
+}
+
+
+def energy(z, x):
+    """A function of a structure, which is least where each number is ``x.sum() / x[0]``."""
+    return sum([(t * t * x[0]).sum() / 2 - (t * x.sum()).sum() for t in pytree.tree_leaves(z)])
+
+
+TRANSFORMS = {
+    "grad": grad(energy),
+    "vjp": lambda z, x: torch.func.vjp(lambda z: energy(z, x), z)[1](torch.ones((), dtype=F64))[0],
+    "jvp": lambda z, x: pytree.tree_map(lambda t: jvp(lambda s: s * s * x[0] / 2 - s * x.sum(), (t,), (t * 0 + 1,))[1], z),
+    "jacrev": jacrev(energy),
+    "vmap": lambda z, x: pytree.tree_map(vmap(lambda t: t * x[0] - x.sum()), z),
+}
+
+
+def direct(init, x):
+    """The solution in closed form."""
+    return pytree.tree_map(lambda t: torch.zeros_like(t) + x.sum() / x[0], init)
+
+
+def total(solver, make, x):
+    """A function of a solution."""
+    return sum([t.square().sum() for t in pytree.tree_leaves(solver(make(x.new_ones(2), x.new_zeros(1)), x))])
+
+
+def compiled_gradient(f, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(torch.compile(f, backend="aot_eager", fullgraph=True)(x), x)[0]
+
+
+TRACED = {
+    "linearize": lambda f, x: torch.stack([torch.func.linearize(f, x)[1](t) for t in torch.eye(2, dtype=F64)]),
+    "make_fx": lambda f, x: make_fx(grad(f))(x)(x),
+    "compiled": compiled_gradient,
+}
+# torch.func.linearize fails or is wrong around torch's own jvp and jacrev.
+PAIRS = [("grad", way) for way in TRACED] + [(name, "compiled") for name in TRANSFORMS if name != "grad"]
+
+
+@pytest.mark.parametrize(("transform", "way"), PAIRS)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_structures_and_transforms_in_traced_code(structure, transform, way):
+    """A solution of any structure, by an equation that uses transforms, has its derivative in traced code."""
+    if transform != "grad" and structure != "dict":
+        pytest.skip("each structure with one transform, each transform with one structure")
+    x = torch.tensor([2.0, 3.0], dtype=F64)
+    solver, make = implicit.root(TRANSFORMS[transform])(direct), STRUCTURES[structure]
+    close(TRACED[way](lambda x: total(solver, make, x), x), grad(lambda x: 3 * (x.sum() / x[0]) ** 2)(x))
+
+
+@pytest.mark.parametrize("found", [lambda z: [z], lambda z: {"a": z}, lambda z: None, lambda z: 1.0])
+def test_values_of_another_structure_are_refused(found):
+    """An equation whose value is not like the solution raises the documented error, whichever equation it is."""
+    with pytest.raises(TypeError, match=r"implicit\.solve: .*the value of the function must"):
+        implicit.solve(found, torch.ones(2))
+    for kind in (implicit.root, implicit.fixed_point):
+        with pytest.raises(TypeError, match="the value of the function must"):
+            kind(lambda z: found(z))(lambda init: init)(torch.ones(2))
+
+
+def test_values_of_another_shape_are_refused():
+    """A value that would broadcast to the solution is no value of the equation."""
+    with pytest.raises(ValueError, match="must have the shape of the solution"):
+        implicit.fixed_point(lambda z: z[:1])(lambda init: init)(torch.ones(2))
+    with pytest.raises(ValueError, match="must have the shape of the solution"):
+        implicit.solve(lambda w: w.sum(), torch.ones(2))

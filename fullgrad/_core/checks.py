@@ -118,12 +118,17 @@ def positive_elements(name: str, argument: str, value: Tensor) -> None:
 
 
 def probabilities(name: str, argument: str, value: Tensor) -> None:
-    """A tensor whose elements lie between 0 and 1, where they can be read without waiting; NaN is let through."""
+    """A tensor whose elements lie between 0 and 1, as in `elements_between`."""
+    elements_between(name, argument, value, 0, 1, "from 0 to 1")
+
+
+def elements_between(name: str, argument: str, value: Tensor, least: float, most: float, words: str) -> None:
+    """A tensor whose elements lie between two limits, both included, where they can be read without waiting; NaN is let through."""
     if can_look(value) and value.numel():
         low, high = [end.item() for end in value.detach().aminmax()]
-        if low < 0 or high > 1:
-            found = low if low < 0 else high
-            raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {found}{_among(value)}.")
+        if low < least or high > most:
+            found = low if low < least else high
+            raise ValueError(f"{name}: `{argument}` must be {words}, got {found}{_among(value)}.")
 
 
 def _among(value: Tensor) -> str:

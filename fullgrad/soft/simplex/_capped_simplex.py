@@ -76,7 +76,9 @@ def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tu
     checks.one_dim(name, dim, x.ndim)
     checks.real_number_or_tensor(name, "k", k)
     n = x.shape[dim] if x.ndim else 1
-    if not isinstance(k, Tensor) and not (holds(k >= 0) and holds(k <= n)):
+    if isinstance(k, Tensor):
+        checks.elements_between(name, "k", k, 0, n, f"from 0 to {n}, the size along `dim`")
+    elif not (holds(k >= 0) and holds(k <= n)):
         raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
     return x, k, softness
 
@@ -152,14 +154,14 @@ class Centered(RowFunction):
         mode, z = saved_inputs(ctx)
         w, inverse = _shares(z, mode)
         total = g.sum(-1, keepdim=True) * inverse
-        by_v = torch.where(inverse > 0, g - w * total, 0) if ctx.needs_input_grad[0] else None
+        by_v = torch.where(inverse == 0, 0, g - w * total) if ctx.needs_input_grad[0] else None
         return by_v, total if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, t_k: Tensor | None, _: None) -> Tensor:
         mode, z = saved_inputs(ctx)
         w, inverse = _shares(z, mode)
-        moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
+        moved = torch.where(inverse == 0, 0, t - (w * t).sum(-1, keepdim=True) * inverse)
         return moved if t_k is None else moved + t_k * inverse
 
 
@@ -167,5 +169,5 @@ def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows."""
     w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
     total = w.sum(-1, keepdim=True)
-    positive = total >= torch.finfo(total.dtype).tiny
-    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0)
+    zero = total < torch.finfo(total.dtype).tiny  # a row without an answer is NaN in both modes
+    return w, torch.where(zero, 0, 1 / torch.where(zero, 1, total))

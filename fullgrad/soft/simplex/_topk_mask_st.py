@@ -20,7 +20,7 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
         y_i = [\,i \in \operatorname{topk} x\,], \qquad D = \text{that of } p,\ p = S(x / s - \theta),\ \sum p = k
 
     with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements; the
-    relaxation is computed only for a derivative. Saved: ``x``.
+    relaxation is computed only for a derivative, in which plus infinity is chosen and the others share the rest. Saved: ``x``.
 
     On a device the host waits for the rounds that find the threshold of the relaxation.
 
@@ -70,4 +70,8 @@ class TopKMaskST(Recomputed):
 
     @staticmethod
     def relaxed(x: Tensor, softness: Any, k: int, mode: str) -> Tensor:
-        return capped_rows(*rows_and_sum("topk_mask_st", x, k, -1, softness), mode).to(x.dtype)
+        # Plus infinity is chosen, whatever the others are: they share the rest.
+        certain = x.detach() == torch.inf
+        rest = (k - certain.sum(-1, keepdim=True)).clamp(min=0).to(x.dtype)
+        x = torch.where(certain, -torch.inf, x)
+        return capped_rows(*rows_and_sum("topk_mask_st", x, rest, -1, softness), mode).to(x.dtype)

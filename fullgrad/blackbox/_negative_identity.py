@@ -93,6 +93,9 @@ def _projected(x: Tensor, projection: str) -> Tensor:
         return x
     infinite = x.detach().isinf()
     p = torch.where(infinite, 0, x)
+    if projection == "both":  # which does not depend on a factor: a power of two, by which differences do not overflow
+        largest = p.detach().abs().amax()
+        p = p * torch.where(largest > 2, torch.exp2(-torch.log2(largest).floor()), 1)
     if projection in ("mean", "both"):
         # Each is divided before the sum, which does not overflow then.
         count = (~infinite).sum().clamp(min=1)

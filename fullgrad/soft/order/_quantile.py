@@ -98,7 +98,7 @@ def quantile(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
@@ -165,7 +165,7 @@ def quantile_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 

@@ -38,7 +38,7 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
-        ValueError: ``alpha`` is a number that is not above 1, or a tensor that does not broadcast.
+        ValueError: ``alpha`` is not above 1 or infinite, a number that is NaN, or a tensor that does not broadcast.
         IndexError: ``x`` has no such dimension.
 
     Example:

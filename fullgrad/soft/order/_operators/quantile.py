@@ -63,6 +63,7 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
         checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
+        checks.probabilities(name, "q", q)
         return q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)

@@ -73,6 +73,12 @@ def real_number(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a number, got {_type(value)}.")
 
 
+def flag(name: str, argument: str, value: Any) -> None:
+    """True or False, as torch takes them: another value here is often the next argument of another function's positional call."""
+    if value.__class__ is not bool and not isinstance(value, torch.SymBool):
+        raise TypeError(f"{name}: `{argument}` must be True or False, got {_type(value)}: {value!r}.")
+
+
 def bool_tensor(name: str, argument: str, value: Any) -> None:
     """A bool tensor."""
     tensor(name, argument, value)

@@ -81,7 +81,9 @@ def test_flags_are_bools(label, where, name, flag):
         "logical_and": (weights, weights), "logical_or": (weights, weights), "logical_xor": (weights, weights),
     }.get(name.removesuffix("_st"), (X,))  # fmt: skip
     for bad in (None, 1, 0, "yes", {"tol": 1e-3}, numpy.bool_(True)):
-        with pytest.raises(TypeError, match=rf"^{name.replace('ranking', 'rank')}: `{flag}` must be True or False, got a value of type"):
+        with pytest.raises(
+            TypeError, match=rf"^{name.replace('ranking', 'rank')}: `{flag}` must be True or False, got a value of type"
+        ):
             f(*args, **{flag: bad})
     default = inspect.signature(f).parameters[flag].default
     torch.compile(lambda x: f(x, *args[1:], **{flag: default}), backend="eager", fullgraph=True)(args[0])

@@ -119,7 +119,9 @@ def test_an_infinite_element_is_in_the_mask(mode):
     assert topk_mask_st(x, 3, mode=mode).tolist() == [1, 1, 0, 0, 1]
     for transform in (jacrev, jacfwd):
         expected = torch.zeros(5, 5, dtype=torch.float64)
-        expected[torch.tensor(places).unsqueeze(-1), torch.tensor(places)] = transform(lambda x: topk_mask_st(x, 1, mode=mode))(others)
+        expected[torch.tensor(places).unsqueeze(-1), torch.tensor(places)] = transform(lambda x: topk_mask_st(x, 1, mode=mode))(
+            others
+        )
         torch.testing.assert_close(transform(lambda x: topk_mask_st(x, 3, mode=mode))(x), expected, rtol=1e-12, atol=1e-12)
         assert not transform(lambda x: topk_mask_st(x, 1, mode=mode))(x).any()
 

@@ -95,7 +95,10 @@ def run(options: argparse.Namespace) -> int:
     _print(rows, failures, skipped)
     if options.json is not None:
         where = environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]]))
-        write_json(options, {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures, "skipped": skipped})
+        write_json(
+            options,
+            {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures, "skipped": skipped},
+        )
     if options.plot:
         draw(rows[OPERATORS], options.plot, pyplot)
         print(f"wrote {options.plot}")

@@ -254,7 +254,9 @@ def test_indices_where_they_are_wanted(call):
 def test_weights_that_a_method_does_not_have_are_refused(method):
     """A median with its indices, and a quantile with its weights, raise and say how their value alone is found."""
     x = numbers(2, 5)
-    with pytest.raises(ValueError, match=r"median: `method` must have weights, .* quantile\(x, 0.5, dim, interpolation='lower'\)"):
+    with pytest.raises(
+        ValueError, match=r"median: `method` must have weights, .* quantile\(x, 0.5, dim, interpolation='lower'\)"
+    ):
         soft.median(x, 1, method=method)
     for f in (soft.quantile, fullgrad.quantile_st):
         with pytest.raises(ValueError, match=r"quantile(_st)?: `method` must have weights, .* return_argquantile=False"):
@@ -286,7 +288,14 @@ def test_autocast_changes_no_derivative(name, method, mode):
     def tangent(x):
         return jvp(f, (x,), (t,))[1]
 
-    for derivative in (f, tangent, gradient, by_autograd, lambda x: vjp(gradient, x)[1](t)[0], lambda x: jvp(tangent, (x,), (t,))[1]):
+    for derivative in (
+        f,
+        tangent,
+        gradient,
+        by_autograd,
+        lambda x: vjp(gradient, x)[1](t)[0],
+        lambda x: jvp(tangent, (x,), (t,))[1],
+    ):
         expected = derivative(x)
         with torch.autocast("cpu", torch.bfloat16):
             found = derivative(x)

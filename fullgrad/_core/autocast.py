@@ -12,7 +12,7 @@ from fullgrad._dispatch import any_distributed
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``torch.matmul`` without autocast, in every derivative too: the product is part of an operator's value or rule, no layer."""
+    """``torch.matmul`` without autocast, in every derivative too: the product is part of an operator's value or rule."""
     device = a.device.type
     if not is_autocast(device):
         return torch.matmul(a, b)

@@ -129,7 +129,7 @@ def probabilities(name: str, argument: str, value: Tensor) -> None:
 
 
 def elements_between(name: str, argument: str, value: Tensor, least: float, most: float, words: str) -> None:
-    """A tensor whose elements lie between two limits, both included, where they can be read without waiting; NaN is let through."""
+    """A tensor whose elements lie between two limits, included, where they can be read without waiting; NaN is let through."""
     if can_look(value) and value.numel():
         low, high = [end.item() for end in value.detach().aminmax()]
         if low < least or high > most:

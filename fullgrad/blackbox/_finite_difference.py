@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.batching import numel_with_batches
-from fullgrad._core.generators import random_states, restore_random_states
+from fullgrad._core.generators import restore_random_states, untraced_random_states
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import is_tracing, of_one_instance, surely
+from fullgrad._dispatch import of_one_instance, surely
 from fullgrad.functions._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
@@ -106,7 +106,7 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
         x, *held = inputs
         (g,), n = cotangents, x.numel()
         steps, pieces, along = _steps(x, step), _pieces(n, x, g), []
-        before = random_states() if len(pieces) > 1 and not is_tracing() else []
+        before = untraced_random_states() if len(pieces) > 1 else []
         for start, stop in pieces:
             restore_random_states(before)  # all pieces get the same draws
             places = torch.arange(start, stop, device=x.device)

@@ -50,7 +50,8 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     size = wide.detach().abs()
     dims = dims_of(dim, w.ndim)
     # Sums of large numbers would overflow; a power of two changes no digit.
-    unit = torch.where(largest(size, dims) > _LARGE[size.dtype], _LARGE[size.dtype], 1.0)
+    most = largest(size, dims)
+    unit = torch.where(most > _LARGE[size.dtype], torch.full_like(most, _LARGE[size.dtype]), 1)
     size = size / unit
     threshold = without_parts(0.7 * size.mean(dims, keepdim=True))
     beyond = (size > threshold).to(size.dtype)

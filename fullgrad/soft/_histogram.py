@@ -175,14 +175,14 @@ def _rows(value: Any, shape: torch.Size, dim: int | None) -> Any:
 
 def _counts(row: Sequence[Any], bins: int, low: float, high: float, mode: str) -> Tensor:
     """The soft counts of rows, in float32 at least."""
-    z, half, s, w = _to_centers(*row, bins, low, high)
+    z, half, s, w = _to_centers(row[0], row[1], row[2], bins, low, high)
     inside = Between.apply(z, s, half, mode, False)
     return (inside if w is None else inside * w.unsqueeze(-1) if w.ndim else inside * w).sum(-2)
 
 
 def _to_centers(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high: float) -> tuple[Tensor, float, Any, Any]:
-    """How far each element is above the center of each bin, half the width of a bin, a softness that broadcasts with that, and the
-    weight, in float32 at least.
+    """How far each element is above the center of each bin, half the width of a bin, a softness that broadcasts, and the weight,
+    in float32 at least.
     """
     x, s, w = to_opmath(x, softness, weight)
     half = (high - low) / bins / 2

@@ -230,7 +230,8 @@ def _xor(x: Tensor, y: Tensor, mean: bool) -> Tensor:
 def _in_opmath(formula: Callable[[Tensor, Tensor, bool], Tensor], x: Tensor, y: Tensor, mean: bool) -> Tensor:
     """A formula of several steps, each of which would be rounded in half precision, in the dtype of the result."""
     dtype = x.dtype if x.dtype == y.dtype else torch.result_type(x, y)
-    return cast(formula(*to_opmath(cast(x, dtype), cast(y, dtype)), mean), dtype)
+    x, y = to_opmath(cast(x, dtype), cast(y, dtype))
+    return cast(formula(x, y, mean), dtype)
 
 
 def _at_least(x: Tensor, epsilon: float) -> Tensor:

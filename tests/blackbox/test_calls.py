@@ -274,7 +274,7 @@ def test_noise_of_factor_0_is_not_drawn(operator):
     assert torch.equal(generator.get_state(), before)
     with pytest.raises(ValueError, match="`noise` must have the shape"):
         ours(X, noise=noise(2))
-    with pytest.raises(TypeError, match="`generator` must be a torch.Generator"):
+    with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator"):
         ours(X, generator=3)
 
 

@@ -1,4 +1,4 @@
-"""What a line of the benchmarks may take: one that would take more memory or time is left out, and the rest is measured."""
+"""Limits of memory and time: a line of the benchmarks that would take more is left out, and the rest is measured."""
 
 import contextlib
 import signal
@@ -15,7 +15,7 @@ class TooMuch(BaseException):
 
 @contextlib.contextmanager
 def limited(seconds: float | None, gib: float) -> Iterator[None]:
-    """A context that `TooMuch` ends after some seconds, if they are limited, or where the process would hold some GiB more than before.
+    """A context that `TooMuch` ends after some seconds, if they are limited, or where the process would hold some GiB more.
 
     The time is looked at between two steps of Python, so that one operation of torch is not interrupted; not on Windows, nor
     outside the main thread. The memory is that of the process, on Linux alone: where an allocator gets no more, it raises.

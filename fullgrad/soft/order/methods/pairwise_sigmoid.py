@@ -78,7 +78,7 @@ class Distances(SumOfPairs):
 
 
 def _own(block: Block, x: Tensor) -> Tensor:
-    """Where an element meets itself: a pair with no derivative, whose two slopes would cancel and take the digits of small ones."""
+    """Where an element meets itself: a pair without a derivative, whose slopes would cancel and take the digits of small ones."""
     rows, columns = (torch.arange(*ends, device=x.device) for ends in ((block.top, block.bottom), (block.left, block.right)))
     return rows.unsqueeze(-1) == columns
 

@@ -51,7 +51,7 @@ class SumOfPairs(Formula):
 
     @classmethod
     def value(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        d = torch.where(_own(block, args[0]), 0, _differences(*args))
+        d = _without_own(block, _differences(*args))
         return (cls.operator.apply(d, 1.0, mode, False).sum(-1),)
 
     @classmethod
@@ -61,7 +61,7 @@ class SumOfPairs(Formula):
     @classmethod
     def pull(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
         r, v, g = args
-        slopes = torch.where(_own(block, r), 0, cls.slope(_differences(r, v), 1.0, mode))
+        slopes = _without_own(block, cls.slope(_differences(r, v), 1.0, mode))
         return g * slopes.sum(-1), -matmul(g.unsqueeze(-2), slopes).squeeze(-2)
 
 
@@ -77,10 +77,11 @@ class Distances(SumOfPairs):
     operator, curve, slope = Abs, staticmethod(curves.absolute), staticmethod(curves.absolute_slope)
 
 
-def _own(block: Block, x: Tensor) -> Tensor:
-    """Where an element meets itself: a pair without a derivative, whose slopes would cancel and take the digits of small ones."""
-    rows, columns = (torch.arange(*ends, device=x.device) for ends in ((block.top, block.bottom), (block.left, block.right)))
-    return rows.unsqueeze(-1) == columns
+def _without_own(block: Block, pairs: Tensor) -> Tensor:
+    """Pairs with 0 where an element meets itself, which has no derivative: its two slopes would take the digits of small ones."""
+    offset = block.top - block.left
+    own = torch.zeros_like(pairs.diagonal(offset, -2, -1))
+    return torch.diagonal_scatter(pairs, own, offset, -2, -1)
 
 
 def _differences(r: Tensor, v: Tensor) -> Tensor:

@@ -50,6 +50,32 @@ def test_nothing_is_read_where_it_would_break_something(name):
     torch.compile(call, backend="eager", fullgraph=True)(torch.tensor(-0.3))
 
 
+BOUNDED = {
+    "soft.entmax": (lambda v: soft.entmax(X, v), 1.5, [0.5, -1.0, float("inf")]),
+    "soft.entmax_loss": (lambda v: soft.entmax_loss(X[None], torch.tensor([1]), v), 1.5, [0.5, float("inf")]),
+    "soft.normmax": (lambda v: soft.normmax(X, v), 1.5, [1.0, 0.5, float("inf")]),
+    "soft.normmax_loss": (lambda v: soft.normmax_loss(X[None], torch.tensor([1]), v), 1.5, [1.0, float("inf")]),
+    "soft.proj_capped_simplex": (lambda v: soft.proj_capped_simplex(X, v), 2.0, [-0.5, 5.5]),
+    "soft.quantile": (lambda v: soft.quantile(X, v), 0.3, [-0.1, 1.5]),
+    "soft.argquantile": (lambda v: soft.argquantile(X, v), 0.3, [-0.1, 1.5]),
+    "quantile_st": (lambda v: fullgrad.quantile_st(X, v), 0.3, [-0.1, 1.5]),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_tensor_out_of_range_raises_as_the_number_does(name):
+    """A number out of its range is refused in a tensor, too, where it can be read; one in its range and NaN are not."""
+    call, good, bad = BOUNDED[name]
+    for value in bad:
+        for given in (value, torch.tensor(value, dtype=torch.float64), torch.nn.Parameter(torch.tensor([value]))[0]):
+            with raises(ValueError, match=rf"`(alpha|k|q)` must be (at least 1|above 1|from 0 to [15]).*, got {value:.1f}"):
+                call(given)
+    call(torch.tensor(good))
+    call(torch.tensor(float("nan")))
+    vmap(call)(torch.tensor([good, bad[0]]))
+    torch.compile(call, backend="eager", fullgraph=True)(torch.tensor(bad[0]))
+
+
 def test_probabilities():
     """A probability outside of [0, 1] raises, as in torch.bernoulli; the bounds and NaN do not."""
     for call in (sampling.bernoulli_st,):

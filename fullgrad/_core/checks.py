@@ -73,6 +73,12 @@ def real_number(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a number, got {_type(value)}.")
 
 
+def flag(name: str, argument: str, value: Any) -> None:
+    """True or False, as torch takes them: another value here is often the next argument of another function's positional call."""
+    if value.__class__ is not bool and not isinstance(value, torch.SymBool):
+        raise TypeError(f"{name}: `{argument}` must be True or False, got {_type(value)}: {value!r}.")
+
+
 def bool_tensor(name: str, argument: str, value: Any) -> None:
     """A bool tensor."""
     tensor(name, argument, value)
@@ -118,12 +124,17 @@ def positive_elements(name: str, argument: str, value: Tensor) -> None:
 
 
 def probabilities(name: str, argument: str, value: Tensor) -> None:
-    """A tensor whose elements lie between 0 and 1, where they can be read without waiting; NaN is let through."""
+    """A tensor whose elements lie between 0 and 1, as in `elements_between`."""
+    elements_between(name, argument, value, 0, 1, "from 0 to 1")
+
+
+def elements_between(name: str, argument: str, value: Tensor, least: float, most: float, words: str) -> None:
+    """A tensor whose elements lie between two limits, included, where they can be read without waiting; NaN is let through."""
     if can_look(value) and value.numel():
         low, high = [end.item() for end in value.detach().aminmax()]
-        if low < 0 or high > 1:
-            found = low if low < 0 else high
-            raise ValueError(f"{name}: `{argument}` must be from 0 to 1, got {found}{_among(value)}.")
+        if low < least or high > most:
+            found = low if low < least else high
+            raise ValueError(f"{name}: `{argument}` must be {words}, got {found}{_among(value)}.")
 
 
 def _among(value: Tensor) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import is_tracing
+
 # Torch makes a tensor of a state while it holds the generator's mutex. There Python may collect garbage and run another thread,
 # which asks for the same state, waits for the mutex, and does not let the first one go on.
 _LOCK = threading.RLock()
@@ -28,6 +30,11 @@ def random_states() -> list[Tensor]:
     """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
     with _LOCK:
         return [state() for state, _ in _generators()]
+
+
+def untraced_random_states() -> list[Tensor]:
+    """`random_states`, or none in code that is traced, which cannot restore them."""
+    return [] if is_tracing() else random_states()
 
 
 def restore_random_states(states: Sequence[Tensor]) -> None:

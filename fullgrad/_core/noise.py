@@ -138,6 +138,22 @@ def _minus_log(temporary: Tensor) -> Tensor:
     return -torch.log(temporary) if is_tracing() else temporary.log_().neg_()
 
 
+def scaled_noise(
+    name: str, x: Tensor, scale: float, noise: Tensor | None, generator: Generator | None, draw: Callable[..., Tensor]
+) -> Tensor | None:
+    """A factor, which is not negative, and the given noise or new noise, a constant; None for the factor 0, which draws nothing.
+
+    Raises:
+        TypeError: ``scale`` is not a number, or as in `noise_for`.
+        ValueError: ``scale`` is negative, or as in `noise_for`.
+    """
+    checks.non_negative_number(name, "noise_scale", scale)
+    if scale == 0:
+        noise_for(name, x, noise, generator, lambda x, *_, **__: x)  # the arguments are checked all the same
+        return None
+    return noise_for(name, x, noise, generator, draw).detach()
+
+
 def noise_for(
     name: str,
     x: Tensor,

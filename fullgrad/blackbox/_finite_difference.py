@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.batching import numel_with_batches
+from fullgrad._core.generators import restore_random_states, untraced_random_states
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import of_one_instance
+from fullgrad._dispatch import of_one_instance, surely
 from fullgrad.functions._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
@@ -31,7 +33,9 @@ def finite_difference(
         \mathrm{vjp}(g)_j = \Bigl\langle g, \frac{f(x + h_j e_j) - f(x - h_j e_j)}{2 h_j} \Bigr\rangle
 
     where s is the largest number that moves no element by more than its step. A tangent takes two calls of f, and a gradient two
-    for each element of x, however many outputs there are: forward mode is the cheaper one, by `torch.func.jvp` or `jacfwd`. Its
+    for each element of x, however many outputs there are: forward mode is the cheaper one, by `torch.func.jvp` or `jacfwd`. The
+    points of a gradient are made and evaluated in pieces of at most 64 MiB, so that its memory grows with n and not with its
+    square, unless the gradient is differentiated itself. A tangent's
     elements should be of one size: where they are not, the step of the smallest moves large ones by less than they can be
     rounded to; take a gradient, or the tangent of each element alone. The
     error is of the order :math:`h^2`, and that of rounding of the order :math:`\epsilon / h`. Higher derivatives are differences
@@ -45,7 +49,7 @@ def finite_difference(
         x: Any shape; floating.
         step: The step h, positive; None for :math:`h_j = \epsilon^{1/3} \max(1, |x_j|)` with the precision
             :math:`\epsilon` of the dtype that f gets.
-        vmap_method: How f is called for a batch, as in :func:`perturbed`; the points of a gradient are one.
+        vmap_method: How f is called for a batch, as in :func:`perturbed`; a piece of the points of a gradient is one.
         like: As in :func:`perturbed`.
 
     Returns:
@@ -101,12 +105,18 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
     def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         x, *held = inputs
         (g,), n = cotangents, x.numel()
-        moves = torch.diag(_steps(x, step).reshape(-1)).reshape(n, *x.shape)
-        up, down = x + moves, x - moves
-        y = values(torch.cat([up, down]), held)
-        widths = (up - down).detach().reshape(n, n).diagonal()
-        along = ((y[:n] - y[n:]) * g).reshape(n, math.prod(y.shape[1:])).sum(-1)
-        return [(along / widths).reshape(x.shape), *[None] * len(held)]
+        steps, pieces, along = _steps(x, step), _pieces(n, x, g), []
+        before = untraced_random_states() if len(pieces) > 1 else []
+        for start, stop in pieces:
+            restore_random_states(before)  # all pieces get the same draws
+            places = torch.arange(start, stop, device=x.device)
+            moves = torch.where(torch.arange(n, device=x.device) == places.unsqueeze(-1), steps.reshape(-1), 0)
+            moves = moves.reshape(stop - start, *x.shape)
+            y = values(torch.cat([x + moves, x - moves]), held)
+            change = y[: stop - start] - y[stop - start :]
+            along.append((change * g).reshape(stop - start, math.prod(change.shape[1:])).sum(-1))
+        widths = ((x + steps) - (x - steps)).detach()
+        return [torch.cat(along).reshape(x.shape) / widths, *[None] * len(held)]
 
     def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         x, *held = inputs
@@ -124,6 +134,20 @@ def _at(code: Code, x: Tensor, step: float | None, held: Sequence[Tensor] | None
         return [(y[0] - y[1]) * s / torch.where(square > 0, (moved * along).sum() / square, 1) * unit]
 
     return declared(Rule(pull, push), [y], [x, *held])[0]
+
+
+# The most bytes of the points, and of the values at them, of a piece of a gradient.
+_PIECE = 2**26
+
+
+def _pieces(n: int, x: Tensor, y: Tensor) -> list[tuple[int, int]]:
+    """The elements that are moved together: all, or as many as have their points and values in a memory that is bounded."""
+    # A point and its value, on both sides, with as many temporaries.
+    column = 4 * (numel_with_batches(x) + numel_with_batches(y)) * x.dtype.itemsize
+    if not surely(n * column > _PIECE):  # nor is a size that depends on data
+        return [(0, n)]
+    size = max(_PIECE // column, 1)
+    return [(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _largest(t: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Generator, Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.noise import gumbel_like, scaled_noise
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance
 from fullgrad.blackbox._differences import difference_of_solutions
@@ -42,7 +42,7 @@ def imle(
             place of half precision.
         x: The weights of one instance, any shape; floating. A batch is a dimension of `torch.func.vmap`.
         lam: How far the weights move along the gradient, positive.
-        noise_scale: The factor c of the noise, not negative; 0 for the solution without noise.
+        noise_scale: The factor c of the noise, not negative; 0 for the solution without noise, which draws none.
         noise: Noise G of the shape of ``x``, a constant; None to draw Gumbel noise. The paper's is a sum of Gamma variables.
         generator: Draws it; None for torch's default generator.
         vmap_method: As in :func:`perturbed`, of a tensor without draws.
@@ -87,6 +87,6 @@ def _imle(
     code = Code(name, "solver", solver, vmap_method, None)
     wide = point(name, x)
     checks.positive_number(name, "lam", lam)
-    checks.non_negative_number(name, "noise_scale", noise_scale)
-    moved = float(noise_scale) * noise_for(name, wide, noise, generator, gumbel_like).detach().to(wide.dtype)
+    found = scaled_noise(name, wide, noise_scale, noise, generator, gumbel_like)
+    moved = None if found is None else float(noise_scale) * found.to(wide.dtype)
     return cast(difference_of_solutions(name, code, wide, moved, float(lam), minimizes=False), x.dtype)

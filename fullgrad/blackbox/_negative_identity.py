@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import of_one_instance
+from fullgrad._dispatch import of_one_instance, surely
 from fullgrad.functions._code import Code, point
 from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._one_node import one_node
@@ -33,7 +33,8 @@ def negative_identity(
     for a solver that minimizes costs, and :math:`D(x) = p'(x)` for one that maximizes weights: where the loss wants less of an
     element of the solution, its cost grows. The derivative is linear, so that there is forward mode, and calls no solver. The
     projection p takes out of the costs, and of their gradients, what does not change a solution; its derivative is the true one,
-    at every order. Saved: ``x``, if there is a projection.
+    at every order. An infinite cost, which forbids or forces an element, is left out of the projection: it stays, as a constant.
+    Saved: ``x``, if there is a projection.
 
     Args:
         solver: A function of one tensor, any code, which returns a solution of the shape of ``x``. It gets float32 in place of
@@ -88,15 +89,24 @@ def _negative_identity(
 
 
 def _projected(x: Tensor, projection: str) -> Tensor:
+    if projection == "none" or surely(x.numel() == 0):
+        return x
+    infinite = x.detach().isinf()
+    p = torch.where(infinite, 0, x)
+    if projection == "both":  # which does not depend on a factor: a power of two, by which differences do not overflow
+        largest = p.detach().abs().amax()
+        p = p * torch.where(largest > 2, torch.exp2(-torch.log2(largest).floor()), 1)
     if projection in ("mean", "both"):
-        x = x - x.mean()
+        # Each is divided before the sum, which does not overflow then.
+        count = (~infinite).sum().clamp(min=1)
+        p = torch.where(infinite, 0, p - (p / count).sum())
     if projection in ("norm", "both"):
         # In a unit in which squares do not overflow; the projection does not depend on it.
-        largest = x.detach().abs().amax() if x.numel() else x.sum()
-        x = x / torch.where((largest > 0) & largest.isfinite(), largest, 1)
-        square = (x * x).sum()
-        x = x * torch.where(square > 0, square, 1).rsqrt()
-    return x
+        largest = p.detach().abs().amax()
+        p = p / torch.where((largest > 0) & largest.isfinite(), largest, 1)
+        square = (p * p).sum()
+        p = p * torch.where(square > 0, square, 1).rsqrt()
+    return torch.where(infinite, x.detach(), p)
 
 
 def _scaled(factor: float) -> Rule:

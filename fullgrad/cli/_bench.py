@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from fullgrad._suite.bench._comparison import run as measure
 from fullgrad._suite.bench._fast import FAST, fast_table, gains
 from fullgrad._suite.bench._fast import SIZES as FAST_SIZES
 from fullgrad._suite.bench._growth import draw, exponents
+from fullgrad._suite.bench._limits import TooMuch, limited
 from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
 from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
@@ -28,6 +30,8 @@ TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
 GROUPS = (TARGETS, SOFTTORCH, FAST)
 SIZES = (16, 16_384, 4_000_000)
 QUICK_SIZES, QUICK_WAYS = (16, 65_536), (NO_GRADIENT, "forward+backward")
+# The most that a line may take: seconds, and GiB of memory.
+MOST_SECONDS, QUICK_MOST_SECONDS, MOST_GIB = 300.0, 10.0, 4.0
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -44,6 +48,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, or cuda (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="for each statement, beyond five calls (default: 0.2)")
     parser.add_argument("--quick", action="store_true", help="under two minutes: small sizes, few calls, nothing compiled")
+    limits = f"(default: {MOST_SECONDS:g} s; {QUICK_MOST_SECONDS:g} with --quick)", f"(default: {MOST_GIB:g} GiB; on Linux)"
+    parser.add_argument("--most-seconds", type=_positive, metavar="S", help=f"skip a line that takes longer {limits[0]}")
+    parser.add_argument("--most-memory", type=_positive, metavar="GIB", help=f"skip a line that takes more {limits[1]}")
     add_json(parser, "the numbers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and memory against n, with the fitted exponents")
     parser.set_defaults(run=run)
@@ -66,6 +73,8 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     rows: dict[str, list[dict[str, Any]]] = {TARGETS: [], FACTS: [], FAST: [], OPERATORS: []}
     failures: list[str] = []
+    skipped: list[str] = []
+    most = options.most_seconds or (QUICK_MOST_SECONDS if options.quick else MOST_SECONDS), options.most_memory or MOST_GIB
     bar = ("{task.percentage:>3.0f}%", progress_module.BarColumn(), progress_module.TimeElapsedColumn(), "{task.description}")
     plan = _plan(options)
     with progress_module.Progress(*bar, console=console_module.Console(stderr=True), transient=True) as progress:
@@ -74,15 +83,22 @@ def run(options: argparse.Namespace) -> int:
             for name, kind, make in plan:
                 progress.update(task, description=name)
                 try:
-                    rows[kind] += make()
+                    # The targets are one line, of known work.
+                    with limited(None if kind == TARGETS else most[0], most[1]):
+                        rows[kind] += make()
+                except TooMuch as error:
+                    skipped.append(f"{name}: {error}")
                 except Exception as error:  # a piece that cannot run is reported, and the rest is measured
                     failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
                 work.count()
                 progress.advance(task)
-    _print(rows, failures)
+    _print(rows, failures, skipped)
     if options.json is not None:
         where = environment(options.device, shlex.join(["python", "-m", "fullgrad", *sys.argv[1:]]))
-        write_json(options, {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures})
+        write_json(
+            options,
+            {"environment": where, **rows, "growth": exponents(rows[OPERATORS]), "failures": failures, "skipped": skipped},
+        )
     if options.plot:
         draw(rows[OPERATORS], options.plot, pyplot)
         print(f"wrote {options.plot}")
@@ -127,7 +143,14 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
     return plan
 
 
-def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str]) -> None:
+def _positive(text: str) -> float:
+    """A positive number."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return float(text)
+
+
+def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], skipped: list[str]) -> None:
     table_module, box = extra("rich.table", "cli"), extra("rich.box", "cli").SIMPLE
     shown = console()
     for kind, title, make in (
@@ -152,3 +175,5 @@ def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str]) -> None:
         shown.print(f"targets: {', '.join(f'{verdicts.count(v)} {word}' for v, word in words)}.", highlight=False)
     for failure in failures:
         shown.print(f"[red]could not be measured[/] {failure}", highlight=False)
+    for line in skipped:
+        shown.print(f"[yellow]skipped[/] {line}; allow more by --most-seconds, --most-memory", highlight=False)

@@ -1,13 +1,16 @@
 """`twn`: ternary weights with the threshold and the scale of their own mean."""
 
+import torch
 from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import without_parts
-from fullgrad.gradients._magnitude import Dim, dims_of
+from fullgrad.gradients._magnitude import Dim, dims_of, largest
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._ternarize import Ternarize
+
+_LARGE = {torch.float32: 2.0**64, torch.float64: 2.0**512}
 
 
 def twn(w: Tensor, dim: Dim = None) -> Tensor:
@@ -46,8 +49,13 @@ def twn(w: Tensor, dim: Dim = None) -> Tensor:
     (wide,) = to_opmath(w)
     size = wide.detach().abs()
     dims = dims_of(dim, w.ndim)
+    # Sums of large numbers would overflow; a power of two changes no digit.
+    most = largest(size, dims)
+    unit = torch.where(most > _LARGE[size.dtype], torch.full_like(most, _LARGE[size.dtype]), 1)
+    size = size / unit
     threshold = without_parts(0.7 * size.mean(dims, keepdim=True))
     beyond = (size > threshold).to(size.dtype)
     count = without_parts(beyond.sum(dims, keepdim=True)).clamp(min=1)
-    scale = without_parts((size * beyond).sum(dims, keepdim=True)) / count
+    scale = without_parts((size * beyond).sum(dims, keepdim=True)) / count * unit
+    threshold = threshold * unit
     return Ternarize.apply(wide, threshold, scale, None, None, False, False).to(w.dtype)

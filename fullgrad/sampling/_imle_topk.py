@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
-from fullgrad._core.noise import gumbel_like, noise_for
+from fullgrad._core.noise import gumbel_like, scaled_noise
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import check_count, check_rows
@@ -39,7 +39,7 @@ def imle_topk(
         logits: The logits θ, any shape; floating.
         k: The size of the subset.
         lam: How far the logits move along the gradient, positive. The smaller, the closer to the derivative of z.
-        noise_scale: The factor c of the noise, not negative; 0 for the k largest logits.
+        noise_scale: The factor c of the noise, not negative; 0 for the k largest logits, which draws none.
         dim: The dimension of the classes.
         noise: Noise G of the shape of ``logits``, a constant; None to draw Gumbel noise. The paper's is a sum of Gamma variables.
         generator: Draws it; None for torch's default generator.
@@ -68,12 +68,12 @@ def imle_topk(
     dim = check_rows(name, "logits", logits, dim)
     k = check_count(name, k, logits, dim)
     checks.positive_number(name, "lam", lam)
-    checks.non_negative_number(name, "noise_scale", noise_scale)
     logits = with_whole_rows(logits, dim)
-    noise = noise_for(name, logits, noise, generator, gumbel_like)
+    noise = scaled_noise(name, logits, noise_scale, noise, generator, gumbel_like)
     if not logits.ndim:
-        return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise.reshape(1)).reshape(())
-    return ImleTopK.apply(logits, noise.detach(), k, float(lam), float(noise_scale), dim)
+        noise = None if noise is None else noise.reshape(1)
+        return imle_topk(logits.reshape(1), k, lam, noise_scale, noise=noise).reshape(())
+    return ImleTopK.apply(logits, noise, k, float(lam), float(noise_scale), dim)
 
 
 class ImleTopK(Function):
@@ -82,7 +82,7 @@ class ImleTopK(Function):
     whole_dims = "dim"
 
     @staticmethod
-    def forward(logits: Tensor, noise: Tensor, k: int, lam: float, noise_scale: float, dim: int) -> Tensor:
+    def forward(logits: Tensor, noise: Tensor | None, k: int, lam: float, noise_scale: float, dim: int) -> Tensor:
         return _subset(logits, noise, k, noise_scale, dim)
 
     @staticmethod
@@ -110,7 +110,7 @@ class ImleTopK(Function):
         return ImleTopK.apply(*in_front(info, in_dims, args)), 0
 
 
-def _subset(logits: Tensor, noise: Tensor, k: int, noise_scale: float, dim: int) -> Tensor:
+def _subset(logits: Tensor, noise: Tensor | None, k: int, noise_scale: float, dim: int) -> Tensor:
     """The subset z."""
     (wide,) = to_opmath(logits)
-    return largest(wide + noise_scale * noise, dim, logits.dtype, k)[0]
+    return largest(wide if noise is None else wide + noise_scale * noise, dim, logits.dtype, k)[0]

@@ -7,10 +7,7 @@ from fullgrad._core import checks
 from fullgrad._core.noise import noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad.sampling._arguments import Temperature, check_temperature
-from fullgrad.sampling._rows import divided
-
-# Scores beyond this give 0 or 1 at every temperature; they are made finite, as they multiply a slope of 0.
-_FAR = 1e18
+from fullgrad.soft._sigmoidal import Sigmoidal
 
 
 def relaxed_bernoulli(
@@ -58,7 +55,5 @@ def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
     """The value of `relaxed_bernoulli`, in float32 at least."""
     wide, tau, noise = to_opmath(logits, tau, noise)
     u = noise.clamp(min=torch.finfo(noise.dtype).tiny)
-    score = wide - (u.log() - torch.log1p(-u))
-    if isinstance(tau, Tensor):
-        score = score.clamp(-_FAR, _FAR)
-    return torch.sigmoid(divided(score, tau))
+    # Its rules multiply no infinity by a slope of 0, at any temperature.
+    return Sigmoidal.apply(wide - (u.log() - torch.log1p(-u)), tau, "smooth", False)

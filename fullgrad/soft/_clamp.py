@@ -133,6 +133,8 @@ def _slope_times(v: Tensor, q: Tensor, s: Softness, gated: bool, mode: str) -> T
 
 
 def _clamp(name: str, x: Any, low: Any, high: Any, softness: Any, mode: Any, gated: bool) -> Tensor:
+    if gated.__class__ is not bool:
+        checks.flag(name, "gated", gated)
     x, softness = check(name, x, softness, mode)
     checks.real_number_or_tensor(name, "min_value", low)
     checks.real_number_or_tensor(name, "max_value", high)

@@ -1,5 +1,6 @@
 """`histogram`: how many elements are in each bin, with soft edges."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,7 @@ from fullgrad._core.shards import reshaped, rows_code
 from fullgrad._dispatch import holds, same_shape
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import ANY_STEP_MODES, AnyStepMode
-from fullgrad.soft._relaxation import Softness, check, checked_floating, with_zero_derivative
-from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft._relaxation import Relaxation, Softness, check, checked_floating, with_zero_derivative
 
 # float32 does not tell more edges apart.
 _MOST_BINS = 2**24
@@ -127,15 +127,13 @@ class Histogram(Function):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, bins, low, high, mode = saved_inputs(ctx)
         needed, (wide,) = ctx.needs_input_grad, to_opmath(g)
-        # By an edge one bin ends and the next begins.
-        zero = torch.zeros_like(wide[..., :1])
-        of_edges, of_bins = (torch.cat([wide, zero], -1) - torch.cat([zero, wide], -1)).unsqueeze(-2), wide.unsqueeze(-2)
+        of_bins = wide.unsqueeze(-2)
 
         def terms(x: Tensor, s: Any, w: Any) -> list[Tensor | None]:
-            z, s, w = _to_edges(x, s, w, bins, low, high)
-            to_x = (curves.slope(z, s, mode) * of_edges).sum(-1) if needed[0] else None
-            to_s = (curves.sigmoid_by_softness(z, s, mode) * of_edges).sum(-1) if needed[1] else None
-            to_w = (_inside(x, s, bins, low, high, mode) * of_bins).sum(-1) if needed[2] else None
+            z, half, s, w = _to_centers(x, s, w, bins, low, high)
+            to_x = (_slopes(z, s, half, mode) * of_bins).sum(-1) if needed[0] else None
+            to_s = (_by_softness(z, s, half, mode) * of_bins).sum(-1) if needed[1] else None
+            to_w = (Between.apply(z, s, half, mode, False) * of_bins).sum(-1) if needed[2] else None
             return [t if t is None or w is None else t * w for t in (to_x, to_s)] + [to_w]
 
         parts = [terms(*some) for some in pieces_of_rows(inputs, bins)]
@@ -147,18 +145,17 @@ class Histogram(Function):
         *inputs, bins, low, high, mode = saved_inputs(ctx)
 
         def pushed(x: Tensor, s: Any, w: Any, to_x: Any, to_s: Any, to_w: Any) -> Tensor:
-            z, wide_s, wide_w = _to_edges(x, s, w, bins, low, high)
+            z, half, wide_s, wide_w = _to_centers(x, s, w, bins, low, high)
             to_x, to_s, to_w = [v.unsqueeze(-1) if isinstance(v, Tensor) and v.ndim else v for v in to_opmath(to_x, to_s, to_w)]
             total = torch.zeros((), dtype=z.dtype, device=z.device)
             if to_x is not None:
-                total = total + curves.slope(z, wide_s, mode) * to_x
+                total = total + _slopes(z, wide_s, half, mode) * to_x
             if to_s is not None:
-                total = total + curves.sigmoid_by_softness(z, wide_s, mode) * to_s
+                total = total + _by_softness(z, wide_s, half, mode) * to_s
             if wide_w is not None:
                 total = total * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w)
-            total = total[..., :-1] - total[..., 1:] if total.ndim else total
             if to_w is not None:
-                total = total + _inside(x, wide_s, bins, low, high, mode) * to_w
+                total = total + Between.apply(z, wide_s, half, mode, False) * to_w
             return total.sum(-2)
 
         return cast(_sum([pushed(*some) for some in pieces_of_rows([*inputs, *tangents[:3]], bins)]), inputs[0].dtype)
@@ -178,26 +175,96 @@ def _rows(value: Any, shape: torch.Size, dim: int | None) -> Any:
 
 def _counts(row: Sequence[Any], bins: int, low: float, high: float, mode: str) -> Tensor:
     """The soft counts of rows, in float32 at least."""
-    x, s, w = to_opmath(*row)
-    inside = _inside(x, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, bins, low, high, mode)
+    z, half, s, w = _to_centers(row[0], row[1], row[2], bins, low, high)
+    inside = Between.apply(z, s, half, mode, False)
     return (inside if w is None else inside * w.unsqueeze(-1) if w.ndim else inside * w).sum(-2)
 
 
-def _inside(x: Tensor, s: Any, bins: int, low: float, high: float, mode: str) -> Tensor:
-    """How much each element is in each bin; ``s`` broadcasts with the bins."""
-    (x,) = to_opmath(x)
-    half = (high - low) / bins / 2
-    z = (x - low).unsqueeze(-1) - (torch.arange(bins, dtype=x.dtype, device=x.device) * 2 + 1) * half
-    # It is even in z. Below the center both steps are small where their difference is.
-    z = torch.where(z > 0, -z, z)
-    return Sigmoidal.apply(z + half, s, mode, False) - Sigmoidal.apply(z - half, s, mode, False)
-
-
-def _to_edges(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high: float) -> tuple[Tensor, Any, Any]:
-    """How far each element is above each edge, a softness that broadcasts with that, and the weight, in float32 at least."""
+def _to_centers(x: Tensor, softness: Any, weight: Any, bins: int, low: float, high: float) -> tuple[Tensor, float, Any, Any]:
+    """How far each element is above the center of each bin, half the width of a bin, a softness that broadcasts, and the weight,
+    in float32 at least.
+    """
     x, s, w = to_opmath(x, softness, weight)
-    edges = torch.arange(bins + 1, dtype=x.dtype, device=x.device) * ((high - low) / bins)
-    return (x - low).unsqueeze(-1) - edges, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, w
+    half = (high - low) / bins / 2
+    centers = (torch.arange(bins, dtype=x.dtype, device=x.device) * 2 + 1) * half
+    return (x - low).unsqueeze(-1) - centers, half, s.unsqueeze(-1) if isinstance(s, Tensor) and s.ndim else s, w
+
+
+class Between(Relaxation):
+    r"""How much of a softened number z is within h of 0: :math:`S(z + h) - S(z - h)`.
+
+    Differences of steps, and of their slopes, lose all digits where a softness is far wider than h; these are products with the
+    width.
+    """
+
+    reads = {0: (0, 1), 1: (0, 1)}
+
+    @staticmethod
+    def forward(z: Tensor, softness: Softness, half: float, mode: str, hard: bool) -> Tensor:
+        s, z = softness, -z.abs()
+        a, b, width = z + half, z - half, _width(half, s)
+        if mode == "smooth":
+            return torch.sigmoid(a / s) * torch.sigmoid(b / -s) * width
+        if mode == "laplace":
+            above = (torch.expm1(a.clamp(min=0) / -s) + torch.expm1(b / s)) / -2
+            return torch.where(a > 0, above, torch.exp(a / s) / 2 * width)
+        d, m = _ramps(z, s, half)
+        if mode == "c0":
+            return d
+        q = m * (1 - m)
+        if mode == "c1":
+            return d * (6 * q - d * d / 2)
+        return d * (30 * q * q + d * d * (2.5 - 15 * q + 0.375 * d * d))
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, z: Tensor, s: Softness, half: float, mode: str, hard: bool) -> Tensor:
+        return v * (_slopes if i == 0 else _by_softness)(z, s, half, mode)
+
+
+def _slopes(z: Tensor, s: Any, half: float, mode: str) -> Tensor:
+    """The derivative with respect to z, S'(z + h) - S'(z - h), which is odd."""
+    if mode == "c0":
+        return curves.slope(z + half, s, mode) - curves.slope(z - half, s, mode)
+    if mode == "smooth":
+        z = curves.clamp_to_finite(z)
+        a, b = (z + half) / s, (z - half) / s
+        return torch.sigmoid(a) * torch.sigmoid(-b) * _width(half, s) * _middle(a, b) / s
+    if mode == "laplace":
+        n = z.abs()
+        near = n < half
+        inner, outer = torch.where(near, half - n, 0), torch.where(near, half, n) - half
+        inside = torch.exp(inner / -s) * -torch.expm1(-2 * torch.where(near, n, 0) / s)
+        return torch.where(near, inside, torch.exp(outer / -s) * _width(half, s)) * -torch.sign(z) / (2 * s)
+    d, m = _ramps(z, s, half)
+    slope = d * (1 - 2 * m) * 6 / (10 * s)
+    return slope if mode == "c1" else slope * 5 * (2 * m * (1 - m) - d * d / 2)
+
+
+def _by_softness(z: Tensor, s: Any, half: float, mode: str) -> Tensor:
+    """The derivative with respect to the softness, -((z + h) S'(z + h) - (z - h) S'(z - h)) / s."""
+    # Beyond 160 transitions from the bin all is 0: infinity is not multiplied by it.
+    far: Any = -(800 * s + half)
+    z = -z.abs()
+    z = torch.maximum(z, far) if isinstance(far, Tensor) else z.clamp(min=far)
+    return (2 * half * curves.slope(z + half, s, mode) + (z - half) * _slopes(z, s, half, mode)) / -s
+
+
+def _width(half: float, s: Any) -> Any:
+    """The share of a tail that is within a bin."""
+    return -torch.expm1(-2 * half / s) if isinstance(s, Tensor) else -math.expm1(-2 * half / s)
+
+
+def _middle(a: Tensor, b: Tensor) -> Tensor:
+    """1 - sigmoid(a) - sigmoid(b), without a difference of numbers near 1."""
+    return torch.where(a + b < 0, torch.sigmoid(-a) - torch.sigmoid(b), torch.sigmoid(-b) - torch.sigmoid(a))
+
+
+def _ramps(z: Tensor, s: Any, half: float) -> tuple[Tensor, Tensor]:
+    """The difference of the ramps of both ends, and their mean."""
+    a, b, w = z + half, z - half, 5 * s
+    ends = torch.clamp((a + w) / (2 * w), 0, 1), torch.clamp((b + w) / (2 * w), 0, 1)
+    is_whole = (a.detach() <= w) & (b.detach() >= -w)
+    return torch.where(is_whole, half / w, ends[0] - ends[1]), (ends[0] + ends[1]) / 2
 
 
 def _hard(x: Tensor, weight: Tensor | None, bins: int, low: float, high: float) -> Tensor:

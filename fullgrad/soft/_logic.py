@@ -1,10 +1,12 @@
 """Soft logic on truth values in [0, 1]: products and means, with torch's own derivatives, which are right everywhere."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.opmath import cast
+from fullgrad._core.opmath import cast, to_opmath
 from fullgrad._core.shards import along_rows
 from fullgrad.clamping import clamp
 from fullgrad.soft._relaxation import checked_floating
@@ -64,12 +66,11 @@ def logical_and(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_and``.
     """
+    checks.flag("logical_and", "use_geometric_mean", use_geometric_mean)
     x, y = checked_floating("logical_and", "x", x), checked_floating("logical_and", "y", y)
     if not use_geometric_mean:
         return x * y
-    x, y = _of_one_dtype(x, y)
-    # The product of roots, as the root of a product loses small numbers in half precision.
-    return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10))
+    return _in_opmath(_and, x, y, True)
 
 
 def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -98,10 +99,9 @@ def logical_or(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor
 
     Source: ``softtorch.logical_or``.
     """
-    x, y = _of_one_dtype(checked_floating("logical_or", "x", x), checked_floating("logical_or", "y", y))
-    if use_geometric_mean:
-        return 1 - logical_and(1 - x, 1 - y, True)
-    return torch.lerp(x, x.new_ones(()), y)  # x + y (1 - x) in one pass
+    checks.flag("logical_or", "use_geometric_mean", use_geometric_mean)
+    x, y = checked_floating("logical_or", "x", x), checked_floating("logical_or", "y", y)
+    return _in_opmath(_or, x, y, use_geometric_mean)
 
 
 def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tensor:
@@ -131,9 +131,9 @@ def logical_xor(x: Tensor, y: Tensor, use_geometric_mean: bool = False) -> Tenso
 
     Source: ``softtorch.logical_xor``.
     """
-    x, y = _of_one_dtype(checked_floating("logical_xor", "x", x), checked_floating("logical_xor", "y", y))
-    mean = use_geometric_mean
-    return logical_or(logical_and(x, 1 - y, mean), logical_and(1 - x, y, mean), mean)
+    checks.flag("logical_xor", "use_geometric_mean", use_geometric_mean)
+    x, y = checked_floating("logical_xor", "x", x), checked_floating("logical_xor", "y", y)
+    return _in_opmath(_xor, x, y, use_geometric_mean)
 
 
 def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bool = False) -> Tensor:
@@ -168,9 +168,14 @@ def all(x: Tensor, dim: int = -1, epsilon: float = 1e-10, use_geometric_mean: bo
     """
     x = checked_floating("all", "x", x)
     checks.one_dim("all", dim, x.ndim)
+    checks.flag("all", "use_geometric_mean", use_geometric_mean)
     checks.non_negative_number("all", "epsilon", epsilon)
-    if use_geometric_mean:
-        return _geometric_mean(x, dim, epsilon)
+    return cast(_all(to_opmath(x)[0], dim, epsilon, True), x.dtype) if use_geometric_mean else _all(x, dim)
+
+
+def _all(x: Tensor, dim: int, epsilon: float = 1e-10, mean: bool = False) -> Tensor:
+    if mean:
+        return torch.exp(torch.log(_at_least(x, epsilon)).mean(dim))
     # torch's derivative of a product mixes plain tensors with distributed ones.
     return along_rows("all", lambda x: torch.prod(x, dim), x, dim, keeps_dim=False) if x.ndim else torch.prod(x, dim)
 
@@ -205,20 +210,31 @@ def any(x: Tensor, dim: int = -1, use_geometric_mean: bool = False) -> Tensor:
     """
     x = checked_floating("any", "x", x)
     checks.one_dim("any", dim, x.ndim)
-    return 1 - all(1 - x, dim, use_geometric_mean=use_geometric_mean)
+    checks.flag("any", "use_geometric_mean", use_geometric_mean)
+    return cast(1 - _all(1 - to_opmath(x)[0], dim, mean=use_geometric_mean), x.dtype)
 
 
-def _of_one_dtype(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The arguments in the dtype of the result, in which roots and negations are rounded."""
+def _and(x: Tensor, y: Tensor, mean: bool) -> Tensor:
+    # The product of roots, as the root of a product loses small numbers.
+    return torch.sqrt(_at_least(x, 1e-10)) * torch.sqrt(_at_least(y, 1e-10)) if mean else x * y
+
+
+def _or(x: Tensor, y: Tensor, mean: bool) -> Tensor:
+    return 1 - _and(1 - x, 1 - y, True) if mean else torch.lerp(x, x.new_ones(()), y)  # x + y (1 - x) in one pass
+
+
+def _xor(x: Tensor, y: Tensor, mean: bool) -> Tensor:
+    return _or(_and(x, 1 - y, mean), _and(1 - x, y, mean), mean)
+
+
+def _in_opmath(formula: Callable[[Tensor, Tensor, bool], Tensor], x: Tensor, y: Tensor, mean: bool) -> Tensor:
+    """A formula of several steps, each of which would be rounded in half precision, in the dtype of the result."""
     dtype = x.dtype if x.dtype == y.dtype else torch.result_type(x, y)
-    return cast(x, dtype), cast(y, dtype)
-
-
-def _geometric_mean(x: Tensor, dim: int, epsilon: float) -> Tensor:
-    return torch.exp(torch.log(_at_least(x, epsilon)).mean(dim))
+    x, y = to_opmath(cast(x, dtype), cast(y, dtype))
+    return cast(formula(x, y, mean), dtype)
 
 
 def _at_least(x: Tensor, epsilon: float) -> Tensor:
-    """``max(x, epsilon)``, which has a logarithm; in half precision, where 1e-10 is 0, the smallest number replaces it."""
+    """``max(x, epsilon)``, which has a logarithm; the smallest number replaces an epsilon of 0."""
     numbers = torch.finfo(x.dtype)
     return clamp(x, max(epsilon, numbers.tiny * numbers.eps), None)

@@ -157,6 +157,7 @@ def index_select(x: Tensor, soft_index: Tensor, dim: int, keepdim: bool = True) 
 
     Source: ``softtorch.index_select``.
     """
+    checks.flag("index_select", "keepdim", keepdim)
     x, soft_index, dim = _canonicalize_args("index_select", x, soft_index, dim)
     _check_vector("index_select", "soft_index", soft_index, x.shape[dim])
     z = matmul(x.movedim(dim, -1), soft_index)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
@@ -45,6 +46,8 @@ def softrelu(x: Tensor, softness: Softness = 0.1, mode: SoftMode = "smooth", gat
 
     Source: ``softtorch.softrelu``.
     """
+    if gated.__class__ is not bool:
+        checks.flag("softrelu", "gated", gated)
     x, softness = check("softrelu", x, softness, mode, SOFT_MODES)
     return relaxed(x, softness, gated, mode)
 
@@ -77,6 +80,8 @@ def relu(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: bool
 
     Source: ``softtorch.relu``.
     """
+    if gated.__class__ is not bool:
+        checks.flag("relu", "gated", gated)
     x, softness = check("relu", x, softness, mode)
     return torch.relu(x) if mode == "hard" else relaxed(x, softness, gated, mode)
 
@@ -113,6 +118,8 @@ def relu_st(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth", gated: b
 
     Source: ``softtorch.relu_st``.
     """
+    if gated.__class__ is not bool:
+        checks.flag("relu_st", "gated", gated)
     x, softness = check("relu_st", x, softness, mode)
     return torch.relu(x) if mode == "hard" else Softrelu.apply(x, softness, gated, mode, True)
 

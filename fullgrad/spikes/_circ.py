@@ -55,4 +55,8 @@ class Circ(ScaledStep):
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        return z * torch.rsqrt(1 + z * z) * 0.5
+        # Far out by the inverse of z, whose square does not overflow.
+        a = z.abs()
+        far = a > 1
+        w = 1 / torch.where(far, a, 1)
+        return torch.where(far, torch.sign(z) * torch.rsqrt(1 + w * w), z * torch.rsqrt(1 + torch.where(far, 0, z * z))) * 0.5

@@ -1,7 +1,10 @@
 """The benchmark suite: it measures every operator, and the costs that do not depend on the machine are kept."""
 
+import contextlib
 import importlib.util
 import json
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,12 @@ import fullgrad
 from fullgrad._core.fast import ENABLED, ENTRIES
 from fullgrad._suite.bench import _fast, _growth, _report, _softtorch
 from fullgrad._suite.bench._comparison import Comparison, Result, run
+from fullgrad._suite.bench._limits import TooMuch, limited
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
 from fullgrad._suite.bench._operators import COMPILED, WAYS, chosen, comparisons, enlarged, tensors
 from fullgrad._suite.bench._targets import targets
 from fullgrad._suite.cases import CASES
+from fullgrad.blackbox import _finite_difference
 from fullgrad.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +77,46 @@ def test_a_rival_that_raises_is_left_out_and_ours_is_not():
     assert list(result.rivals) == ["same"]
     with pytest.raises(RuntimeError, match="add, forward, n = 3, float32 raises"):
         run([Comparison(**made, ours=bad, rivals={})], 0.001)
+
+
+def test_a_line_that_takes_too_much_ends():
+    """A context of limits ends code that takes longer or more memory, leaves other code alone, and restores the limits."""
+
+    def endless(swallowed):
+        while True:
+            with contextlib.suppress(swallowed):
+                torch.ones(3).sum()
+
+    def call(f, seconds, gib):
+        with limited(seconds, gib):
+            return f()
+
+    for swallowed in (ZeroDivisionError, Exception):
+        with pytest.raises(TooMuch, match=r"takes more than 0.05 s"):
+            call(lambda e=swallowed: endless(e), 0.05, 4.0)
+    if sys.platform == "linux":
+        with pytest.raises(TooMuch, match=r"takes more than 0.25 GiB"):
+            call(lambda: torch.zeros(2**29, dtype=torch.uint8), 60.0, 0.25)
+    with pytest.raises(ZeroDivisionError):
+        call(lambda: 1 / 0, 60.0, 0.25)
+    assert call(lambda: torch.zeros(2**20).sum(), 60.0, 0.25) == 0
+    torch.zeros(2**29, dtype=torch.uint8)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_command_says_what_it_skips(tmp_path, capsys):
+    """A line that would take longer than it may is skipped and named, and the lines beside it are measured."""
+    numbers = tmp_path / "n.json"
+    names, sizes = ["blackbox.finite_difference", "round"], ["16", "65536"]
+    command = ["bench", *names, "--sizes", *sizes, "--ways", "forward+backward", "--seconds", "0.001", "--most-seconds", "1.5"]
+    assert main([*command, "--json", str(numbers)]) == 0
+    report = json.loads(numbers.read_text())
+    assert report["failures"] == []
+    (line,) = report["skipped"]
+    assert line.startswith("blackbox.finite_difference, n = 65,536, float32: takes more than 1.5 s")
+    assert "skipped blackbox.finite_difference, n = 65,536" in capsys.readouterr().out
+    assert [r["n"] for r in report["operators"] if r["operator"] == "round"] == [16, 65_536]
+    assert [r["n"] for r in report["operators"] if r["operator"] == names[0]] == [16]
 
 
 def test_what_softtorch_cannot_do_is_told(monkeypatch):
@@ -220,6 +265,16 @@ LINEAR = {
     "sort_st fast_soft_sort": {"method": "fast_soft_sort"},
     "sort_st neuralsort": {"method": "neuralsort"},
 }
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("method", ["broadcast", "map", "sequential"])
+def test_memory_of_a_gradient_by_differences(monkeypatch, method):
+    """The gradient of n inputs by differences is computed in pieces, whose memory grows with n and not with its square."""
+    monkeypatch.setattr(_finite_difference, "_PIECE", 2**18, raising=False)
+    sizes = [128, 256, 512]
+    operator = lambda x: fullgrad.blackbox.finite_difference(torch.square, x, vmap_method=method)  # noqa: E731
+    assert _growth.exponent(sizes, [peak_bytes(statement(operator, n)) for n in sizes]) < 1.3
 
 
 @pytest.mark.long

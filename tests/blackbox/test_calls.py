@@ -1,5 +1,6 @@
 """How solvers and functions are called: draws, randomness, batches, half precision, errors; and finite differences."""
 
+import functools
 import math
 
 import numpy
@@ -7,7 +8,8 @@ import pytest
 import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fullgrad import blackbox
+from fullgrad import blackbox, sampling
+from fullgrad.blackbox import _finite_difference
 
 F64 = torch.float64
 X = torch.tensor([0.3, -0.5, 1.0], dtype=F64)
@@ -245,6 +247,70 @@ def test_compiled(method):
     close(torch.compile(grad(loss), backend="aot_eager", fullgraph=True)(X), grad(loss)(X))
 
 
+# --- Noise of factor 0, and infinite costs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["imle", "imle_topk"])
+def test_noise_of_factor_0_is_not_drawn(operator):
+    """A factor of 0 is the solution without noise: nothing is drawn, noise that is given is not read, and errors stay."""
+
+    def ours(x, **options):
+        options = {"lam": 0.5, "noise_scale": 0.0, **options}
+        return blackbox.imle(argmax, x, **options) if operator == "imle" else sampling.imle_topk(x, 1, **options)
+
+    before = torch.get_rng_state()
+    ours(X)
+    vmap(jacrev(ours), randomness="error")(torch.stack([X, 2 * X]))
+    torch.compile(ours, backend="eager", fullgraph=True)(X)
+    assert torch.equal(torch.get_rng_state(), before)
+    nothing, lost = torch.zeros(3, dtype=F64), torch.full((3,), torch.inf, dtype=F64)
+    for transform in (lambda f: f, jacrev):
+        expected = transform(functools.partial(ours, noise=nothing, noise_scale=1.0))(X)
+        assert torch.equal(transform(ours)(X), expected)
+        assert torch.equal(transform(functools.partial(ours, noise=lost))(X), expected)
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    assert torch.equal(ours(X, generator=generator), ours(X))
+    assert torch.equal(generator.get_state(), before)
+    with pytest.raises(ValueError, match="`noise` must have the shape"):
+        ours(X, noise=noise(2))
+    with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator"):
+        ours(X, generator=3)
+
+
+@pytest.mark.parametrize("projection", ["none", "mean", "norm", "both"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_infinite_costs_are_not_projected(projection, sign):
+    """The solver gets an infinite cost as it is, and the other costs projected without it, as is their gradient; costs near the
+    largest number do not overflow.
+    """
+    points = []
+
+    def cheapest(x):
+        points.append(x.clone())
+        return torch.nn.functional.one_hot((sign * x).argmin(-1), x.shape[-1]).to(x.dtype)
+
+    def ours(x):
+        return blackbox.negative_identity(cheapest, x, projection=projection, maximize=sign < 0)
+
+    finite, forbidden = torch.tensor([1.0, 4.0, 2.0], dtype=F64), torch.tensor([sign * math.inf], dtype=F64)
+    costs = torch.cat([finite, forbidden])
+    y, dense, tangents = ours(costs), jacrev(ours)(costs), jacfwd(ours)(costs)
+    assert torch.equal(points[0][3:], forbidden)
+    assert y[3] == 0
+    assert torch.equal(y[:3], ours(finite))
+    close(points[0][:3], points[-1])
+    close(dense, tangents)
+    close(dense[:3, :3], jacrev(ours)(finite))
+    if projection != "none":
+        assert not dense[3].any()
+        assert not dense[:, 3].any()
+    largest = torch.tensor([3e38, -3e38, 2e38, 3e38])
+    points.clear()
+    ours(largest / (2 if projection == "mean" else 1))
+    assert points[0].isfinite().all()
+
+
 # --- Differences -------------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +356,33 @@ def test_differences_of_a_function_that_draws():
     """All points of a difference get the same random numbers, so that these cancel."""
     f = lambda x: blackbox.finite_difference(lambda x: (x * x + torch.rand(3, dtype=F64)).sum(), x)  # noqa: E731
     close(grad(f)(X), 2 * X, 1e-8)
+
+
+@pytest.mark.parametrize("method", ["broadcast", "map", "sequential"])
+def test_a_gradient_in_pieces(monkeypatch, method):
+    """A gradient that is computed in pieces, in a Jacobian, a batch, a second derivative or compiled code, is that of one piece,
+    bit for bit, and all pieces get the same random numbers.
+    """
+
+    ours = lambda x: blackbox.finite_difference(lambda x: torch.sin(x) * x.roll(1, -1), x, 1e-3, vmap_method=method)  # noqa: E731
+    transforms = (
+        jacrev,
+        lambda f: vmap(jacrev(f)),
+        lambda f: hessian(lambda x: (f(x) ** 2).sum()),
+    )
+    points = [X, torch.stack([X, 2 * X]), X]
+    whole = [transform(ours)(x) for transform, x in zip(transforms, points, strict=True)]
+    for budget in (1, 300):
+        monkeypatch.setattr(_finite_difference, "_PIECE", budget)
+        for transform, x, expected in zip(transforms, points, whole, strict=True):
+            assert torch.equal(transform(ours)(x), expected)
+    if method == "map":
+        loss = grad(lambda x: (ours(x) ** 2).sum())
+        close(torch.compile(loss, backend="aot_eager", fullgraph=True)(X), loss(X))
+    if method != "broadcast":
+        f = lambda x: x.sum() * torch.rand((), dtype=F64)  # noqa: E731
+        slopes = vmap(grad(lambda x: blackbox.finite_difference(f, x, vmap_method=method)), randomness="same")(X.expand(2, 3))
+        close(slopes, slopes[0, 0].expand(2, 3), 1e-9)
 
 
 def test_scale_of_the_step():

@@ -3,9 +3,11 @@
 ``tests/data/published_signatures.json`` has the published signatures, and the script beside it reads them.
 """
 
+import ast
 import inspect
 import json
 
+import numpy
 import pytest
 import torch
 
@@ -57,6 +59,52 @@ def test_settings_of_the_solver_are_refused(name):
     with pytest.raises(TypeError, match=f"^{name}: `ot_kwargs` must be None: .* leave it out"):
         f(*args, ot_kwargs={"tol": 1e-3})
     f(*args, ot_kwargs=None)
+
+
+FLAGGED = {
+    (f"{'soft.' if where is soft else ''}{name}", where, name, flag)
+    for where in (soft, fullgrad)
+    for name in where.__all__
+    if inspect.isfunction(getattr(where, name)) and (where is soft or name.endswith("_st"))
+    for flag, p in inspect.signature(getattr(where, name)).parameters.items()
+    if isinstance(p.default, bool)
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(("label", "where", "name", "flag"), sorted(FLAGGED, key=lambda f: (f[0], f[3])))
+def test_flags_are_bools(label, where, name, flag):
+    """A value that is not a bool is refused by name, as torch does: it is an argument for another place."""
+    f, weights = getattr(where, name), torch.softmax(X, -1)
+    args = {
+        "clamp": (X, -1.0, 1.0), "index_select": (X, weights, 0), "topk": (X, 2), "quantile": (X, 0.5), "argquantile": (X, 0.5),
+        "logical_and": (weights, weights), "logical_or": (weights, weights), "logical_xor": (weights, weights),
+    }.get(name.removesuffix("_st"), (X,))  # fmt: skip
+    for bad in (None, 1, 0, "yes", {"tol": 1e-3}, numpy.bool_(True)):
+        with pytest.raises(
+            TypeError, match=rf"^{name.replace('ranking', 'rank')}: `{flag}` must be True or False, got a value of type"
+        ):
+            f(*args, **{flag: bad})
+    default = inspect.signature(f).parameters[flag].default
+    torch.compile(lambda x: f(x, *args[1:], **{flag: default}), backend="eager", fullgraph=True)(args[0])
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", WITH_SOLVER)
+def test_published_positional_calls_are_right_or_refused(name):
+    """All published arguments up to the settings of the solver may be given by position; with these, a call is refused."""
+    published = PUBLISHED["softtorch"]["functions"][name]
+    given = {"x": X, "k": 2, "q": 0.5, "method": "softsort"}
+    values = [given.get(k, ast.literal_eval(v or "None")) for k, v in published.items()]
+    solver = [*published].index("ot_kwargs")
+    f = ours("softtorch", name)
+    found = f(*values[:solver])
+    expected = f(**dict(zip([*published][:solver], values, strict=False)))
+    for a, b in [(found, expected)] if isinstance(found, torch.Tensor) else zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+    for more in range(solver + 1, len(values) + 1):
+        with pytest.raises(TypeError):
+            f(*values[:more])
 
 
 def test_bounds_of_clamp_are_named():

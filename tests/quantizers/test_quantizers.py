@@ -605,3 +605,13 @@ def test_a_gradient_passes_at_the_ends_of_a_clamp(symmetric):
     slopes = torch.func.grad(lambda x: quantizers.fsq(x, (5, 4), bound="clamp", symmetric=symmetric, eps=0.0).sum())(x)
     scale = [1.0, 1.0 if symmetric else 0.75]
     torch.testing.assert_close(slopes, torch.tensor([scale, [0.0, 0.0], scale]))
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ternary_weights_of_large_numbers(dtype, dim):
+    """Weights whose sum overflows are ternarized as the same weights in a smaller unit."""
+    w = torch.tensor([[1.0, -0.9, 0.1], [0.4, -1.0, 0.8]], dtype=dtype)
+    scale = 2.0 ** (127 if dtype == torch.float32 else 1023)
+    assert (w * scale).abs().sum().isinf()
+    assert torch.equal(quantizers.twn(w * scale, dim), quantizers.twn(w, dim) * scale)

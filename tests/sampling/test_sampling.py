@@ -462,3 +462,19 @@ def test_subsets_of_logits_far_from_0(offset):
     logits = torch.tensor([2.0, -2.0, 4.0, 0.0, -6.0]).expand(500, 5)
     noise = torch.rand(500, 5)
     assert torch.equal(sampling.k_subset_st(logits + offset, 2, noise=noise), sampling.k_subset_st(logits, 2, noise=noise))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", ["relaxed_bernoulli", "hard_concrete", "gumbel_softmax"])
+def test_derivatives_at_tiny_temperatures(name, order):
+    """At a temperature in a tensor near 0 all derivatives are finite, and 0 where the sample is sure."""
+    noise = torch.tensor([0.3, 0.6, 0.9])
+
+    def f(x, tau):
+        return getattr(sampling, name)(x, tau=tau, noise=noise) @ torch.tensor([1.0, 2.0, 3.0])
+
+    x = torch.tensor([0.3, -2.0, 5.0])
+    for tau in (1e-3, 1e-8, 1e-12, 1e-20, 1e-30)[: 5 if order == 1 else 3]:
+        derivative = grad(f, (0, 1)) if order == 1 else torch.func.hessian(f, (0, 1))
+        found = torch.utils._pytree.tree_leaves(derivative(x, torch.tensor(tau)))
+        assert all(not v.any() for v in found), (tau, found)

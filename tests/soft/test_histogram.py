@@ -2,10 +2,11 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import grad, vmap
+from torch.func import grad, jacfwd, jacrev, vmap
 
 from fullgrad import soft
 
@@ -210,3 +211,44 @@ def test_hard_counts_are_those_of_histc():
     for low, high, bins in [(0.4, 0.7, 12), (0.1, 0.9, 8), (-0.3, 0.3, 6), (0.0, 0.7, 7)]:
         x = torch.linspace(low, high, 2 * bins + 1)
         assert torch.equal(soft.histogram(x, bins, low, high, mode="hard"), torch.histc(x, bins, low, high))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("softness", [0.05, 1.0, 30.0, 1e4, 1e6])
+def test_counts_have_all_digits_at_every_softness(mode, softness):
+    """Counts, and all their first derivatives in both modes, are those of differences of steps in high precision, also where the
+    softness is a million times a bin.
+    """
+    x, low, high, bins = [0.1, 0.23, 0.9, 1.4, 0.74], 0.0, 1.5, 4
+    x = torch.tensor(x) * max(softness / 10, 1)
+    s = torch.tensor(softness)
+
+    with mpmath.workdps(40):
+        step = {
+            "smooth": lambda t: 1 / (1 + mpmath.exp(-t)),
+            "c0": lambda t: ramp(t),
+            "c1": lambda t: ramp(t) ** 2 * (3 - 2 * ramp(t)),
+            "c2": lambda t: ramp(t) ** 3 * (10 - 15 * ramp(t) + 6 * ramp(t) ** 2),
+            "laplace": lambda t: mpmath.exp(t) / 2 if t < 0 else 1 - mpmath.exp(-t) / 2,
+        }[mode]
+        ramp = lambda t: min(max((t + 5) / 10, mpmath.mpf(0)), mpmath.mpf(1))  # noqa: E731
+
+        def count(b, x, s):
+            edges = [low + (b + i) * mpmath.mpf(high - low) / bins for i in (0, 1)]
+            return step((x - edges[0]) / s) - step((x - edges[1]) / s)
+
+        def slope(f, v):
+            h = mpmath.mpf(10) ** -12 * s.item()
+            return (f(v + h) - f(v - h)) / (2 * h)
+
+        points, width = [mpmath.mpf(v) for v in x.tolist()], mpmath.mpf(s.item())
+        value = [sum(count(b, v, width) for v in points) for b in range(bins)]
+        by_x = [[slope(lambda v, b=b: count(b, v, width), v) for v in points] for b in range(bins)]
+        by_s = [sum(slope(lambda s, b=b, v=v: count(b, v, s), width) for v in points) for b in range(bins)]
+    expected = [torch.tensor([[float(v) for v in row] for row in rows]) for rows in ([value], by_x, [by_s])]
+
+    f = lambda x, s: soft.histogram(x, bins, low, high, softness=s, mode=mode)  # noqa: E731
+    for transform in (jacrev, jacfwd):
+        found = [f(x, s)[None], transform(f)(x, s), transform(f, 1)(x, s)[None]]
+        for a, b in zip(found, expected, strict=True):
+            assert (a - b).abs().max() <= 1e-5 * b.abs().max() + 1e-25

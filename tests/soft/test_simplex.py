@@ -6,7 +6,7 @@ import math
 import mpmath
 import pytest
 import torch
-from torch.func import grad
+from torch.func import grad, jacfwd, jacrev, vmap
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from fullgrad import soft, topk_mask_st
@@ -87,6 +87,43 @@ def test_long_rows_and_every_dtype(n, dtype):
         p = soft.proj_capped_simplex(rows, k, mode=mode).double()
         assert ((p.sum(-1) - k).abs() < 8 * eps * k).all()
         assert ((p >= 0) & (p <= 1 + 32 * eps)).all()  # the polynomial of c2 rounds its coefficients' sum
+
+
+MODAL = ("topk_mask_st", "proj_capped_simplex")
+WITH_K = [
+    ("topk_mask_st", lambda x, k, mode: topk_mask_st(x, k, mode=mode)),
+    ("proj_capped_simplex", lambda x, k, mode: soft.proj_capped_simplex(x, k, mode=mode)),
+    ("subset_marginals", lambda x, k, _: soft.subset_marginals(x, k)),
+    ("entmax", lambda x, k, _: soft.entmax(x, 1 + k / 2)),
+    ("sparsemax", lambda x, k, _: soft.sparsemax(x)),
+    ("normmax", lambda x, k, _: soft.normmax(x, 1 + k / 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("f", "mode"), [pytest.param(f, m, id=f"{name} {m}") for name, f in WITH_K for m in (MODES if name in MODAL else MODES[:1])]
+)
+def test_both_modes_agree_where_numbers_are_not_finite(f, mode):
+    """For every row of a number, infinities and NaN, and every k, the Jacobians of forward and reverse mode are the same."""
+    rows = torch.tensor([*itertools.product((0.3, 0.4, INF, -INF, NAN), repeat=3)], dtype=torch.float64)
+    for k in (1, 2, 3):
+        found = [vmap(transform(lambda x, k=k: f(x, k, mode)))(rows) for transform in (jacfwd, jacrev)]
+        torch.testing.assert_close(*found, equal_nan=True, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_infinite_element_is_in_the_mask(mode):
+    """The derivative of a mask is that of the others, which share the rest; more infinities than places leave no derivative."""
+    x = torch.tensor([0.3, INF, 0.25, -0.2, INF], dtype=torch.float64)
+    others, places = torch.tensor([0.3, 0.25, -0.2], dtype=torch.float64), [0, 2, 3]
+    assert topk_mask_st(x, 3, mode=mode).tolist() == [1, 1, 0, 0, 1]
+    for transform in (jacrev, jacfwd):
+        expected = torch.zeros(5, 5, dtype=torch.float64)
+        expected[torch.tensor(places).unsqueeze(-1), torch.tensor(places)] = transform(lambda x: topk_mask_st(x, 1, mode=mode))(
+            others
+        )
+        torch.testing.assert_close(transform(lambda x: topk_mask_st(x, 3, mode=mode))(x), expected, rtol=1e-12, atol=1e-12)
+        assert not transform(lambda x: topk_mask_st(x, 1, mode=mode))(x).any()
 
 
 def test_rows_without_an_answer_are_nan():

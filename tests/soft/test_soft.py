@@ -645,3 +645,23 @@ def test_smooth_rectifiers_and_steps_of_infinity_are_the_hard_ones(dtype):
         y = f(x)
         assert torch.equal(y, hard(x))
         assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("name", ["logical_and", "logical_or", "logical_xor", "all", "any"])
+def test_logic_in_half_precision_is_rounded_once(name, mean, dtype):
+    """Values of half precision, also near 1e-10, 0 and 1, are those of float64, rounded."""
+    numbers = torch.tensor([0.0, 6e-8, 1e-7, 1e-4, 0.003, 0.3, 0.5, 0.999, 1.0], dtype=dtype)
+    x, y = torch.meshgrid(numbers, numbers, indexing="ij")
+
+    def f(x, y):
+        if name in ("all", "any"):
+            return getattr(soft, name)(torch.stack([x, y]), 0, use_geometric_mean=mean)
+        return getattr(soft, name)(x, y, mean)
+
+    expected = f(x.double(), y.double())
+    found = f(x, y).double()
+    limits = torch.finfo(dtype)
+    smallest = max(limits.tiny * limits.eps, 2e-7)  # and steps near 1 are rounded in float32
+    assert ((found - expected).abs() <= 0.51 * limits.eps * expected.abs() + smallest).all()

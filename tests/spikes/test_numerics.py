@@ -226,3 +226,17 @@ def test_the_unit_of_the_input_may_be_any(name, unit):
         return grad(lambda v: getattr(spikes, name)(v, **parameters).sum())(c * v)
 
     torch.testing.assert_close(slope(unit) / unit**power, slope(1.0), rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("name", ["atan", "circ", "erf", "fast_sigmoid", "sigmoid", "soft_sign", "s2nn", "piecewise_exp"])
+def test_the_integral_of_the_slope_has_its_limits_far_out(name):
+    """The derivative with respect to the factor of the slope is the integral R: in float32, at every power of ten on both sides,
+    that of float64, where squares of the potential do not overflow.
+    """
+    f = getattr(spikes, name)
+    v = torch.tensor([sign * 10.0**k for k in range(-30, 38) for sign in (1, -1)])
+
+    def integral(v):
+        return vmap(grad(lambda g, v: f(v, grad_scale=g)), (None, 0))(torch.ones((), dtype=v.dtype), v)
+
+    torch.testing.assert_close(integral(v).double(), integral(v.double()), rtol=1e-5, atol=1e-30)

@@ -104,10 +104,11 @@ def run(
     for group in groups.values():
         report(group[0].name)
         cases = list(dict.fromkeys(case for c in group for case in (c.ours, *c.rivals.values())))
-        times = measure(cases, seconds, device)
+        errors: dict[Statement, Exception] = {}
+        times = measure(cases, seconds, device, errors)
         for c in group:
             if c.ours not in times:
-                raise RuntimeError(f"{c.name} raises: {c.ours.code}")
+                raise RuntimeError(f"{c.name} raises: {c.ours.code}") from errors[c.ours]
             peaks = {}
             if c.memory:
                 peaks = {

@@ -87,17 +87,22 @@ class Ratio:
         return None
 
 
-def measure(statements: Sequence[Statement], seconds: float, device: str = "cpu") -> dict[Statement, Times]:
+def measure(
+    statements: Sequence[Statement], seconds: float, device: str = "cpu", errors: dict[Statement, Exception] | None = None
+) -> dict[Statement, Times]:
     """Time every statement once per round, in a new random order, for about ``seconds`` each.
 
-    A round calls a statement for a millisecond, or once; there are at least five rounds. Statements that raise are left out.
+    A round calls a statement for a millisecond, or once; there are at least five rounds. Statements that raise are left out;
+    ``errors`` gets what they raise.
     """
     timers = [(s, timeit.Timer(s.code, globals=dict(s.names), timer=clock(device))) for s in statements]
     calls, lasting = {}, 0.0
     for statement, timer in timers:
         try:
             once = min(timer.timeit(1) for _ in range(3))
-        except Exception:
+        except Exception as error:
+            if errors is not None:
+                errors[statement] = error
             continue
         calls[statement] = max(1, math.ceil(BLOCK / once)) if once < BLOCK else 1
         lasting = max(lasting, once * calls[statement])

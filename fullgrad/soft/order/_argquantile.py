@@ -51,7 +51,7 @@ def argquantile(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -107,7 +107,7 @@ def argquantile_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown.
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -45,13 +45,14 @@ def median(
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
-        With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights (None by
-        ``fast_soft_sort`` and ``sorting_network``); without it, the value.
+        With ``dim`` a ``torch.return_types.median`` of the values and their indices, which are the weights;
+        without it, the value.
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``.
+            unknown, or ``gated_grad`` is False for ``fast_soft_sort`` or ``sorting_network``, which have no weights: so is a
+            ``dim`` for them, and ``quantile(x, 0.5, dim, interpolation="lower")`` is that value.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, cast, overload
 
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.quantile import Interpolation, quantile_operator
@@ -89,7 +90,7 @@ def quantile(
         method: ``"softsort"``, ``"neuralsort"``, ``"fast_soft_sort"``, ``"ot"`` or ``"sorting_network"``.
         interpolation: Between neighboring elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"nearest"`` or ``"midpoint"``.
         standardize: Whether the softness is relative to the spread of the row.
-        return_argquantile: Whether the weights are returned too (None by ``fast_soft_sort`` and ``sorting_network``).
+        return_argquantile: Whether the weights are returned too.
         gated_grad: Whether the weights have a derivative; otherwise they are constants at every order.
 
     Returns:
@@ -98,8 +99,8 @@ def quantile(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
-            ``fast_soft_sort`` or ``sorting_network``.
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False or
+            ``return_argquantile`` True for ``fast_soft_sort`` or ``sorting_network``, which have no weights.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -112,6 +113,7 @@ def quantile(
 
     Source: ``softtorch.quantile``.
     """
+    checks.flag("quantile", "return_argquantile", return_argquantile)
     outputs = "values_and_weights" if return_argquantile else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return quantile_operator("quantile", x, q, dim, keepdim, softness, options, interpolation)
@@ -165,7 +167,7 @@ def quantile_st(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown, ``q`` is a number outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
+            unknown, ``q`` is outside [0, 1], or ``interpolation`` is unknown, or ``gated_grad`` is False for
             ``fast_soft_sort`` or ``sorting_network``.
         IndexError: ``x`` has no such dimension.
 
@@ -179,6 +181,7 @@ def quantile_st(
 
     Source: ``softtorch.quantile_st``.
     """
+    checks.flag("quantile_st", "return_argquantile", return_argquantile)
     outputs = "values_and_weights" if return_argquantile else "values"
     options = mode, method, standardize, gated_grad, outputs, True
     return quantile_operator("quantile_st", x, q, dim, keepdim, softness, options, interpolation)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
@@ -71,6 +72,7 @@ def sort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Blondel et al., https://arxiv.org/abs/2002.08871 (fast_soft_sort); Struski et
     al., https://arxiv.org/abs/2503.06242 (lapsum).
     """
+    checks.flag("sort", "return_indices", return_indices)
     outputs = "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return sort_operator("sort", x, dim, descending, softness, options)
@@ -132,6 +134,7 @@ def sort_st(
 
     Source: ``softtorch.sort_st``.
     """
+    checks.flag("sort_st", "return_indices", return_indices)
     outputs = "values_and_indices" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, True
     return sort_operator("sort_st", x, dim, descending, softness, options)

@@ -225,7 +225,7 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
 
     ``nonempty``: a row must have an element.
     """
-    mode, method, _, gated_grad, outputs, _ = options
+    mode, method, standardize, gated_grad, outputs, _ = options
     methods = _METHODS_WITH.get(outputs, SORT_METHODS)
     # Fast path for the common arguments, in a microsecond.
     if not (
@@ -235,7 +235,11 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         and x.is_floating_point()
         and mode in MODES
         and 0.0 < softness < _INFINITY
+        and standardize.__class__ is bool
+        and gated_grad.__class__ is bool
     ):
+        checks.flag(name, "standardize", standardize)
+        checks.flag(name, "gated_grad", gated_grad)
         laplace = LAPLACE_METHODS.get("rank" if outputs == "ranks" else name.removesuffix("_st"), ())
         check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)
         if laplace and method == "lapsum" and mode != "laplace":

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._operators.sort import sort_operator
@@ -64,6 +65,7 @@ def topk(
 
     Source: ``softtorch.topk``.
     """
+    checks.flag("topk", "return_indices", return_indices)
     dim, outputs = -1 if dim is None else dim, "values_and_weights" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, False
     return sort_operator("topk", x, dim, True, softness, options, k=k)
@@ -125,6 +127,7 @@ def topk_st(
     Source: ``softtorch.topk_st``.
     """
     dim = -1 if dim is None else dim
+    checks.flag("topk_st", "return_indices", return_indices)
     outputs = "values_and_indices" if return_indices else "values"
     options = mode, method, standardize, gated_grad, outputs, True
     return sort_operator("topk_st", x, dim, True, softness, options, k=k)

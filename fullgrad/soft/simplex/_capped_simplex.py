@@ -49,7 +49,7 @@ def proj_capped_simplex(
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``k`` or ``softness`` is not a real number or tensor.
-        ValueError: ``k`` is a number outside of its range, ``softness`` a number that is not positive, or ``mode`` is unknown.
+        ValueError: ``k`` is outside of its range, ``softness`` a number that is not positive, or ``mode`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -67,7 +67,7 @@ def proj_capped_simplex(
     x, k, softness = checked(name, x, k, dim, softness, mode)
     if x.ndim == 0:
         return proj_capped_simplex(x.reshape(1), k, -1, softness, mode).reshape(())
-    return capped_rows(*rows_and_sum(name, x, k, dim, softness), mode).movedim(-1, dim).to(x.dtype)
+    return capped_rows(name, x, k, dim, softness, mode).movedim(-1, dim).to(x.dtype)
 
 
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
@@ -76,19 +76,24 @@ def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tu
     checks.one_dim(name, dim, x.ndim)
     checks.real_number_or_tensor(name, "k", k)
     n = x.shape[dim] if x.ndim else 1
-    if not isinstance(k, Tensor) and not (holds(k >= 0) and holds(k <= n)):
+    if isinstance(k, Tensor):
+        checks.elements_between(name, "k", k, 0, n, f"from 0 to {n}, the size along `dim`")
+    elif not (holds(k >= 0) and holds(k <= n)):
         raise ValueError(f"{name}: `k` must be from 0 to {n}, the size along `dim`, got {k}.")
     return x, k, softness
 
 
-def rows_and_sum(name: str, x: Tensor, k: Any, dim: int, softness: Any) -> tuple[Tensor, Any]:
-    """``x`` over the softness, with the rows last, in float32 at least; and k, one number per row. Rows that may be far from 0
-    are taken less a number near the k-th largest element, which changes no weight and is exact near the threshold.
+def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str) -> Tensor:
+    """The weights, with the rows last, in float32 at least. Rows that may be far from 0 are taken less a number near the k-th
+    largest element, which changes no weight and is exact near the threshold.
     """
     wide, k, softness = to_opmath(x, k, softness)
     wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
     far = may_be_far(wide, softness)
+    answer: Any = 1.0
     if far:
+        answer = has_answer(wide, k)
+        wide = wide * answer
         wide = wide - Pivot.apply(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
     if isinstance(softness, Tensor):
         softness = per_row(name, softness, x, dim, "softness") if softness.ndim else softness
@@ -99,12 +104,20 @@ def rows_and_sum(name: str, x: Tensor, k: Any, dim: int, softness: Any) -> tuple
         v = wide / softness
     # A quotient that overflows stays finite: the row of an infinity has no answer.
     largest = torch.finfo(v.dtype).max / 4
-    return (torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v), k
+    v = torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v
+    p = Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
+    return p * answer if far else p
 
 
-def capped_rows(v: Tensor, k: Any, mode: str) -> Tensor:
-    """The projection of rows, with softness 1."""
-    return Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
+def has_answer(x: Tensor, k: Any) -> Tensor:
+    """NaN for each row with a NaN, plus infinity, or fewer than k elements above minus infinity; 1 for the others.
+
+    Times the input and the result, it makes the whole derivative of such a row NaN, whichever way it is taken: masks between them
+    keep zeros in one way alone.
+    """
+    v = x.detach()
+    possible = (v < torch.inf).all(-1, keepdim=True) & ((v > -torch.inf).sum(-1, keepdim=True) >= k)
+    return torch.where(possible, 1.0, torch.nan).to(x.dtype)
 
 
 class Pivot(RowFunction):

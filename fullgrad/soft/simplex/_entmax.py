@@ -41,7 +41,7 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         alpha: The exponent, at least 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
-            gradient. The elements of a tensor are not looked at.
+            gradient.
         dim: The dimension along which the weights sum to 1.
 
     Returns:
@@ -50,7 +50,7 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
-        ValueError: ``alpha`` is a number below 1 or NaN, or a tensor that does not broadcast.
+        ValueError: ``alpha`` is below 1 or infinite, a number that is NaN, or a tensor that does not broadcast.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -102,7 +102,9 @@ def floating_rows(name: str, x: Any, dim: Any) -> Tensor:
 def exponent_in_range(name: str, alpha: Any, least: float, words: str) -> None:
     """Check that the exponent is a number in its range, or a tensor."""
     checks.real_number_or_tensor(name, "alpha", alpha)
-    if not isinstance(alpha, Tensor) and not (holds(alpha >= least) and holds(alpha < torch.inf)):
+    if isinstance(alpha, Tensor):
+        checks.elements_between(name, "alpha", alpha, least, torch.finfo(torch.float64).max, f"{words} and finite")
+    elif not (holds(alpha >= least) and holds(alpha < torch.inf)):
         raise ValueError(f"{name}: `alpha` must be {words} and finite, got {alpha}.")
 
 

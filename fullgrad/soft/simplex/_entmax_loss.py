@@ -49,7 +49,7 @@ def entmax_loss(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``target`` no tensor, or ``alpha`` not a real number or tensor.
-        ValueError: ``alpha`` is a number below 1, ``target`` or ``alpha`` has another shape, or ``reduction`` is unknown.
+        ValueError: ``alpha`` is below 1 or infinite, ``target`` or ``alpha`` has another shape, or ``reduction`` is unknown.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -30,7 +30,7 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         alpha: The exponent, above 1: a number, or a tensor that broadcasts with ``x``, of size 1 at ``dim``, and gets its own
-            gradient. The elements of a tensor are not looked at.
+            gradient.
         dim: The dimension along which the weights sum to 1.
 
     Returns:
@@ -38,7 +38,7 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``alpha`` is not a real number or tensor.
-        ValueError: ``alpha`` is a number that is not above 1, or a tensor that does not broadcast.
+        ValueError: ``alpha`` is not above 1 or infinite, a number that is NaN, or a tensor that does not broadcast.
         IndexError: ``x`` has no such dimension.
 
     Example:

@@ -45,7 +45,7 @@ def normmax_loss(
 
     Raises:
         TypeError: ``x`` is not a real tensor, ``target`` no tensor, or ``alpha`` not a real number or tensor.
-        ValueError: ``alpha`` is a number that is not above 1, ``target`` or ``alpha`` has another shape, or ``reduction`` is
+        ValueError: ``alpha`` is not above 1 or infinite, ``target`` or ``alpha`` has another shape, or ``reduction`` is
             unknown.
         IndexError: ``x`` has no such dimension.
 

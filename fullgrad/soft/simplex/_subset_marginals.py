@@ -9,6 +9,7 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import Recomputed, pulled_back, saved_inputs
 from fullgrad.soft._relaxation import floating
+from fullgrad.soft.simplex._capped_simplex import has_answer
 
 # The logarithm of 0: finite, so that differences have slopes, and below every sum of logits.
 _LOG_0 = -1e30
@@ -82,9 +83,9 @@ def marginals(logits: Tensor, k: int) -> Tensor:
     (theta,) = to_opmath(logits)
     n = int(theta.shape[-1])  # a tensor to torch.jit.trace
     if k == 0 or k == n:
-        finite = torch.where(theta.isfinite(), theta, 0)
-        known = (theta < torch.inf if k == 0 else theta.isfinite()).all(-1, keepdim=True)
-        return torch.where(known, 0 * finite + float(k > 0), torch.nan).to(logits.dtype)
+        theta = theta * has_answer(theta, k)
+        return (0 * torch.where(theta.isinf(), 0, theta) + float(k > 0)).to(logits.dtype)
+    theta = theta * has_answer(theta, k)
     top = theta.amax(-1, keepdim=True)
     theta = theta - top.detach()  # changes no probability
     theta = torch.where(theta == -torch.inf, _LOG_0, theta)
@@ -103,8 +104,7 @@ def marginals(logits: Tensor, k: int) -> Tensor:
         siblings = torch.stack((level[..., 1::2, :], level[..., 0::2, :]), -2).flatten(-3, -2)
         outside = _correlation(outside.repeat_interleave(2, -2), siblings, level.shape[-1] - 1)
     mu = torch.exp(outside[..., :n, 1] + theta[..., :n] - total)
-    # Too few finite logits; with NaN or infinity among them the total is NaN.
-    return torch.where(total.detach() > _LOG_0 / 2, mu, torch.nan).to(logits.dtype)
+    return mu.to(logits.dtype)
 
 
 def _product(a: Tensor, b: Tensor, degree: int) -> Tensor:

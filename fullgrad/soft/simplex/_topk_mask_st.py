@@ -9,7 +9,8 @@ from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed
 from fullgrad.soft._mode_names import StepMode
 from fullgrad.soft._relaxation import Softness
-from fullgrad.soft.simplex._capped_simplex import capped_rows, checked, rows_and_sum
+from fullgrad.soft.order.kernels.threshold import may_be_far
+from fullgrad.soft.simplex._capped_simplex import capped_rows, checked
 from fullgrad.soft.simplex._entmax import per_row
 
 
@@ -20,7 +21,7 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
         y_i = [\,i \in \operatorname{topk} x\,], \qquad D = \text{that of } p,\ p = S(x / s - \theta),\ \sum p = k
 
     with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements; the
-    relaxation is computed only for a derivative. Saved: ``x``.
+    relaxation is computed only for a derivative, in which plus infinity is chosen and the others share the rest. Saved: ``x``.
 
     On a device the host waits for the rounds that find the threshold of the relaxation.
 
@@ -70,4 +71,15 @@ class TopKMaskST(Recomputed):
 
     @staticmethod
     def relaxed(x: Tensor, softness: Any, k: int, mode: str) -> Tensor:
-        return capped_rows(*rows_and_sum("topk_mask_st", x, k, -1, softness), mode).to(x.dtype)
+        if may_be_far(x, softness):
+            # Plus infinity is chosen, whatever the others are, and minus infinity where no others are left; the finite elements
+            # share the rest.
+            certain = x.detach() == torch.inf
+            x = x * torch.where(x.detach().isnan().any(-1, keepdim=True), torch.nan, 1.0).to(x.dtype)
+            x = torch.where(certain, -torch.inf, x)
+            finite = (~(x.detach() == -torch.inf)).sum(-1, keepdim=True)
+            x = torch.where(finite == 0, 0, x)
+            rest: Any = torch.minimum((k - certain.sum(-1, keepdim=True)).clamp(min=0), finite).to(x.dtype)
+        else:
+            rest = k
+        return capped_rows("topk_mask_st", x, rest, -1, softness, mode).to(x.dtype)

@@ -54,6 +54,8 @@ def test_golden(case):
         if marginal in options:
             options[marginal] = torch.tensor(options[marginal], dtype=torch.float64)
     inputs = {k: torch.tensor(v, dtype=torch.float64) for k, v in case["inputs"].items()}
+    if name == "median" and options["method"] not in WEIGHTED_SUM_METHODS:
+        del options["dim"]  # with it there would be indices
     function = getattr(fullgrad, name) if name.endswith("_st") else getattr(soft, name.removesuffix("_indices"))
 
     def call(values):
@@ -171,6 +173,8 @@ def call(name, method, x, **options):
     """Call a statistic, and return one tensor."""
     if name != "sort":
         options.setdefault("dim", -1)
+    if name == "median" and method not in WEIGHTED_SUM_METHODS:  # it has no indices, which a median along a dim returns
+        return soft.quantile(x, 0.5, interpolation="lower", method=method, **options)
     y = getattr(soft, name)(x, method=method, **options)
     return y if isinstance(y, torch.Tensor) else y[0]
 
@@ -244,6 +248,80 @@ def test_indices_where_they_are_wanted(call):
         assert found.indices.shape == (*found.values.shape, 5)
     else:
         equal(x.gather(-1, found.indices), found.values)
+
+
+@pytest.mark.parametrize("method", [m for m in SORT_METHODS if m not in WEIGHTED_SUM_METHODS])
+def test_weights_that_a_method_does_not_have_are_refused(method):
+    """A median with its indices, and a quantile with its weights, raise and say how their value alone is found."""
+    x = numbers(2, 5)
+    with pytest.raises(
+        ValueError, match=r"median: `method` must have weights, .* quantile\(x, 0.5, dim, interpolation='lower'\)"
+    ):
+        soft.median(x, 1, method=method)
+    for f in (soft.quantile, fullgrad.quantile_st):
+        with pytest.raises(ValueError, match=r"quantile(_st)?: `method` must have weights, .* return_argquantile=False"):
+            f(x, 0.5, 1, method=method, return_argquantile=True)
+    alone = soft.quantile(x, 0.5, 1, interpolation="lower", method=method)
+    close(alone, torch.stack([soft.median(row, method=method) for row in x]))
+    weights = soft.quantile(x, 0.5, 1, mode="hard", method=method, return_argquantile=True)[1]
+    equal(weights, soft.argquantile(x, 0.5, 1, mode="hard"))
+    assert fullgrad.median_st(x, 1, method=method).indices.dtype == torch.int64
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c1"])
+@pytest.mark.parametrize(("name", "method"), [("sort", m) for m in SORT_METHODS] + [("rank", m) for m in RANK_METHODS])
+def test_autocast_changes_no_derivative(name, method, mode):
+    """Inside autocast values, tangents, gradients and both kinds of second derivatives have the digits of float32."""
+    x, t, g = (numbers(2, 40, seed=seed).float() for seed in range(3))
+
+    def f(x):
+        return call(name, method, x, mode=mode, **({"return_indices": False} if name == "sort" else {}))
+
+    def gradient(x):
+        return vjp(f, x)[1](g)[0]
+
+    def by_autograd(x):
+        x = x.clone().requires_grad_()
+        first = torch.autograd.grad(f(x), x, g, create_graph=True)[0]
+        return torch.stack([first, *torch.autograd.grad(first, x, t)])
+
+    def tangent(x):
+        return jvp(f, (x,), (t,))[1]
+
+    for derivative in (
+        f,
+        tangent,
+        gradient,
+        by_autograd,
+        lambda x: vjp(gradient, x)[1](t)[0],
+        lambda x: jvp(tangent, (x,), (t,))[1],
+    ):
+        expected = derivative(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = derivative(x)
+        assert ((found - expected).abs().max() <= 1e-5 * expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("softness", [0.125, torch.tensor(0.125)])
+@pytest.mark.parametrize("n", [5, 700])
+def test_ranks_in_the_tail_have_all_digits(softness, n):
+    """The gradient of a rank by sigmoids is as accurate 27 softnesses away from all others as near them: an element does not
+    meet itself.
+    """
+    x = torch.tensor([0.25, 0.25 + 27 / 8, 0.25 - 17 / 8, 0.375, 6.0]).repeat(n // 5)
+    x = x + torch.arange(n // 5).repeat_interleave(5) * 16
+
+    def own(x, softness):
+        return grad(lambda x: soft.rank(x, -1, softness, "smooth", "sigmoid", standardize=False)[1])(x)[1]
+
+    def tangent(x, softness):
+        along = (torch.arange(n) == 1).to(x.dtype)
+        return jvp(lambda x: soft.rank(x, -1, softness, "smooth", "sigmoid", standardize=False), (x,), (along,))[1][1]
+
+    z = (x.double()[1] - x.double()) / 0.125
+    exact = -(torch.sigmoid(z) * torch.sigmoid(-z) / 0.125)[torch.arange(n) != 1].sum()
+    for f in (own, tangent):
+        torch.testing.assert_close(f(x, softness).double(), exact, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", ["argmax", "max", "argmedian", "median", "argquantile", "quantile"])

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
@@ -17,6 +18,7 @@ def extremum_operator(
     """The largest or smallest element as torch returns it, the value alone without ``dim``; or the weights of its position."""
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options, nonempty=True)
+    checks.flag(name, "keepdim", keepdim)
     if (outputs != "weights" and dim is None) or (
         outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS
     ):

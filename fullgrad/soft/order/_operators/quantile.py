@@ -22,27 +22,27 @@ Quantiles = Tensor | tuple[float, ...]
 def quantile_operator(
     name: str, x: Tensor, q: Any, dim: int | None, keepdim: bool, softness: Softness, options: Options, interpolation: str
 ) -> Any:
-    """Quantiles as torch returns them, several in front; or their weights; or both, if the method has weights.
+    """Quantiles as torch returns them, several in front; or their weights; or both.
 
     The median is the interpolation "median", without a ``q``.
     """
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options, nonempty=True)
+    checks.flag(name, "keepdim", keepdim)
     q, several = parse_quantiles(name, q, rows, interpolation)
-    weightless = outputs == "values_and_weights" and method not in WEIGHTED_SUM_METHODS
-    if weightless:
-        outputs = "values"
+    if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
+        asks = "with `dim` it returns indices" if interpolation == "median" else "`return_argquantile=True` asks for weights"
+        other = "quantile(x, 0.5, dim, interpolation='lower')" if interpolation == "median" else "return_argquantile=False"
+        raise ValueError(f"{name}: `method` must have weights, as {asks}, got {method!r}; its value alone is that of {other}.")
     if mode == "hard":
         y = hard_quantile(rows, q, d, interpolation, outputs)
     else:
         y = Quantile.apply(rows, q, softness, d, interpolation, (*options[:4], outputs, hard))
 
-    if isinstance(y, Tensor) and not weightless:
+    if isinstance(y, Tensor):
         return _restore(y, x, dim, d, keepdim, several, -2 if outputs == "weights" else -1)
-    values, others = (y, None) if weightless else y
-    if others is not None:
-        others = _restore(others, x, dim, d, keepdim, several, -2 if outputs == "values_and_weights" else -1)
-    pair: Any = _restore(values, x, dim, d, keepdim, several, -1), others
+    position = -2 if outputs == "values_and_weights" else -1
+    pair: Any = _restore(y[0], x, dim, d, keepdim, several, -1), _restore(y[1], x, dim, d, keepdim, several, position)
     return torch.return_types.median(pair) if interpolation == "median" else pair
 
 
@@ -63,6 +63,7 @@ def parse_quantiles(name: str, q: Any, rows: Tensor, interpolation: str) -> tupl
         checks.real_tensor(name, "q", q)
         if q.ndim > 1:
             raise ValueError(f"{name}: `q` must be a number or a tensor of at most one dimension, got shape {tuple(q.shape)}.")
+        checks.probabilities(name, "q", q)
         return q.to(to_opmath(rows)[0].dtype).reshape(-1), q.ndim == 1
     several = isinstance(q, (tuple, list))
     numbers: tuple[Any, ...] = tuple(q) if several else (q,)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness, with_zero_derivative
 from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
@@ -14,6 +15,7 @@ from fullgrad.soft.order.methods import METHODS
 def rank_operator(name: str, x: Any, dim: int | None, softness: Softness, descending: bool, options: Options) -> Tensor:
     """The ranks in the shape of ``x``."""
     rows, d = canonicalize_args(name, x, dim, softness, options)
+    checks.flag(name, "descending", descending)
     if options[0] == "hard" or surely(rows.shape[d] == 0):
         return with_zero_derivative(hard_rank(rows, d, descending), rows).reshape(x.shape)
     return Rank.apply(rows, softness, d, descending, options).reshape(x.shape)

@@ -22,6 +22,7 @@ def sort_operator(
     """The elements in order as torch returns them, all or with ``k`` the first k; or the weights of their positions."""
     mode, method, _, _, outputs, hard = options
     rows, d = canonicalize_args(name, x, dim, softness, options)
+    checks.flag(name, "descending", descending)
     count = 0 if k is None else checks.positive_integer(name, "k", k, at_most=rows.shape[d])
     if outputs == "values_and_weights" and mode != "hard" and method not in WEIGHTED_SUM_METHODS:
         outputs = "values"

@@ -6,6 +6,7 @@ Source of the ranks: Qin, Liu, Li, https://doi.org/10.1007/s10791-009-9124-x.
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fullgrad._core.autocast import matmul
@@ -50,7 +51,8 @@ class SumOfPairs(Formula):
 
     @classmethod
     def value(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
-        return (cls.operator.apply(_differences(*args), 1.0, mode, False).sum(-1),)
+        d = _without_own(block, _differences(*args))
+        return (cls.operator.apply(d, 1.0, mode, False).sum(-1),)
 
     @classmethod
     def fast(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor]:
@@ -59,7 +61,7 @@ class SumOfPairs(Formula):
     @classmethod
     def pull(cls, mode: str, block: Block, *args: Tensor) -> tuple[Tensor, Tensor]:
         r, v, g = args
-        slopes = cls.slope(_differences(r, v), 1.0, mode)
+        slopes = _without_own(block, cls.slope(_differences(r, v), 1.0, mode))
         return g * slopes.sum(-1), -matmul(g.unsqueeze(-2), slopes).squeeze(-2)
 
 
@@ -73,6 +75,13 @@ class Distances(SumOfPairs):
     """The sums of the soft absolute value."""
 
     operator, curve, slope = Abs, staticmethod(curves.absolute), staticmethod(curves.absolute_slope)
+
+
+def _without_own(block: Block, pairs: Tensor) -> Tensor:
+    """Pairs with 0 where an element meets itself, which has no derivative: its two slopes would take the digits of small ones."""
+    offset = block.top - block.left
+    own = torch.zeros_like(pairs.diagonal(offset, -2, -1))
+    return torch.diagonal_scatter(pairs, own, offset, -2, -1)
 
 
 def _differences(r: Tensor, v: Tensor) -> Tensor:

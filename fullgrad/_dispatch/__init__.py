@@ -42,6 +42,7 @@ from fullgrad._dispatch.state import (
     legacy_detach,
     unwrap_legacy_batched,
     vmaps_that_draw_differently,
+    with_memory,
 )
 from fullgrad._dispatch.torch_private import (
     DISPATCH,

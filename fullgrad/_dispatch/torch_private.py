@@ -168,6 +168,9 @@ dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporari
 # Forward mode requires that the tangent of a view has the view's layout; that of another output may have any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
+# Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
+is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
+
 # A tracer's tensor without numbers.
 FakeTensor = _optional(
     "_subclasses.FakeTensor", (), "a pair may hold a tensor without data, whose reading fails with torch's words"

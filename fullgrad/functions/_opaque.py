@@ -157,6 +157,7 @@ class Opaque(Function):
     """The operator of `opaque_values`. It has no derivative: its inputs are detached."""
 
     constant_types: ClassVar[tuple[type, ...]] = (_Code, _Batch)
+    runs_code = True
 
     @staticmethod
     def forward(code: Any, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -42,7 +42,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):
-        parameters = ()
+        parameters, runs_code = (), True
 
         @staticmethod
         def slope(u: Tensor) -> Tensor:

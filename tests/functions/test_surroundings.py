@@ -1,5 +1,6 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
+import ctypes
 import subprocess
 import sys
 import types
@@ -8,7 +9,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
+from torch.autograd import forward_ad as fwAD
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad import implicit
@@ -577,3 +579,99 @@ def test_what_a_call_keeps_may_be_used_again():
     module, x = Cached(), X.clone().requires_grad_()
     for op in (lambda x: fullgrad.checkpoint(module, x), fullgrad.with_reference(module, module)):
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], 3 * X.cos())
+
+
+# --- Zeros without memory ---------------------------------------------------------------------------------------------------
+
+
+def halved(*tensors):
+    """A kernel that reads the memory of its last argument, in which forward mode of torch has zeros at the address 0."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # torch code, in a rule below a transform
+        return tensors[-1] * 0.5
+    for t in tensors:
+        assert t.data_ptr(), "a kernel gets a null pointer"
+    t = tensors[-1].contiguous()
+    read = ctypes.string_at(t.data_ptr(), t.nbytes)
+    return torch.frombuffer(bytearray(read), dtype=t.dtype).reshape(t.shape) * 0.5
+
+
+class Halved(fullgrad.Function):
+    """A Function of users, whose rules call it."""
+
+    @staticmethod
+    def forward(x):
+        return halved(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return halved_by_function(g)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return halved_by_function(t)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Halved.apply(x), in_dims[0]
+
+
+def halved_by_function(x):
+    """Its rule reads memory, too, where there is some."""
+    halved(x)
+    return Halved.apply(x)
+
+
+class TorchHalved(torch.autograd.Function):
+    """A Function of torch."""
+
+    @staticmethod
+    def forward(x):
+        return halved(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return halved(g)
+
+
+LINEAR = {
+    **{f"linear_map {how}": fullgrad.linear_map(halved, halved, vmap_method=how) for how in ("sequential", "broadcast")},
+    **{f"custom_jvp {how}": fullgrad.custom_jvp(halved, vmap_method=how) for how in ("map", "sequential", "broadcast")},
+    **{f"custom_vjp {how}": fullgrad.custom_vjp(halved, vmap_method=how) for how in ("map", "sequential")},
+    "custom_gradient": fullgrad.custom_gradient(lambda x: (halved(x), halved)),
+    "with_reference": fullgrad.with_reference(halved, halved, backward=lambda inputs, outputs, g: (halved(g),)),
+    "straight_through": fullgrad.straight_through(halved, halved),
+    "root": lambda x: implicit.root(lambda z, x: 2 * z - x, vmap_method="sequential")(lambda init, x: halved(x))(None, x),
+    "Function": Halved.apply,
+    "adopt": fullgrad.adopt(TorchHalved, strict=True),
+    "map_grad": lambda x: fullgrad.map_grad(x, halved),
+    "from_slope": fullgrad.spikes.from_slope(lambda u: halved(u) * 0 + 0.5),
+    "finite_difference": lambda x: fullgrad.blackbox.finite_difference(halved, x, 1.0),
+}
+for name, op in LINEAR.items():
+    if name.startswith("custom_jvp"):
+        op.defjvp(lambda primals, tangents, op=op: (op(*primals), halved(*tangents)))
+    elif name.startswith("custom_vjp"):
+        op.defvjp(lambda x: (halved(x), x), lambda x, g: (halved(x, g),))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_zeros_of_forward_mode_have_memory(name):
+    """Functions and rules of users read their arguments, tangents and cotangents, also where torch made zeros without memory."""
+    op, zero = LINEAR[name], torch._efficientzerotensor(2, dtype=X.dtype)
+    assert not zero.data_ptr()
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(op(x), x, zero)[0], torch.zeros_like(X))
+    torch.testing.assert_close(op(zero.detach().requires_grad_()).detach(), op(torch.zeros_like(X)))
+    with fwAD.dual_level():
+        assert not fwAD.unpack_dual(op(fwAD.make_dual(X, zero))).tangent.any()
+    curvature = jacfwd(jacfwd(lambda x: op(x * x)))
+    torch.testing.assert_close(curvature(X).sum((1, 2)), torch.full_like(X, 2.0 if name == "map_grad" else 1.0))
+    torch.testing.assert_close(jacfwd(curvature)(X), torch.zeros(2, 2, 2, 2, dtype=X.dtype))

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, set_graph_cache, torch_kernel, transforms_active
@@ -19,7 +19,7 @@ from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
-_lock = threading.Lock()
+_lock = threading.RLock()  # garbage collection may close a context of this thread at any line
 _inside = threading.local()
 
 
@@ -29,6 +29,7 @@ class _State:
     count = 0
     library: torch.library.Library | None = None
     graph_cache = True
+    is_changing = False
 
 
 _state = _State()
@@ -84,26 +85,38 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         return context if function is None else context(function)
 
     def __call__(self, function: Any) -> Any:
-        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        if any(is_one(function) for is_one in kinds):
-            raise TypeError("completing decorates functions that return when they are called; open it inside of a generator.")
-        return super().__call__(function)
+        checks.returns_when_called("completing", function)
+        return super().__call__(functools.wraps(function)(lambda *a, **k: checks.returned("completing", function(*a, **k))))
 
     def __enter__(self) -> None:
         with _lock:
-            if not _state.count:
-                _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
-                compile_again([*_overloads().values(), *_in_place().values()])
             _state.count += 1
+            try:
+                _change()
+            except BaseException:
+                _state.count -= 1
+                raise
 
     def __exit__(self, *_: object) -> None:
         with _lock:
             _state.count -= 1
-            if not _state.count and _state.library is not None:
+            _change()
+
+
+def _change() -> None:
+    """Give the operators their other kernels, or torch's own, as the number of open contexts says, which may change meanwhile."""
+    while not _state.is_changing and (_state.count > 0) is not (_state.library is not None):
+        _state.is_changing = True
+        try:
+            if _state.library is None:
+                _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
+            else:
                 _state.library._destroy()
                 _state.library = None
                 set_graph_cache(_state.graph_cache)
-                compile_again([*_overloads().values(), *_in_place().values()])
+            compile_again([*_overloads().values(), *_in_place().values()])
+        finally:
+            _state.is_changing = False
 
 
 def operators() -> dict[str, str]:

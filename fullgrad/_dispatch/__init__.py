@@ -64,6 +64,7 @@ from fullgrad._dispatch.torch_private import (
     is_computed_since,
     is_exporting,
     is_forward_mode,
+    is_recorded,
     is_wrapped,
     is_wrapper_subclass,
     level_of,

@@ -406,6 +406,13 @@ def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
     return function
 
 
+def is_recorded() -> bool:
+    """Whether a tracer records calls in a graph, which makes them again. Other dispatch modes see a call once."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = getattr(module, "get_proxy_mode", lambda: module)
+    return mode() is not None or jit_tracing_state() is not None
+
+
 def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """A list of the function as compiled code calls it: one node, in and out of which any structure may go, and which AOTAutograd
     traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported.

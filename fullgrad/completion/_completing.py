@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from fullgrad._core import checks
 from fullgrad._core.calls import flattened, unflattened
@@ -254,29 +255,44 @@ class _Twice(torch.autograd.Function):
         _inside.is_on = True  # what torch's operator calls is torch's, too
         try:
             with torch.enable_grad():
-                ctx.alone = [x.detach().requires_grad_() for x in inputs]
-                found = original(ctx.alone)
+                alone = [x.detach().requires_grad_() for x in inputs]
+                found = original(alone)
+                results = [found] if isinstance(found, Tensor) else [*found]
+                differ = [i for i, y in enumerate(results) if y.requires_grad]
+                graph = [get_gradient_edge(results[i]) for i in differ], [get_gradient_edge(x) for x in alone]
+                kept = _Kept.apply(alone[0], (differ, *graph, formula))
         finally:
             _inside.is_on = False
-        ctx.results, ctx.formula = [found] if isinstance(found, Tensor) else [*found], formula
-        ctx.save_for_backward(*inputs)
-        values = [y.detach() for y in ctx.results]
-        ctx.mark_non_differentiable(*[v for v, y in zip(values, ctx.results, strict=True) if not y.requires_grad])
+        ctx.save_for_backward(kept, *inputs)
+        values = [y.detach() for y in results]
+        ctx.mark_non_differentiable(*[v for i, v in enumerate(values) if i not in differ])
         return values[0] if isinstance(found, Tensor) else tuple(values)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        differ = [i for i, y in enumerate(ctx.results) if y.requires_grad]
+        kept, *inputs = ctx.saved_tensors
+        differ, results, alone, of_inputs = kept.grad_fn.objects
         given = [cotangents[i] for i in differ]
         if not torch.is_grad_enabled():
-            graphs = [ctx.results[i] for i in differ]
-            return None, None, *torch.autograd.grad(graphs, ctx.alone, given, retain_graph=True, allow_unused=True)
+            return None, None, *torch.autograd.grad(results, alone, given, retain_graph=True, allow_unused=True)
 
         def formula(*inputs: Tensor) -> tuple[Tensor, ...]:
-            found = ctx.formula(inputs)
+            found = of_inputs(inputs)
             if found is NotImplemented:
                 raise NotImplementedError("torch has no derivative of the backward with these arguments, nor has completing.")
             return tuple([y for i, y in enumerate([found] if isinstance(found, Tensor) else found) if i in differ])
 
-        inputs = ctx.saved_tensors
         return None, None, *pulled_back(formula, inputs, tuple(range(len(inputs))), tuple(given))
+
+
+class _Kept(torch.autograd.Function):
+    """An empty tensor whose node has some objects, so that autograd, for which it is saved, frees them with all that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, objects: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.objects = objects
+        return leaf.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise NotImplementedError

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     clone_if_view,
     in_legacy_vmap,
     is_alias_of,
+    is_recorded,
     is_traced,
     opaque,
     outside_dynamo_later,
@@ -193,7 +194,11 @@ def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
     inner = innermost_code(code)
     inner.closure.refuse()
     inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
-    return _of_key(key, list(tensors))
+    try:
+        return _of_key(key, list(tensors))
+    finally:
+        if not is_recorded():  # without a tracer, as of tensors without data or in another mode, no graph will call it
+            del _codes[key]
 
 
 def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:

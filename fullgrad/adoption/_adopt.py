@@ -28,6 +28,7 @@ from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
+from fullgrad.functions._reads import guard
 from fullgrad.functions._reference import with_reference
 
 Package = str | ModuleType | type
@@ -208,6 +209,7 @@ def operator_of(cls: Any, options: Options) -> Any:
 
         @functools.partial(mark_for_dynamo, torch.compiler.allow_in_graph)
         def node(*args: Any, **kwargs: Any) -> Any:
+            guard(cls.forward, cls.setup_context, cls.backward, cls.jvp)
             if options.strict or transforms_active() or forward_mode_is_on():
                 return call_adopted(cls, args, kwargs, options)
             with traced_class():

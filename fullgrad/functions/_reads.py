@@ -1,8 +1,9 @@
 """`Reads`: what functions read besides their arguments, on which compiled code is guarded."""
 
 import functools
+import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from fullgrad.functions._closures import names_in
 
 _NUMBERS = (int, float, complex, str, type(None))
 _DEPTH, _MOST = 6, 64  # of objects in objects, and of entries of a list
+_PACKAGES = frozenset({"torch", "numpy"})  # whose functions and modules read no numbers of users
+_Place = tuple[Callable[[Any, Any], Any], Any, Any]  # how to read it, a holder and a key
 
 
 class Reads:
@@ -21,12 +24,15 @@ class Reads:
     """
 
     def __init__(self, *functions: Any) -> None:
-        self._places = list(_places_of(functions, frozenset(), set(), _DEPTH))
+        names, count = set[str](), -1
+        while count < len(names):  # one function may read what another one holds
+            count = len(names)
+            self._places = list(_places_of(functions, names, set(), _DEPTH))
 
     @property
     def now(self) -> str:
         """The numbers, and the identities of the objects."""
-        return repr([v if isinstance(v, _NUMBERS) else id(v) for v in map(_content, self._places)])
+        return repr([_shown(_content(place)) for place in self._places])
 
 
 def guard(*functions: Any) -> None:
@@ -35,56 +41,109 @@ def guard(*functions: Any) -> None:
         guard_on(lambda: Reads(*functions), "now")
 
 
-def _content(place: tuple[Any, Any]) -> Any:
-    holder, key = place
+def _shown(value: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return value
+    is_array = type(value).__module__ == "numpy" and hasattr(value, "tobytes") and value.size <= _MOST
+    return value.tobytes() if is_array else id(value)  # an array may change in place
+
+
+def _content(place: _Place) -> Any:
+    read, holder, key = place
     try:
-        return holder.cell_contents if key is None else holder[key]
-    except (KeyError, IndexError, ValueError):  # it is gone, or a name that has no value yet
+        return read(holder, key)
+    except (AttributeError, KeyError, IndexError, ValueError):  # it is gone, or a name that has no value yet
         return None
 
 
-def _places_of(value: Any, names: frozenset[str], seen: set[int], depth: int) -> Iterator[tuple[Any, Any]]:
-    """The places, a cell or a holder and a key, of what is read in an object by code that has some names."""
-    if id(value) in seen or depth < 0 or isinstance(value, (*_NUMBERS, Tensor, types.ModuleType, types.BuiltinFunctionType)):
+def _places_of(value: Any, names: set[str], seen: set[int], depth: int) -> Iterator[_Place]:
+    """The places of what is read in an object by code that has some names, to which it adds those of code that it meets."""
+    if id(value) in seen or depth < 0 or isinstance(value, (*_NUMBERS, Tensor, types.BuiltinFunctionType)):
         return
     seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        names.update(_names_in(value.__code__))
+    elif not isinstance(value, (types.ModuleType, type)) and isinstance(
+        getattr(type(value), "__call__", None), types.FunctionType
+    ):
+        names.update(_reached(type(value), ["__call__"]))
     for place in _own_places(value, names):
         found = _content(place)
-        is_code = isinstance(found, (types.FunctionType, types.MethodType, functools.partial))
-        of_function = frozenset(names_in(value.__code__)) if isinstance(value, types.FunctionType) else names
-        if not (is_code and str(getattr(found, "__module__", "")).partition(".")[0] == "torch"):
+        is_code = isinstance(found, (types.FunctionType, types.MethodType, types.ModuleType, functools.partial))
+        if not (is_code and _package_of(found) in _PACKAGES):
             yield place
-            yield from _places_of(found, of_function, seen, depth - 1)
+            yield from _places_of(found, names, seen, depth - 1)
     if isinstance(value, types.MethodType):
         yield from _places_of(value.__func__, names, seen, depth)
-        yield from _places_of(value.__self__, _reached(type(value.__self__), names_in(value.__func__.__code__)), seen, depth)
+        names.update(_reached(type(value.__self__), _names_in(value.__func__.__code__)))
+        yield from _places_of(value.__self__, names, seen, depth)
     elif isinstance(value, functools.partial):
         yield from _places_of((value.func, value.args, value.keywords), names, seen, depth)
     elif isinstance(value, nn.Module):
         for part in value.modules():
             forward = getattr(type(part).forward, "__code__", None)
-            read = names | {"training"} | (_reached(type(part), names_in(forward)) if forward else frozenset())
+            read = names | {"training"} | (_reached(type(part), _names_in(forward)) if forward else frozenset())
             for name in vars(part):
                 if name in read:
-                    yield vars(part), name
+                    yield operator.getitem, vars(part), name
                     yield from _places_of(vars(part)[name], names, seen, depth - 1)
 
 
-def _own_places(value: Any, names: frozenset[str]) -> Iterable[tuple[Any, Any]]:
+def _own_places(value: Any, names: set[str]) -> Iterable[_Place]:
     if isinstance(value, types.FunctionType):
         space = value.__globals__
-        of_globals = [(space, name) for name in names_in(value.__code__) if name in space]
-        return [*[(cell, None) for cell in value.__closure__ or ()], *of_globals]
+        cells: list[_Place] = [(_cell_contents, cell, None) for cell in value.__closure__ or ()]
+        of_globals = [(operator.getitem, space, name) for name in dict.fromkeys(_names_in(value.__code__)) if name in space]
+        of_itself = [(getattr, value, name) for name in ("__defaults__", "__kwdefaults__")]
+        return [*cells, *of_globals, *of_itself, *[(operator.getitem, vars(value), name) for name in vars(value)]]
     if isinstance(value, (list, tuple)):
-        return [(value, i) for i in range(min(len(value), _MOST))]
+        return [(operator.getitem, value, i) for i in range(min(len(value), _MOST))]
     if isinstance(value, dict):
-        return [(value, key) for key in list(value)[:_MOST]]
+        return [(_length, value, None), *[(operator.getitem, value, key) for key in list(value)[:_MOST]]]
+    if isinstance(value, types.ModuleType):
+        return [(operator.getitem, vars(value), name) for name in sorted(names) if name in vars(value)]
     if isinstance(value, type):
-        return [(vars(value), name) for name in names if isinstance(vars(value).get(name), _NUMBERS)]
-    if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
-        return []
+        return _of_classes(value, names)
+    if isinstance(value, nn.Module):
+        return _of_classes(type(value), names)
     reached = _reached(type(value), names)
-    return [(vars(value), name) for name in vars(value) if name in reached]
+    own = vars(value) if hasattr(value, "__dict__") else {}
+    slots = [
+        name for cls in type(value).__mro__ for name in reached if isinstance(vars(cls).get(name), types.MemberDescriptorType)
+    ]
+    return [
+        *[(operator.getitem, own, name) for name in own if name in reached],
+        *[(getattr, value, name) for name in slots],
+        *_of_classes(type(value), reached),
+    ]
+
+
+def _of_classes(cls: type, names: Iterable[str]) -> list[_Place]:
+    """The numbers of a class and of those that it derives from."""
+    return [(operator.getitem, vars(c), name) for c in cls.__mro__ for name in names if isinstance(vars(c).get(name), _NUMBERS)]
+
+
+def _cell_contents(cell: Any, _: None) -> Any:
+    return cell.cell_contents
+
+
+def _length(value: Any, _: None) -> int:
+    return len(value)
+
+
+def _package_of(value: Any) -> str:
+    name = value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", ""))
+    return name.partition(".")[0]
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in code, also those that it asks for by `getattr`."""
+    yield from names_in(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
 
 
 def _reached(cls: type, names: Iterable[str]) -> frozenset[str]:
@@ -96,6 +155,6 @@ def _reached(cls: type, names: Iterable[str]) -> frozenset[str]:
             found.add(name)
             method = getattr(cls, name, None)
             method = getattr(method, "fget", method)
-            if isinstance(method, types.FunctionType) and method.__module__.partition(".")[0] != "torch":
-                rest += names_in(method.__code__)
+            if isinstance(method, types.FunctionType) and _package_of(method) not in _PACKAGES:
+                rest += _names_in(method.__code__)
     return frozenset(found)

@@ -1,6 +1,7 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
 import ctypes
+import math
 import subprocess
 import sys
 import types
@@ -232,9 +233,54 @@ def follows_classes():
     return found == [1.0, 3.0]
 
 
+def of_adopt(f, slope):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * slope(*ctx.saved_tensors)
+
+    return fullgrad.adopt(Own)
+
+
+def of_solution(kind, condition):
+    def make(f, slope):
+        solve = kind(condition(f), vmap_method="map")(lambda init, x: f(x))
+        return lambda x: solve(torch.zeros_like(x), x)
+
+    return make
+
+
+# Those that have the value of a function, its slope, or both.
+VALUE, SLOPE = (lambda x, scale: scale * x.sin(), lambda x, scale: scale * x.cos())
+FOLLOWING = {
+    **{name: (make, VALUE, SLOPE) for name, make in OPERATORS.items()},
+    "root": (of_solution(implicit.root, lambda f: lambda z, x: z - f(x)), VALUE, SLOPE),
+    "fixed_point": (of_solution(implicit.fixed_point, lambda f: lambda z, x: 0 * z + f(x)), VALUE, SLOPE),
+    "argmin": (of_solution(implicit.argmin, lambda f: lambda z, x: ((z - f(x)) ** 2).sum()), VALUE, SLOPE),
+    "adopt": (of_adopt, VALUE, SLOPE),
+    "finite_difference": (lambda f, slope: lambda x: fullgrad.blackbox.finite_difference(f, x, 1e-5), VALUE, SLOPE),
+    "linear_map": (
+        lambda f, slope: fullgrad.linear_map(*[lambda x: f(torch.ones_like(x)) * x] * 2),
+        lambda x, scale: scale * math.sin(1) * x,
+        lambda x, scale: scale * math.sin(1) * torch.ones_like(x),
+    ),
+    "map_grad": (
+        lambda f, slope: lambda x: fullgrad.map_grad(x, f),
+        lambda x, scale: x,
+        lambda x, scale: scale * torch.ones_like(x).sin(),
+    ),
+    "from_slope": (lambda f, slope: fullgrad.spikes.from_slope(slope), lambda x, scale: (x >= 0).to(x.dtype), SLOPE),
+}
+
+
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_compiled_code_follows_numbers_that_functions_read(name, where):
     """It is compiled again where they change, and is not where others do."""
     if (name, where) == ("checkpoint", "a class") and not follows_classes():  # it is traced as plain code
@@ -246,13 +292,9 @@ def test_compiled_code_follows_numbers_that_functions_read(name, where):
         "a variable": (lambda x: scale * torch.sin(x), lambda x: scale * torch.cos(x)),
     }
     f, slope = functions[where]
-    if name == "root":
-        root = implicit.root(lambda z, x: z - f(x), vmap_method="map")(lambda init, x: f(x))
-        op = lambda x: root(torch.zeros_like(x), x)  # noqa: E731
-    else:
-        op = OPERATORS[name](f, slope)
+    make, value, derivative = FOLLOWING[name]
     torch.compiler.reset()
-    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(make(f, slope), backend="aot_eager", fullgraph=True)
     for scale in (1.0, 3.0, 0.5):
         Settings.scale = neuron.scale = scale
         for _ in range(2):
@@ -260,8 +302,8 @@ def test_compiled_code_follows_numbers_that_functions_read(name, where):
             x = X.clone().requires_grad_()
             with torch.compiler.set_stance("default" if neuron.calls % 2 else "fail_on_recompile"):
                 y = compiled(x)
-            torch.testing.assert_close(y.detach(), scale * X.sin())
-            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], scale * X.cos())
+            torch.testing.assert_close(y.detach(), value(X, scale))
+            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], derivative(X, scale))
 
 
 @pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp"])

@@ -63,9 +63,7 @@ def _places_of(value: Any, names: set[str], seen: set[int], depth: int) -> Itera
     seen.add(id(value))
     if isinstance(value, types.FunctionType):
         names.update(_names_in(value.__code__))
-    elif not isinstance(value, (types.ModuleType, type)) and isinstance(
-        getattr(type(value), "__call__", None), types.FunctionType
-    ):
+    elif callable(value) and not isinstance(value, type):
         names.update(_reached(type(value), ["__call__"]))
     for place in _own_places(value, names):
         found = _content(place)

@@ -228,7 +228,7 @@ def returns_when_called(name: str, function: Any) -> None:
 
 
 def returned(name: str, result: Any) -> Any:
-    """What a decorated function has returned, which is no generator or coroutine that is still to run."""
+    """The result of a decorated function, which must not be a generator or a coroutine that is still to run."""
     if isinstance(result, _SUSPENDED):
         if not isinstance(result, types.AsyncGeneratorType):
             result.close()  # else Python would warn that nobody awaits it

@@ -32,7 +32,8 @@ from fullgrad.functions._reads import guard
 from fullgrad.functions._reference import with_reference
 
 Package = str | ModuleType | type
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 _operators: Any = weakref.WeakKeyDictionary()
 
 

@@ -4,8 +4,10 @@ Public functions call the checks before the operator, so that nothing is recorde
 ``vmap``.
 """
 
+import inspect
 import math
 import operator
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -223,6 +225,33 @@ def not_empty(name: str, argument: str, value: Tensor) -> None:
     """A tensor with at least one element."""
     if not holds(value.numel() != 0):
         raise ValueError(f"{name}: `{argument}` must have at least one element, got shape {tuple(value.shape)}.")
+
+
+_SUSPENDING = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+_SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+def returns_when_called(name: str, function: Any) -> None:
+    """A function for a context to decorate: neither a generator nor a coroutine, which would run outside of the context."""
+    own = function, getattr(type(function), "__call__", None)  # noqa: B004  # an object may have one
+    if any(is_one(f) for is_one in _SUSPENDING for f in own):
+        raise _suspends(name, getattr(function, "__qualname__", type(function).__name__))
+
+
+def returned(name: str, result: Any) -> Any:
+    """The result of a decorated function, which must not be a generator or a coroutine that is still to run."""
+    if isinstance(result, _SUSPENDED):
+        if not isinstance(result, types.AsyncGeneratorType):
+            result.close()  # else Python would warn that nobody awaits it
+        raise _suspends(name, result.__qualname__)
+    return result
+
+
+def _suspends(name: str, what: str) -> TypeError:
+    return TypeError(
+        f"{name} decorates functions that have run when they return, got {what}, a generator or a coroutine, which would run "
+        f"outside: open it inside of that, by `with fullgrad.{name}(): …`."
+    )
 
 
 def _type(value: Any) -> str:

@@ -99,6 +99,8 @@ class Function:
     dim_labels: ClassVar[Any] = None
     # Types of arguments that hold no tensor, besides numbers and strings.
     constant_types: ClassVar[tuple[type, ...]] = ()
+    # Whether an operator of the package calls code of users; classes of users always may.
+    runs_code: ClassVar[bool] = False
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 

@@ -42,6 +42,7 @@ from fullgrad._dispatch.state import (
     legacy_detach,
     unwrap_legacy_batched,
     vmaps_that_draw_differently,
+    with_memory,
 )
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
@@ -63,6 +64,7 @@ from fullgrad._dispatch.torch_private import (
     is_computed_since,
     is_exporting,
     is_forward_mode,
+    is_recorded,
     is_wrapped,
     is_wrapper_subclass,
     level_of,

@@ -5,19 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import saves_nothing
-from fullgrad._dispatch.state import is_tracing
+from fullgrad._dispatch.state import is_tracing, with_memory
 
 
-def as_backward(operator: Any) -> Any:
+def as_backward(operator: Any, runs_code: bool) -> Any:
     """The ``vjp`` rule. If it is elementwise, compiled code saves what the operator saves and no intermediate result.
 
     Not every operation may be computed again: with a sort, for one, torch cannot partition the graph.
     """
     vjp = _as_function(operator.vjp)
+    if runs_code:
+        vjp = _on_memory(vjp)
     if operator.setup_context is saves_nothing or not operator.recompute_in_backward:
         return vjp
 
@@ -80,9 +83,11 @@ def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ..
     raise TypeError(f"{operator.__name__}.{rule} failed: {reason}.") from error
 
 
-def as_differentiable_jvp(operator: Any) -> Any:
+def as_differentiable_jvp(operator: Any, runs_code: bool) -> Any:
     """The ``jvp`` rule, itself differentiable in forward mode when a transform is active, its mistakes named."""
     jvp = _as_function(operator.jvp)
+    if runs_code:
+        jvp = _on_memory(jvp)
     active, is_on, switch = torch_private.transforms_active, torch_private.is_forward_mode, torch_private.set_forward_mode
 
     def call(ctx: Any, tangents: tuple[Any, ...]) -> Any:
@@ -171,6 +176,15 @@ def _live(tensor: Tensor) -> Tensor:
     while (inner := torch_private.unwrap_if_dead(tensor)) is not tensor:
         tensor = inner
     return tensor
+
+
+def _on_memory(rule: Any) -> Any:
+    """The rule, which gets no zeros without memory."""
+
+    def on_memory(ctx: Any, *given: Any) -> Any:
+        return rule(ctx, *given) if is_dynamo_compiling() else rule(ctx, *map(with_memory, given))
+
+    return on_memory
 
 
 def _as_function(rule: Any) -> Any:

@@ -17,7 +17,7 @@ from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
-from fullgrad._dispatch.state import any_distributed, through_transforms
+from fullgrad._dispatch.state import any_distributed, through_transforms, with_memory
 from fullgrad._dispatch.torch_private import is_exporting, jit_tracing_state, transforms_active, unwrap_if_dead
 
 
@@ -55,6 +55,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     install(checked_once(rules.operator, backward, install))
 
     def call(args: tuple[Any, ...]) -> Any:
+        if rules.runs_code:
+            args = tuple(map(with_memory, args))
         for a in args:
             if not isinstance(a, Tensor):
                 if is_override(a):

@@ -48,6 +48,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         for a in args:
             kind = a.__class__
             if kind is Tensor or kind is Parameter:
+                if runs_code and is_zero_tensor(a):
+                    return in_transforms(args)
                 if a.requires_grad:
                     if not apply_unwraps and unwrap_if_dead(a) is not a:
                         return in_transforms(args)
@@ -88,6 +90,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                 if takes_buffers and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
                     return rules.call_on_buffers(args)
                 a = unwrap_if_dead(a)
+                if runs_code and is_zero_tensor(a):
+                    a = a.clone()
             elif a.__class__ not in SCALAR_TYPES:
                 if is_override(a):
                     return handle_torch_function(operator.apply, args, *args)
@@ -122,6 +126,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return output
 
     saves = operator.setup_context is not saves_nothing
+    runs_code, is_zero_tensor = rules.runs_code, torch_private.is_zero_tensor
     takes_buffers, meets_distributed = rules.takes_buffers, rules.meets_distributed
     function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
     reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)

@@ -129,8 +129,8 @@ def intercept(on: bool, in_plain_code: bool) -> None:
     for function, original, other in _codes:
         if (function.__code__ is original) is on:
             function.__code__ = other if on else original
-            if not _IS_PYTHON:
-                _base.setup_context = _SetupContext() if on else _setup_context
+    if not _IS_PYTHON:
+        _base.setup_context = _SetupContext() if on else _setup_context
 
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------------

@@ -36,10 +36,12 @@ class Rules:
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.name: str = operator.__name__
-        self.backward = as_backward(operator)
-        self.jvp = as_differentiable_jvp(operator)
         # An operator with `whole_dims` runs on the buffer of a jagged tensor.
         self.takes_buffers: bool = getattr(operator, "whole_dims", None) is not None
+        # Whether code of users runs, which may read memory.
+        self.runs_code: bool = operator.runs_code or operator.__module__.partition(".")[0] != __name__.partition(".")[0]
+        self.backward = as_backward(operator, self.runs_code)
+        self.jvp = as_differentiable_jvp(operator, self.runs_code)
         # Only the conversions between distributed tensors and their shards handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
         self._output = threading.local()

@@ -206,6 +206,11 @@ def any_distributed(values: Iterable[Any]) -> bool:
     return any(is_distributed(torch_private.innermost(v)) for v in values if isinstance(v, Tensor))
 
 
+def with_memory(value: Any) -> Any:
+    """A value that code may read: forward mode of torch has zeros without memory, at whose address 0 a kernel dies."""
+    return value.clone() if isinstance(value, Tensor) and torch_private.is_zero_tensor(value) else value
+
+
 def can_look(tensor: Tensor) -> bool:
     """Whether Python code may depend on the numbers of a tensor at little cost: a plain tensor on the CPU, in eager code."""
     return (

@@ -168,6 +168,9 @@ dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporari
 # Forward mode requires that the tangent of a view has the view's layout; that of another output may have any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
+# Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
+is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
+
 # A tracer's tensors without numbers: AOTAutograd wraps one in the other.
 _NO_NUMBERS = "a pair may hold a tensor without data, whose reading fails with torch's words"
 FakeTensor = _optional("_subclasses.FakeTensor", (), _NO_NUMBERS)
@@ -410,6 +413,13 @@ def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
         sys.meta_path.insert(0, _DynamoFinder())
     _marks[function] = mark
     return function
+
+
+def is_recorded() -> bool:
+    """Whether a tracer records calls in a graph, which makes them again. Other dispatch modes see a call once."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = getattr(module, "get_proxy_mode", lambda: module)
+    return mode() is not None or jit_tracing_state() is not None
 
 
 def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -29,10 +29,14 @@ def places(*functions: Any) -> list[Place]:
     Names are those of instructions: an attribute ``box.scale`` is not a global ``scale``. A function of a library has variables,
     as `torch.func.grad(f)` has f, and no globals. The parameters and buffers of a module are not places: they are known by name.
     """
-    walk = _Walk()
-    for function in functions:
-        walk.inside(function, _CALLED, _DEPTH)
-    return walk.found
+    names = _CALLED
+    while True:
+        walk = _Walk(names)
+        for function in functions:
+            walk.inside(function, _DEPTH)
+        if walk.is_complete():
+            return walk.found
+        names = walk.names  # one function reads an attribute of what another one holds
 
 
 def content(place: Place) -> Any:
@@ -101,14 +105,19 @@ def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 class _Walk:
-    """The places that were found, and the objects that were seen."""
+    """The places that were found, for code that reads attributes of some names, to which those of the code are added."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
         self.found: list[Place] = []
         self.seen: dict[int, Any] = {}  # which are kept, so that no other object gets the identity of one
+        self.names, self.at_first_look = names, None
 
-    def inside(self, value: Any, names: frozenset[str], depth: int) -> None:
-        """Add the places in an object, for code that reads attributes of some names."""
+    def is_complete(self) -> bool:
+        """Whether all names were known where attributes were looked for."""
+        return self.at_first_look is None or self.at_first_look == self.names
+
+    def inside(self, value: Any, depth: int) -> None:
+        """Add the places in an object."""
         kind = value.__class__
         if kind in _LEAVES or depth < 0 or id(value) in self.seen:
             return
@@ -116,79 +125,78 @@ class _Walk:
         if kind is types.FunctionType:
             self._function(value, depth)
         elif kind is types.MethodType:
-            self.inside(value.__func__, names, depth)
-            code = getattr(value.__func__, "__code__", None)
-            self._add((value.__self__,), 0, value.__self__, names if code is None else names_in(code).attributes, depth + 1)
+            self.inside(value.__func__, depth)
+            self._add((value.__self__,), 0, value.__self__, depth + 1)
         elif kind is functools.partial:
-            self._items((value.func, *value.args), names, depth)
-            self._items(value.keywords, names, depth)
+            self._items((value.func, *value.args), depth)
+            self._items(value.keywords, depth)
         elif isinstance(value, (list, tuple, collections.deque, Mapping)):
-            self._items(value, names, depth)
+            self._items(value, depth)
         elif isinstance(value, (set, frozenset)):
-            self._items(list(value), names, depth)
+            self._items(list(value), depth)
         elif kind is _CACHED:
-            self._add(vars(value), "__wrapped__", value.__wrapped__, names, depth)
+            self._add(vars(value), "__wrapped__", value.__wrapped__, depth)
         elif kind is types.ModuleType:
             if not _is_library(value.__name__):
-                self._named(vars(value), names, depth)
+                self._attributes(vars(value), self.names, depth)
         elif isinstance(value, nn.Module):
             for part in value.modules():
-                reached = reached_by(type(part), names | {"forward", "training"})
-                self._named(vars(part), reached - _OF_MODULES, depth)
+                reached = reached_by(type(part), self.names | {"forward", "training"})
+                self._attributes(vars(part), reached - _OF_MODULES, depth)
                 self._class(type(part), reached, depth)
         elif isinstance(value, type):
-            self._class(value, names, depth)
+            self._class(value, self.names, depth)
         elif kind.__module__.startswith("fullgrad."):
-            self._items(value.parts() if hasattr(kind, "parts") else (), names, depth)  # an operator made of functions
+            self._items(value.parts() if hasattr(kind, "parts") else (), depth)  # an operator made of functions
         elif not isinstance(value, Tensor) and kind.__module__.partition(".")[0] not in ("builtins", "torch"):
-            self._object(value, reached_by(kind, names), depth)
+            reached = reached_by(kind, self.names)
+            self._attributes(getattr(value, "__dict__", {}), reached, depth)
+            self._attributes(_Slots(value), reached, depth)
+            self._class(kind, reached, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         names = names_in(function.__code__)
+        if not names.attributes <= self.names:
+            self.names = self.names | names.attributes
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:  # a name that has no value yet
                 continue
             if name not in names.assigned:
-                self._add(cell, None, value, names.attributes, depth)
+                self._add(cell, None, value, depth)
             elif value.__class__ not in _LEAVES:  # a counter of the function itself is no setting
-                self.inside(value, names.attributes, depth - 1)
-        if function.__defaults__:
-            self._items(function.__defaults__, names.attributes, depth)
-        if function.__kwdefaults__:
-            self._items(function.__kwdefaults__, names.attributes, depth)
+                self.inside(value, depth - 1)
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            if defaults:
+                self._items(defaults, depth)
         if not _is_library(function.__module__ or ""):
             space = function.__globals__
             for name in names.globals:
                 if name in space:
-                    self._add(space, name, space[name], names.attributes, depth)
+                    self._add(space, name, space[name], depth)
             if function.__dict__:
-                self._named(function.__dict__, names.attributes, depth)
-
-    def _object(self, value: Any, names: frozenset[str], depth: int) -> None:
-        cls = value.__class__
-        self._named(getattr(value, "__dict__", {}), names, depth)
-        self._named(_Slots(value), names, depth)
-        self._class(cls, names, depth)
+                self._attributes(function.__dict__, self.names, depth)
 
     def _class(self, cls: type, names: frozenset[str], depth: int) -> None:
         for base in cls.__mro__:
             if not _is_library(base.__module__):
-                self._named(vars(base), names, depth)
+                self._attributes(vars(base), names, depth)
 
-    def _named(self, space: Mapping[str, Any], names: frozenset[str], depth: int) -> None:
+    def _attributes(self, space: Mapping[str, Any], names: frozenset[str], depth: int) -> None:
+        if self.at_first_look is None:
+            self.at_first_look = self.names
         for name in space if len(space) < len(names) else names:
             if name in names and name in space:
-                self._add(space, name, space[name], names, depth)
+                self._add(space, name, space[name], depth)
 
-    def _items(self, value: Any, names: frozenset[str], depth: int) -> None:
+    def _items(self, value: Any, depth: int) -> None:
         for key in value if isinstance(value, Mapping) else range(len(value)):
-            self._add(value, key, value[key], names, depth)
+            self._add(value, key, value[key], depth)
 
-    def _add(self, holder: Any, key: Any, value: Any, names: frozenset[str], depth: int) -> None:
+    def _add(self, holder: Any, key: Any, value: Any, depth: int) -> None:
         self.found.append((holder, key, value))
-        self.inside(value, names, depth - 1)
+        self.inside(value, depth - 1)
 
 
 class _Slots(dict[str, Any]):
@@ -244,6 +252,7 @@ def names_in(code: types.CodeType) -> Names:
 _KINDS = {
     "LOAD_GLOBAL": 0, "LOAD_NAME": 0, "LOAD_ATTR": 1, "LOAD_METHOD": 1, "LOAD_SUPER_ATTR": 1, "STORE_DEREF": 2,
 }  # fmt: skip
+_ASKING = frozenset({"getattr", "attrgetter", "vars", "methodcaller"})  # functions that take names as text
 
 
 def _read(code: types.CodeType) -> Names:
@@ -253,6 +262,8 @@ def _read(code: types.CodeType) -> Names:
             found[_KINDS[instruction.opname]].add(instruction.argval)
     inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
     globals_, attributes, assigned = [names.union(*[n[i] for n in inner]) for i, names in enumerate(found)]
+    if _ASKING & globals_ or _ASKING & attributes:
+        attributes = attributes.union([c for c in code.co_consts if isinstance(c, str) and c.isidentifier()])
     return Names(tuple(sorted(globals_)), frozenset(attributes) | _CALLED, frozenset(assigned))
 
 

@@ -3,22 +3,23 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
+from fullgrad._core import checks
 from fullgrad._dispatch import (
     catch_in_graphs,
     catcher,
     forward_mode_is_on,
     mark_for_dynamo,
     outside_dynamo,
+    outside_dynamo_later,
     overrides_in,
     pytree,
     traced_class,
@@ -30,9 +31,12 @@ from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
+from fullgrad.functions._reads import guard
 from fullgrad.functions._reference import with_reference
 
 Package = str | ModuleType | type
+P = ParamSpec("P")
+T = TypeVar("T")
 _operators: Any = weakref.WeakKeyDictionary()
 
 
@@ -120,10 +124,9 @@ def _gradients(cls: Any, inputs: tuple[Any, ...], outputs: Any, grads: Any) -> t
     return tuple(found)
 
 
-@contextmanager
 def adopting(
     *packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True, checkpoint: bool = False
-) -> Iterator[None]:
+) -> "Adopting":
     """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
 
     A class is adopted, as by `adopt`, when it is called while a transform or forward mode is active; plain eager code is not
@@ -137,6 +140,12 @@ def adopting(
         allow_loop: As in `adopt`.
         checkpoint: Whether `torch.utils.checkpoint.checkpoint`, which works with ``backward`` alone, is :func:`checkpoint` where
             a transform or forward mode is active. It reaches models that keep the function under another name.
+
+    Returns:
+        The context, which decorates functions.
+
+    Raises:
+        TypeError: It decorates a generator or a coroutine, which would run outside of the context.
 
     Example:
         >>> import torch, fullgrad
@@ -153,12 +162,47 @@ def adopting(
         >>> gradients
         tensor([2., 2., 2.])
     """
-    if torch.compiler.is_dynamo_compiling():
-        torch._dynamo.graph_break(msg="fullgrad.adopting in compiled code: open it around the call of what is compiled.")
-    catch_in_graphs(_scope.__name__, "state", "key")
     exclude = exclude if isinstance(exclude, tuple) else (exclude,)
-    with scope(Options(strict, allow_loop, checkpoint), tuple(map(_name, packages)), tuple(map(_name, exclude))):
-        yield
+    return Adopting(Options(strict, allow_loop, checkpoint), tuple(map(_name, packages)), tuple(map(_name, exclude)))
+
+
+class Adopting:
+    """The context that `adopting` returns."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments, self.opened = arguments, []
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.graph_break(msg="fullgrad.adopting in compiled code: open it around the call of what is compiled.")
+        _enter[0](self)
+
+    def __exit__(self, *error: Any) -> None:
+        _leave[0](self)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        checks.returns_when_called("adopting", function)
+
+        @functools.wraps(function)
+        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+            with Adopting(*self.arguments):
+                return checks.returned("adopting", function(*args, **kwargs))
+
+        return inside
+
+
+def _entered(context: Adopting) -> None:
+    catch_in_graphs(_scope.__name__, "state", "key")
+    opened = scope(*context.arguments)
+    opened.__enter__()
+    context.opened.append(opened)
+
+
+def _left(context: Adopting) -> None:
+    context.opened.pop().__exit__(None, None, None)
+
+
+_enter, _leave = outside_dynamo_later(_entered), outside_dynamo_later(_left)  # Dynamo has broken its graph
 
 
 def operator_of(cls: Any, options: Options) -> Any:
@@ -169,6 +213,7 @@ def operator_of(cls: Any, options: Options) -> Any:
 
         @functools.partial(mark_for_dynamo, torch.compiler.allow_in_graph)
         def node(*args: Any, **kwargs: Any) -> Any:
+            guard(cls.forward, cls.setup_context, cls.backward, cls.jvp)
             if options.strict or transforms_active() or forward_mode_is_on():
                 return call_adopted(cls, args, kwargs, options)
             with traced_class():

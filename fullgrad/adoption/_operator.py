@@ -37,6 +37,8 @@ class Adopted(Function):
     ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results.
     """
 
+    runs_code = True
+
     @staticmethod
     def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         with _dispatch.traced_class():

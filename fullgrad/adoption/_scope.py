@@ -19,7 +19,8 @@ class Options(NamedTuple):
 
 # The open scopes: names to adopt (all classes if empty), names to leave alone, and the options.
 _open: dict[object, tuple[tuple[str, ...], tuple[str, ...], Options]] = {}
-_lock = threading.Lock()
+# Garbage collection may close a scope of this thread at any line, also while another one is opened or closed.
+_lock = threading.RLock()
 # A context variable, so that threads and asynchronous tasks have their own scopes; those of generators close in any order.
 _entered: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("fullgrad.adopting", default=())
 
@@ -30,10 +31,15 @@ class _State:
     @property
     def key(self) -> str:
         """A text that differs where other classes are adopted."""
-        return repr([_open[s] for s in _entered.get() if s in _open])
+        return repr(_of_here())
 
 
 state = _State()
+
+
+def _of_here() -> list[tuple[tuple[str, ...], tuple[str, ...], Options]]:
+    """The open scopes of the current thread or task, outermost first. Any of them may close meanwhile."""
+    return [found for found in map(_open.get, _entered.get()) if found is not None]
 
 
 def options_for(cls: type, in_transform: bool) -> Options | None:
@@ -42,7 +48,7 @@ def options_for(cls: type, in_transform: bool) -> Options | None:
     def inside(names: tuple[str, ...]) -> bool:
         return any(f"{cls.__module__}.{cls.__qualname__}.".startswith(f"{name}.") for name in names)
 
-    for packages, exclude, options in [_open[s] for s in reversed(_entered.get()) if s in _open]:
+    for packages, exclude, options in reversed(_of_here()):
         if (not packages or inside(packages)) and not inside(exclude):
             # Never torch's own Functions (checkpoint, FSDP, DDP, compiled code): they are made for the level that they run at.
             return options if (in_transform or options.strict) and not inside(("torch", "fullgrad")) else None
@@ -51,13 +57,16 @@ def options_for(cls: type, in_transform: bool) -> Options | None:
 
 def adopts_checkpoints() -> bool:
     """Whether a scope of the current thread or task adopts checkpoints."""
-    return any(_open[s][2].checkpoint for s in _entered.get() if s in _open)
+    return any(options.checkpoint for *_, options in _of_here())
 
 
 def _intercept() -> None:
-    options = [options for *_, options in _open.values()]
-    intercept(bool(_open), any(o.strict for o in options))
-    intercept_checkpoints(any(o.checkpoint for o in options))
+    """Catch the calls that the open scopes adopt, which may become others meanwhile."""
+    scopes = None
+    while scopes != (scopes := list(_open)):
+        options = [options for *_, options in list(_open.values())]
+        intercept(bool(options), any(o.strict for o in options))
+        intercept_checkpoints(any(o.checkpoint for o in options))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Checks of arguments by torch itself, which a formula would compute with: shapes, dtypes and options."""
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ _IN_PYTHON = {
     for name in ("_pack_padded_sequence", "_pad_packed_sequence", "_local_scalar_dense", "is_nonzero")
 }
 _passed: dict[Any, None] = {}
-_lock = threading.Lock()
 
 
 def check_arguments(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -45,7 +43,6 @@ def check_arguments(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
 
     with contextlib.suppress(NotImplementedError):  # torch has no such call
         below_transforms(call)
-    with _lock:
-        while len(_passed) >= _MOST:
-            del _passed[next(iter(_passed))]
-        _passed[key] = None
+    if len(_passed) >= _MOST:
+        _passed.clear()
+    _passed[key] = None

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
+from fullgrad._core import checks
 from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, set_graph_cache, torch_kernel, transforms_active
@@ -19,7 +20,7 @@ from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
-_lock = threading.Lock()
+_lock = threading.RLock()  # garbage collection may close a context of this thread at any line
 _inside = threading.local()
 
 
@@ -29,6 +30,7 @@ class _State:
     count = 0
     library: torch.library.Library | None = None
     graph_cache = True
+    is_changing = False
 
 
 _state = _State()
@@ -84,26 +86,38 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         return context if function is None else context(function)
 
     def __call__(self, function: Any) -> Any:
-        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        if any(is_one(function) for is_one in kinds):
-            raise TypeError("completing decorates functions that return when they are called; open it inside of a generator.")
-        return super().__call__(function)
+        checks.returns_when_called("completing", function)
+        return super().__call__(functools.wraps(function)(lambda *a, **k: checks.returned("completing", function(*a, **k))))
 
     def __enter__(self) -> None:
         with _lock:
-            if not _state.count:
-                _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
-                compile_again([*_overloads().values(), *_in_place().values()])
             _state.count += 1
+            try:
+                _change()
+            except BaseException:
+                _state.count -= 1
+                raise
 
     def __exit__(self, *_: object) -> None:
         with _lock:
             _state.count -= 1
-            if not _state.count and _state.library is not None:
+            _change()
+
+
+def _change() -> None:
+    """Give the operators their other kernels, or torch's own, as the number of open contexts says, which may change meanwhile."""
+    while not _state.is_changing and (_state.count > 0) is not (_state.library is not None):
+        _state.is_changing = True
+        try:
+            if _state.library is None:
+                _state.library, _state.graph_cache = _installed(), set_graph_cache(False)
+            else:
                 _state.library._destroy()
                 _state.library = None
                 set_graph_cache(_state.graph_cache)
-                compile_again([*_overloads().values(), *_in_place().values()])
+            compile_again([*_overloads().values(), *_in_place().values()])
+        finally:
+            _state.is_changing = False
 
 
 def operators() -> dict[str, str]:
@@ -241,29 +255,44 @@ class _Twice(torch.autograd.Function):
         _inside.is_on = True  # what torch's operator calls is torch's, too
         try:
             with torch.enable_grad():
-                ctx.alone = [x.detach().requires_grad_() for x in inputs]
-                found = original(ctx.alone)
+                alone = [x.detach().requires_grad_() for x in inputs]
+                found = original(alone)
+                results = [found] if isinstance(found, Tensor) else [*found]
+                differ = [i for i, y in enumerate(results) if y.requires_grad]
+                graph = [get_gradient_edge(results[i]) for i in differ], [get_gradient_edge(x) for x in alone]
+                kept = _Kept.apply(alone[0], (differ, *graph, formula))
         finally:
             _inside.is_on = False
-        ctx.results, ctx.formula = [found] if isinstance(found, Tensor) else [*found], formula
-        ctx.save_for_backward(*inputs)
-        values = [y.detach() for y in ctx.results]
-        ctx.mark_non_differentiable(*[v for v, y in zip(values, ctx.results, strict=True) if not y.requires_grad])
+        ctx.save_for_backward(kept, *inputs)
+        values = [y.detach() for y in results]
+        ctx.mark_non_differentiable(*[v for i, v in enumerate(values) if i not in differ])
         return values[0] if isinstance(found, Tensor) else tuple(values)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        differ = [i for i, y in enumerate(ctx.results) if y.requires_grad]
+        kept, *inputs = ctx.saved_tensors
+        differ, results, alone, of_inputs = kept.grad_fn.objects
         given = [cotangents[i] for i in differ]
         if not torch.is_grad_enabled():
-            graphs = [ctx.results[i] for i in differ]
-            return None, None, *torch.autograd.grad(graphs, ctx.alone, given, retain_graph=True, allow_unused=True)
+            return None, None, *torch.autograd.grad(results, alone, given, retain_graph=True, allow_unused=True)
 
         def formula(*inputs: Tensor) -> tuple[Tensor, ...]:
-            found = ctx.formula(inputs)
+            found = of_inputs(inputs)
             if found is NotImplemented:
                 raise NotImplementedError("torch has no derivative of the backward with these arguments, nor has completing.")
             return tuple([y for i, y in enumerate([found] if isinstance(found, Tensor) else found) if i in differ])
 
-        inputs = ctx.saved_tensors
         return None, None, *pulled_back(formula, inputs, tuple(range(len(inputs))), tuple(given))
+
+
+class _Kept(torch.autograd.Function):
+    """An empty tensor whose node has some objects, so that autograd, for which it is saved, frees them with all that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, objects: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.objects = objects
+        return leaf.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise NotImplementedError

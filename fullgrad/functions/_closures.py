@@ -386,7 +386,7 @@ def _is_query(function: Any) -> bool:
     """Whether a function of torch tells about a tensor, such as its dtype, and returns none."""
     if function.__name__ == "__get__":
         return function.__self__.__name__ not in ("T", "mT", "H", "mH", "real", "imag", "grad", "data")
-    return function.__name__ == "is_inference"
+    return function.__name__ in ("is_inference", "_is_zerotensor")
 
 
 def frozen(function: Any) -> Any:

@@ -25,6 +25,7 @@ from fullgrad._dispatch import (
     legacy_detach,
     pytree,
     transforms_active,
+    with_memory,
 )
 from fullgrad._engine.surroundings import Surroundings
 
@@ -72,6 +73,7 @@ class Declared(Function):
     """The operator of `declared`. Saved: the inputs, if the rule uses them."""
 
     constant_types: ClassVar[tuple[type, ...]] = (Rule,)
+    runs_code = True
 
     @staticmethod
     def forward(rule: Rule, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -237,7 +239,7 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     """
     versions = versions_of(tensors)
     # torch's legacy vmap cannot detach. It batches a backward, or tangents.
-    given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [t.detach() for t in tensors]
+    given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [with_memory(t.detach()) for t in tensors]
     try:
         result = function(*given)
     except RuntimeError as error:

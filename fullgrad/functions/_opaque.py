@@ -18,6 +18,7 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     is_alias_of,
     is_exporting,
+    is_recorded,
     is_traced,
     opaque,
     outside_dynamo_later,
@@ -161,6 +162,7 @@ class Opaque(Function):
     """The operator of `opaque_values`. It has no derivative: its inputs are detached."""
 
     constant_types: ClassVar[tuple[type, ...]] = (_Code, _Batch)
+    runs_code = True
 
     @staticmethod
     def forward(code: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -201,7 +203,11 @@ def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
     _codes[key] = code, []
     inner.closure.refuse()
     inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
-    return _of_key(key, list(tensors))
+    try:
+        return _of_key(key, list(tensors))
+    finally:
+        if not is_recorded():  # without a tracer, as of tensors without data or in another mode, no graph will call it
+            del _codes[key]
 
 
 def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:

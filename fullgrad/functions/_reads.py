@@ -9,6 +9,7 @@ from fullgrad._dispatch import guard_on, is_compiling
 from fullgrad._engine.held import content, places
 
 _NUMBERS = (int, float, complex, str, type(None))
+_MOST = 64  # elements of an array at which a guard looks
 
 
 class Reads:
@@ -19,11 +20,20 @@ class Reads:
 
     @property
     def now(self) -> str:
-        """The numbers there, and the identities of other objects."""
-        return repr([v if isinstance(v, _NUMBERS) else id(v) for v in map(content, self._places)])
+        """The numbers there, and the identities and lengths of other objects."""
+        return repr([_shown(content(place)) for place in self._places])
 
 
 def guard(*functions: Any) -> None:
-    """Compile again where functions read other numbers than now, if Dynamo traces a call of them."""
+    """Compile again if functions read other numbers than now, where Dynamo traces a call of them."""
     if is_compiling():
         guard_on(lambda: Reads(*functions), "now")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return value
+    if isinstance(value, (list, dict, set)):  # in which an entry may be new
+        return id(value), len(value)
+    is_array = type(value).__module__ == "numpy" and hasattr(value, "tobytes") and value.size <= _MOST
+    return value.tobytes() if is_array else id(value)  # an array may change in place

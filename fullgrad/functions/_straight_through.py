@@ -80,7 +80,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
     class StraightThroughOf(Recomputed):
-        whole_dims = None
+        whole_dims, runs_code = None, True
         relaxed = staticmethod(soft)
 
         @staticmethod

@@ -95,6 +95,7 @@ class MapGrad(CotangentMap):
     """The operator of :func:`map_grad`."""
 
     constant_types: ClassVar[tuple[type, ...]] = (Map,)
+    runs_code = True
 
     @staticmethod
     @is_identity

@@ -7,6 +7,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
+from fullgrad.spikes._values import expanded, step
 
 
 def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -39,10 +40,17 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
+    from fullgrad.functions._reads import guard  # here, as it stands on other families, which take a while to import
+
     checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):
-        parameters = ()
+        parameters, runs_code = (), True
+
+        @staticmethod
+        def forward(v: Tensor, threshold: Parameter, grad_scale: float, tie: float) -> Tensor:
+            guard(slope)
+            return expanded(step(v, threshold, tie), threshold, grad_scale, tie)
 
         @staticmethod
         def slope(u: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ class Step(Surrogate):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "parameters" in cls.__dict__:
             names = ("v", *cls.parameters, "threshold", "grad_scale", "tie")
-            cls.forward = staticmethod(_forward_of(names))
+            if "forward" not in cls.__dict__:
+                cls.forward = staticmethod(_forward_of(names))
             cls.threshold_at = len(names) - 3
             cls.reads = {i: () if name in cls.constants else range(len(names)) for i, name in enumerate(names[:-1])}
         super().__init_subclass__(**kwargs)

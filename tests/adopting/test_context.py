@@ -1,7 +1,9 @@
 """The context: which classes it adopts, where, and that it leaves nothing behind."""
 
 import asyncio
+import functools
 import gc
+import itertools
 import sys
 import threading
 import types
@@ -101,6 +103,106 @@ def test_nesting_and_exceptions():
 def test_the_context_decorates_functions():
     """The context decorates functions."""
     assert fullgrad.adopting()(works)()
+
+
+async def coroutine():
+    return works()
+
+
+def generator():
+    yield works()
+
+
+async def asynchronous_generator():
+    yield works()
+
+
+@pytest.mark.parametrize("context", [fullgrad.adopting, fullgrad.completing])
+@pytest.mark.parametrize("suspends", [coroutine, generator, asynchronous_generator])
+def test_what_runs_later_is_not_decorated(context, suspends):
+    """A coroutine or a generator would run outside of the context, also one that a function returns."""
+
+    class Object:
+        __call__ = staticmethod(suspends)
+
+    for function in (suspends, functools.partial(suspends), Object()):
+        with pytest.raises(TypeError, match=rf"{context.__name__} decorates functions .*: open it inside"):
+            context()(function)
+    with pytest.raises(TypeError, match=rf"got {suspends.__name__}, a generator or a coroutine"):
+        context()(lambda: suspends())()
+
+
+def test_a_context_inside_of_a_coroutine():
+    """It is that of the task, from step to step."""
+
+    async def task():
+        with fullgrad.adopting():
+            await asyncio.sleep(0)
+            return works()
+
+    async def both():
+        return await asyncio.gather(task(), coroutine(), task())
+
+    assert asyncio.run(both()) == [True, False, True]
+
+
+def left_to_the_collector(context):
+    """A context in a generator that only garbage collection ends."""
+
+    def opened():
+        with context():
+            yield
+
+    own = [opened()]
+    next(own[0])
+    own.append(own)
+
+
+@pytest.mark.parametrize("context", [fullgrad.adopting, fullgrad.completing])
+def test_garbage_collection_in_any_line_of_a_context(context):
+    """The collector may close one context while the same thread opens or closes another one, which stays right."""
+    module = sys.modules[("fullgrad.adoption._scope", "fullgrad.completion._completing")[context is fullgrad.completing]]
+    names = {"scope", "_intercept", "__enter__", "__exit__", "_change"}
+    at, count, found = 0, 0, []
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name not in names:
+            return None
+        if event == "line":
+            if count == at:
+                gc.collect()
+            count += 1
+        return trace
+
+    def run():
+        nonlocal at, count
+        for at in itertools.count():
+            count = 0
+            left_to_the_collector(context)
+            sys.settrace(trace)
+            with context():
+                inside = works() if context is fullgrad.adopting else bool(module._state.library)
+            sys.settrace(None)
+            gc.collect()
+            outside = works() if context is fullgrad.adopting else bool(module._state.library)
+            found.append((inside, outside))
+            if count <= at:
+                break
+
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(timeout=60)
+        assert not thread.is_alive(), f"it waits forever, garbage is collected at line event {at}"
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert at > 5
+    assert set(found) == {(True, False)}
 
 
 def test_a_context_may_be_limited_to_modules_or_classes():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import fullgrad
 from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP
@@ -565,3 +566,33 @@ def peak(run):
             held += event.nbytes()
             most = max(most, held)
     return most
+
+
+def kept_after_backward(f, x):
+    """Whether the memory of the argument and of the result is kept, after the backward of a loss that is alive."""
+    x = x.clone().requires_grad_() * 1
+    y = f(x)
+    memory = [StorageWeakRef(t.untyped_storage()) for t in (x, y)]
+    loss = (y * y).sum()
+    del x, y
+    loss.backward()
+    return [not m.expired() for m in memory]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_loss_that_is_alive_keeps_nothing(name):
+    """A backward frees what the forward has saved, as in torch alone."""
+    f, x = CALLS[name]
+    with fullgrad.completing():
+        assert kept_after_backward(f, x) == [False, False]
+
+
+def test_a_second_backward_is_refused_as_in_torch():
+    """Unless the graph is retained."""
+    x = seeded(5, 2).requires_grad_()
+    with fullgrad.completing():
+        loss = torch.cdist(x[:2], x[2:], p=3).sum()
+        first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+        assert torch.equal(torch.autograd.grad(loss, x)[0], first)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, x)

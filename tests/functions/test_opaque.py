@@ -1,13 +1,17 @@
 """Functions in code that torch can neither batch nor trace: below transforms, sample by sample or for the whole batch."""
 
 import functools
+import gc
 import math
+import weakref
 
 import numpy
 import pytest
 import torch
 from torch.func import grad, vmap
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fullgrad
 from tests.functions.transforms import NAMES, X, derivative
@@ -206,3 +210,44 @@ def test_a_module_in_two_places():
     both.defvjp(lambda net, linear, x: (both(net, linear, x), x), lambda x, g: (None, None, g))
     both(net, linear, X[0])
     assert net.one.weight is linear.weight is weight
+
+
+class Transparent(TorchDispatchMode):
+    """A mode that is no tracer."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def in_a_selective_checkpoint(op, x):
+    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.MUST_SAVE)
+    return checkpoint(lambda x: op(x).sin(), x, use_reentrant=False, context_fn=contexts)
+
+
+def in_a_mode(op, x):
+    with Transparent():
+        return op(x)
+
+
+PLACES = {
+    "eager": lambda op, x: op(x),
+    "meta": lambda op, x: op(x.detach().to("meta").requires_grad_()),
+    "mode": in_a_mode,
+    "selective checkpoint": in_a_selective_checkpoint,
+    "vmap": lambda op, x: vmap(op)(x),
+    "vmap in a mode": lambda op, x: in_a_mode(vmap(op), x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_functions_are_freed(place):
+    """Where no graph calls them again, functions live as long as the operator."""
+    kernels = []
+    for _ in range(3):
+        kernel = lambda x: x * 2  # noqa: E731
+        kernels.append(weakref.ref(kernel))
+        op = fullgrad.with_reference(kernel, lambda x: 2 * x)
+        PLACES[place](op, torch.ones(3, requires_grad=True)).sum().backward()
+        del op, kernel
+    gc.collect()
+    assert not any(ref() for ref in kernels)

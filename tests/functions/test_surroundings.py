@@ -1,5 +1,7 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
+import ctypes
+import math
 import subprocess
 import sys
 import types
@@ -8,7 +10,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
+from torch.autograd import forward_ad as fwAD
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad import implicit
@@ -230,9 +233,54 @@ def follows_classes():
     return found == [1.0, 3.0]
 
 
+def of_adopt(f, slope):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * slope(*ctx.saved_tensors)
+
+    return fullgrad.adopt(Own)
+
+
+def of_solution(kind, condition):
+    def make(f, slope):
+        solve = kind(condition(f), vmap_method="map")(lambda init, x: f(x))
+        return lambda x: solve(torch.zeros_like(x), x)
+
+    return make
+
+
+# Those that have the value of a function, its slope, or both.
+VALUE, SLOPE = (lambda x, scale: scale * x.sin(), lambda x, scale: scale * x.cos())
+FOLLOWING = {
+    **{name: (make, VALUE, SLOPE) for name, make in OPERATORS.items()},
+    "root": (of_solution(implicit.root, lambda f: lambda z, x: z - f(x)), VALUE, SLOPE),
+    "fixed_point": (of_solution(implicit.fixed_point, lambda f: lambda z, x: 0 * z + f(x)), VALUE, SLOPE),
+    "argmin": (of_solution(implicit.argmin, lambda f: lambda z, x: ((z - f(x)) ** 2).sum()), VALUE, SLOPE),
+    "adopt": (of_adopt, VALUE, SLOPE),
+    "finite_difference": (lambda f, slope: lambda x: fullgrad.blackbox.finite_difference(f, x, 1e-5), VALUE, SLOPE),
+    "linear_map": (
+        lambda f, slope: fullgrad.linear_map(*[lambda x: f(torch.ones_like(x)) * x] * 2),
+        lambda x, scale: scale * math.sin(1) * x,
+        lambda x, scale: scale * math.sin(1) * torch.ones_like(x),
+    ),
+    "map_grad": (
+        lambda f, slope: lambda x: fullgrad.map_grad(x, f),
+        lambda x, scale: x,
+        lambda x, scale: scale * torch.ones_like(x).sin(),
+    ),
+    "from_slope": (lambda f, slope: fullgrad.spikes.from_slope(slope), lambda x, scale: (x >= 0).to(x.dtype), SLOPE),
+}
+
+
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_compiled_code_follows_numbers_that_functions_read(name, where):
     """It is compiled again where they change, and is not where others do."""
     if (name, where) == ("checkpoint", "a class") and not follows_classes():  # it is traced as plain code
@@ -244,13 +292,9 @@ def test_compiled_code_follows_numbers_that_functions_read(name, where):
         "a variable": (lambda x: scale * torch.sin(x), lambda x: scale * torch.cos(x)),
     }
     f, slope = functions[where]
-    if name == "root":
-        root = implicit.root(lambda z, x: z - f(x), vmap_method="map")(lambda init, x: f(x))
-        op = lambda x: root(torch.zeros_like(x), x)  # noqa: E731
-    else:
-        op = OPERATORS[name](f, slope)
+    make, value, derivative = FOLLOWING[name]
     torch.compiler.reset()
-    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(make(f, slope), backend="aot_eager", fullgraph=True)
     for scale in (1.0, 3.0, 0.5):
         Settings.scale = neuron.scale = scale
         for _ in range(2):
@@ -258,8 +302,8 @@ def test_compiled_code_follows_numbers_that_functions_read(name, where):
             x = X.clone().requires_grad_()
             with torch.compiler.set_stance("default" if neuron.calls % 2 else "fail_on_recompile"):
                 y = compiled(x)
-            torch.testing.assert_close(y.detach(), scale * X.sin())
-            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], scale * X.cos())
+            torch.testing.assert_close(y.detach(), value(X, scale))
+            torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], derivative(X, scale))
 
 
 @pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp"])
@@ -605,3 +649,99 @@ def test_compiled_functions_inside_run_compiled(name, captures):
         found = torch.autograd.grad(y.sum(), inputs)
         assert runs
         torch.testing.assert_close(found, torch.autograd.grad(torch.sin(of(x)).sum(), inputs))
+
+
+# --- Zeros without memory ---------------------------------------------------------------------------------------------------
+
+
+def halved(*tensors):
+    """A kernel that reads the memory of its last argument, in which forward mode of torch has zeros at the address 0."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):  # torch code, in a rule below a transform
+        return tensors[-1] * 0.5
+    for t in tensors:
+        assert t.data_ptr(), "a kernel gets a null pointer"
+    t = tensors[-1].contiguous()
+    read = ctypes.string_at(t.data_ptr(), t.nbytes)
+    return torch.frombuffer(bytearray(read), dtype=t.dtype).reshape(t.shape) * 0.5
+
+
+class Halved(fullgrad.Function):
+    """A Function of users, whose rules call it."""
+
+    @staticmethod
+    def forward(x):
+        return halved(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def vjp(ctx, g):
+        return halved_by_function(g)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return halved_by_function(t)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Halved.apply(x), in_dims[0]
+
+
+def halved_by_function(x):
+    """Its rule reads memory, too, where there is some."""
+    halved(x)
+    return Halved.apply(x)
+
+
+class TorchHalved(torch.autograd.Function):
+    """A Function of torch."""
+
+    @staticmethod
+    def forward(x):
+        return halved(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return halved(g)
+
+
+LINEAR = {
+    **{f"linear_map {how}": fullgrad.linear_map(halved, halved, vmap_method=how) for how in ("sequential", "broadcast")},
+    **{f"custom_jvp {how}": fullgrad.custom_jvp(halved, vmap_method=how) for how in ("map", "sequential", "broadcast")},
+    **{f"custom_vjp {how}": fullgrad.custom_vjp(halved, vmap_method=how) for how in ("map", "sequential")},
+    "custom_gradient": fullgrad.custom_gradient(lambda x: (halved(x), halved)),
+    "with_reference": fullgrad.with_reference(halved, halved, backward=lambda inputs, outputs, g: (halved(g),)),
+    "straight_through": fullgrad.straight_through(halved, halved),
+    "root": lambda x: implicit.root(lambda z, x: 2 * z - x, vmap_method="sequential")(lambda init, x: halved(x))(None, x),
+    "Function": Halved.apply,
+    "adopt": fullgrad.adopt(TorchHalved, strict=True),
+    "map_grad": lambda x: fullgrad.map_grad(x, halved),
+    "from_slope": fullgrad.spikes.from_slope(lambda u: halved(u) * 0 + 0.5),
+    "finite_difference": lambda x: fullgrad.blackbox.finite_difference(halved, x, 1.0),
+}
+for name, op in LINEAR.items():
+    if name.startswith("custom_jvp"):
+        op.defjvp(lambda primals, tangents, op=op: (op(*primals), halved(*tangents)))
+    elif name.startswith("custom_vjp"):
+        op.defvjp(lambda x: (halved(x), x), lambda x, g: (halved(x, g),))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_zeros_of_forward_mode_have_memory(name):
+    """Functions and rules of users read their arguments, tangents and cotangents, also where torch made zeros without memory."""
+    op, zero = LINEAR[name], torch._efficientzerotensor(2, dtype=X.dtype)
+    assert not zero.data_ptr()
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(op(x), x, zero)[0], torch.zeros_like(X))
+    torch.testing.assert_close(op(zero.detach().requires_grad_()).detach(), op(torch.zeros_like(X)))
+    with fwAD.dual_level():
+        assert not fwAD.unpack_dual(op(fwAD.make_dual(X, zero))).tangent.any()
+    curvature = jacfwd(jacfwd(lambda x: op(x * x)))
+    torch.testing.assert_close(curvature(X).sum((1, 2)), torch.full_like(X, 2.0 if name == "map_grad" else 1.0))
+    torch.testing.assert_close(jacfwd(curvature)(X), torch.zeros(2, 2, 2, 2, dtype=X.dtype))

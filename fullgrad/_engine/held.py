@@ -141,7 +141,7 @@ class _Walk:
                 self._attributes(vars(value), self.names, depth)
         elif isinstance(value, nn.Module):
             for part in value.modules():
-                reached = reached_by(type(part), self.names | {"forward", "training"})
+                reached = self._reached(type(part), self.names | {"forward", "training"})
                 self._attributes(vars(part), reached - _OF_MODULES, depth)
                 self._class(type(part), reached, depth)
         elif isinstance(value, type):
@@ -149,7 +149,7 @@ class _Walk:
         elif kind.__module__.startswith("fullgrad."):
             self._items(value.parts() if hasattr(kind, "parts") else (), depth)  # an operator made of functions
         elif not isinstance(value, Tensor) and kind.__module__.partition(".")[0] not in ("builtins", "torch"):
-            reached = reached_by(kind, self.names)
+            reached = self._reached(kind, self.names)
             self._attributes(getattr(value, "__dict__", {}), reached, depth)
             self._attributes(_Slots(value), reached, depth)
             self._class(kind, reached, depth)
@@ -177,6 +177,13 @@ class _Walk:
                     self._add(space, name, space[name], depth)
             if function.__dict__:
                 self._attributes(function.__dict__, self.names, depth)
+
+    def _reached(self, cls: type, names: frozenset[str]) -> frozenset[str]:
+        reached = reached_by(cls, names)
+        if self.at_first_look is None:
+            self.at_first_look = self.names
+        self.names = self.names | reached
+        return reached
 
     def _class(self, cls: type, names: frozenset[str], depth: int) -> None:
         for base in cls.__mro__:

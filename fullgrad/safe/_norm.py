@@ -148,18 +148,16 @@ def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 def _in_unit(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """``x``, or where its powers could overflow times a constant that makes the element that decides about the norm about 1."""
+    """``x`` times a constant that makes the element that decides about the norm about 1: no power overflows in any derivative."""
     largest, order = digits(x.dtype)[1], abs(p)
     of_all = torch.amin if p < 0 else torch.amax
     decides = of_all(x.detach().abs(), dims, keepdim=True)
     e = exponent(decides)
-    most = (largest - 1) / max(2 * order, 2)
     if order <= 4:  # one factor brings the smallest number near enough
-        e = e.clamp(1 - largest, largest - 1)
-        return x * power_of_two(torch.where(e.abs() > most, -e, 0), x.dtype)
+        return x * power_of_two(-e.clamp(1 - largest, largest - 1), x.dtype)
     # A subnormal number has no exponent of its own.
     e = torch.where(e < 1 - largest, exponent(decides * 2.0**60) - 60, e)
-    x = times_power_of_two(x, torch.where((e.abs() > most) & (decides != 0), -e, 0))
+    x = times_power_of_two(x, torch.where(decides != 0, -e, 0))
     if order <= largest / 4:
         return x
     # A power of two leaves up to 2, whose powers overflow.

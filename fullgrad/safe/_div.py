@@ -66,5 +66,11 @@ class Div(Elementwise):
             return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0
         y = torch.where(zero, 1, y)
-        # A quotient divided again: each derivative is one, and a zero stays one where a slope overflows.
-        return torch.where(zero, 0, Div.apply(v, y) if i == 0 else Div.apply(Times.apply(Div.apply(x, y), -v), y))
+        return torch.where(zero, 0, Div.apply(v, y) if i == 0 else _to_divisor(v, Div.apply(x, y), y))
+
+
+def _to_divisor(v: Tensor, quotient: Tensor, y: Tensor) -> Tensor:
+    # A quotient divided again, of which each derivative is one. Where the slope overflows, a zero stays one.
+    slope = Div.apply(quotient, y)
+    by_parts = Div.apply(Times.apply(-v, quotient), y)
+    return torch.where(slope.detach().isinf(), by_parts, Times.apply(-v, slope))

@@ -148,16 +148,21 @@ def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 def _in_unit(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """``x`` times a constant that makes the element that decides about the norm about 1: no power overflows in any derivative."""
+    """``x``, or where its powers could overflow times a constant that makes the element that decides about the norm about 1.
+
+    A derivative of order n has powers of order p - n: next to 1 they are far from overflowing, and as they are torch's own bits.
+    """
     largest, order = digits(x.dtype)[1], abs(p)
     of_all = torch.amin if p < 0 else torch.amax
     decides = of_all(x.detach().abs(), dims, keepdim=True)
     e = exponent(decides)
+    most = min((largest - 1) / max(2 * order, 2), 8)
     if order <= 4:  # one factor brings the smallest number near enough
-        return x * power_of_two(-e.clamp(1 - largest, largest - 1), x.dtype)
+        e = e.clamp(1 - largest, largest - 1)
+        return x * power_of_two(torch.where(e.abs() > most, -e, 0), x.dtype)
     # A subnormal number has no exponent of its own.
     e = torch.where(e < 1 - largest, exponent(decides * 2.0**60) - 60, e)
-    x = times_power_of_two(x, torch.where(decides != 0, -e, 0))
+    x = times_power_of_two(x, torch.where((e.abs() > most) & (decides != 0), -e, 0))
     if order <= largest / 4:
         return x
     # A power of two leaves up to 2, whose powers overflow.

@@ -85,4 +85,7 @@ def _to_exponent(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
     # With NaN as the value, at x < 0 or e, the product is NaN. At infinite x and negative e it tends to 0.
     flat = ((x <= 0) & (e == torch.round(e))) | ((x == 0) & (e == e)) | ((x == math.inf) & (e < 0))
     x = torch.where(flat, 1, cast(x, result_dtype(x, e)))
-    return torch.where(flat, 0, Times.apply(v, Pow.apply(x, e)) * torch.log(x))
+    power, log = Pow.apply(x, e), torch.log(x)
+    slope = Times.apply(power, log)
+    by_parts = Times.apply(Times.apply(v, power), log)
+    return torch.where(flat, 0, torch.where(slope.detach().isinf(), by_parts, Times.apply(v, slope)))

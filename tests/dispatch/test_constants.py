@@ -151,9 +151,9 @@ INFINITE = {
     "scale": (lambda x: fullgrad.scale(x, torch.tensor(2.0), torch.tensor(3.0)), torch.inf),
     "safe.pow": (lambda x: safe.pow(x, torch.tensor(2.0)), 1e20),
     "safe.div": (lambda x: safe.div(x, torch.tensor(1e-20)), 1e20),
-    "affine_k_bit_quantize": (lambda x: fullgrad.affine_k_bit_quantize(x, 2, torch.tensor(1e-3), torch.tensor(0.0)), 1e38),
+    "affine_k_bit_quantize": (lambda x: fullgrad.affine_k_bit_quantize(x, 8, torch.tensor(1e-3), torch.tensor(0.0)), 1e38),
     "multi_spike": (lambda x: spikes.multi_spike(x, torch.tensor(1e-5)), 1e38),
-    "periodic_exponential": (lambda x: spikes.periodic_exponential(x, torch.tensor(1.0), torch.tensor(1.0)), torch.inf),
+    "periodic_exponential": (lambda x: spikes.periodic_exponential(x, torch.tensor(1.0), torch.tensor(1e-30)), 1e20),
 }
 
 

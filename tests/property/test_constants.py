@@ -18,7 +18,7 @@ EXTREMES = [math.inf, -math.inf, 1e38, -1e38, 1e20, 1e-20, -1e-20, 0.0, -0.0, 2.
 # Sums over rows mix their elements: rounding errors of huge ones would be all of the result.
 OF_ROWS = [math.inf, -math.inf, 0.0, 1.0]
 # Plain compositions of torch's operators, of which `torch.matmul` is itself NaN: it multiplies infinity by zeros for the tangent
-# of a constant factor. The mask's relaxation has no answer for an infinite score, nor the logistic side of s2nn for an infinite alpha.
+# of a constant factor. The mask's relaxation has no answer for an infinite score, s2nn's logistic side for an infinite alpha.
 WITHOUT = ("spikes.s2nn learned", "soft.take_along_dim", "soft.take", "soft.index_select", "soft.narrow", "topk_mask_st")
 SUBJECTS = [c for c in CASES if len(c.diff_argnums) > 1 and c.linear and c.has_tangent and c.name not in WITHOUT]
 
@@ -29,7 +29,7 @@ def is_of_elements(case):
 
 @st.composite
 def inputs(draw, case):
-    """The inputs of a case in float32, of one element where elements do not meet, with one or two numbers replaced by extremes."""
+    """The inputs of a case in float32, of one element where elements do not meet, with one or two numbers made extreme."""
     found = [v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in case.inputs]
     places = list(case.diff_argnums)
     if case.draws:

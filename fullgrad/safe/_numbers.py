@@ -20,7 +20,7 @@ def known(value: Any, v: Tensor) -> Any:
 class Times(Elementwise):
     """The product, and 0 where one factor is 0 and the other infinite; so are its derivatives.
 
-    A coefficient of a derivative, such as e (e - 1) of a power, is 0 for certain, and the other factor is a number that overflowed.
+    A coefficient of a derivative, such as e (e - 1) of a power, is 0 for certain; the other factor is a number that overflowed.
     """
 
     in_pieces = True

@@ -24,7 +24,9 @@ class Function:
       ``ctx.save_for_forward`` for ``jvp``: inputs and outputs, never an intermediate that depends on a differentiable input,
       whose own derivative would be lost.
     * ``vjp(ctx, *cotangents)`` returns :math:`D(x)^T g`, one entry per input, None where there is none.
-    * ``jvp(ctx, *tangents)`` returns :math:`D(x)\,t`, one entry per output.
+    * ``jvp(ctx, *tangents)`` returns :math:`D(x)\,t`, one entry per output. The tangent of an input that is constant is None,
+      whether it is a tensor or a number. (``ctx.set_materialize_grads(True)`` in ``setup_context`` asks for zeros instead, as
+      torch's Functions get; where a partial derivative is infinite, its product with zeros is NaN.)
     * ``vmap(info, in_dims, *args)`` returns the batched output and its batch dimensions.
 
     ``D`` is the declared derivative; it need not be the true derivative of ``forward``. Rules are ordinary torch code, and
@@ -99,8 +101,13 @@ class Function:
     dim_labels: ClassVar[Any] = None
     # Types of arguments that hold no tensor, besides numbers and strings.
     constant_types: ClassVar[tuple[type, ...]] = ()
+<<<<<<< HEAD
     # Whether an operator of the package calls code of users; classes of users always may.
     runs_code: ClassVar[bool] = False
+=======
+    # Whether ``jvp`` gets zeros as the tangent of a constant tensor, as in torch, instead of None.
+    takes_zeros: ClassVar[bool] = False
+>>>>>>> h-a
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 

@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
@@ -83,7 +84,39 @@ def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ..
     raise TypeError(f"{operator.__name__}.{rule} failed: {reason}.") from error
 
 
+<<<<<<< HEAD
 def as_differentiable_jvp(operator: Any, runs_code: bool) -> Any:
+=======
+def names(rule: Any, attribute: str) -> bool:
+    """Whether the code of a rule names an attribute."""
+    code = getattr(getattr(rule, "__func__", rule), "__code__", None)
+    return code is not None and attribute in code.co_names
+
+
+def with_zeros(backward: Any) -> Any:
+    """The rule of a Function without materialized zeros, which torch leaves out for cotangents and for tangents alike: it gets
+    zeros for a cotangent that does not exist, if another one does.
+    """
+
+    def with_all_cotangents(ctx: Any, *cotangents: Any) -> Any:
+        for g in cotangents:
+            if g is None:
+                if len(cotangents) == 1 or all(g is None for g in cotangents):
+                    return (None,) * len(ctx.needs_input_grad)
+                like = torch_private.output_metadata(ctx)
+                cotangents = tuple([_zeros(m) if g is None else g for g, m in zip(cotangents, like, strict=True)])
+                break
+        return backward(ctx, *cotangents)
+
+    return with_all_cotangents
+
+
+def _zeros(metadata: Any) -> Tensor:
+    return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)
+
+
+def as_differentiable_jvp(operator: Any) -> Any:
+>>>>>>> h-a
     """The ``jvp`` rule, itself differentiable in forward mode when a transform is active, its mistakes named."""
     jvp = _as_function(operator.jvp)
     if runs_code:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_primals
+from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_primals, with_zeros
 from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
@@ -34,17 +34,20 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         return _plain(rules.forward(*args))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if rules.omits_zeros:
+            ctx.set_materialize_grads(False)
         rules.setup_context(ctx, inputs, rules.restore(output))
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         output, dims = rules.vmap(VmapInfo(info.batch_size, info.randomness), in_dims, *args)
         return _plain(output), dims
 
-    live, primal = with_live_tensors(rules.backward), with_primals(rules.jvp)
+    rule = with_zeros(rules.backward) if rules.omits_zeros else rules.backward
+    live, primal = with_live_tensors(rule), with_primals(rules.jvp)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         # Dynamo traces the rule itself, and no transform there ends before it. The name may be the one that is missing.
-        return (rules.backward if is_dynamo_compiling() or unwrap_if_dead is None else live)(ctx, *cotangents)
+        return (rule if is_dynamo_compiling() or unwrap_if_dead is None else live)(ctx, *cotangents)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         return (rules.jvp if transforms_active() or is_dynamo_compiling() else primal)(ctx, *tangents)

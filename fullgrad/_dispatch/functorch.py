@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import torch_private
-from fullgrad._dispatch.derivatives import checked_once, with_live_tensors
+from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_zeros
 from fullgrad._dispatch.forward_marks import saves_nothing
 from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
@@ -125,10 +125,21 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             operator.setup_context(ctx, args, output)
         return output
 
+    def forward_with_tangents(ctx: Any, *args: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return forward_and_setup(ctx, *args)
+
     saves = operator.setup_context is not saves_nothing
     runs_code, is_zero_tensor = rules.runs_code, torch_private.is_zero_tensor
     takes_buffers, meets_distributed = rules.takes_buffers, rules.meets_distributed
-    function = _function(rules, rules.name, torch.autograd.Function, forward_and_setup)
+    omits_zeros = rules.omits_zeros
+    function = _function(
+        rules,
+        rules.name,
+        torch.autograd.Function,
+        forward_with_tangents if omits_zeros else forward_and_setup,
+        backward=with_zeros(rules.backward) if omits_zeros else None,
+    )
     reverse_only = _function(rules, rules.name, torch.autograd.Function, forward_and_setup, has_forward_mode=False)
     transform = through_transforms(_transforms(rules, in_transforms))
     return call, in_transforms
@@ -238,12 +249,14 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
     Autograd switches both modes off inside a forward; the caller's modes are therefore part of the class.
     """
     set_grad, set_forward_mode = torch_private.set_grad, torch_private.set_forward_mode
-    peek, operator = torch_private.peek, rules.operator
+    peek, operator, omits_zeros = torch_private.peek, rules.operator, rules.omits_zeros
     wrap, unwrap = torch_private.wrap_for_grad, torch_private.unwrap_for_grad
 
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
         interpreter = peek()
         level = interpreter.level()
+        if omits_zeros:
+            ctx.set_materialize_grads(False)
         # As in torch's C++ interpreters: below a level, a mode is on where it was on both outside and inside that level.
         grad, forward = grad_mode, forward_mode
         if interpreter.key() == _GRAD:
@@ -266,7 +279,7 @@ def _single_level(rules: Rules, lower: Callable[..., Any], grad_mode: bool, forw
         operator.setup_context(ctx, args, output)
         return output
 
-    backward = with_live_tensors(rules.backward)
+    backward = with_live_tensors(with_zeros(rules.backward) if omits_zeros else rules.backward)
     return _function(rules, f"{rules.name}Level", torch_private.SingleLevelFunction, forward_and_setup, backward=backward)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of
+from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of, names
 from fullgrad._dispatch.jagged import call_on_buffers
 from fullgrad._dispatch.state import only_vmap_active
 from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors, is_exporting
@@ -44,6 +44,9 @@ class Rules:
         self.jvp = as_differentiable_jvp(operator, self.runs_code)
         # Only the conversions between distributed tensors and their shards handle both themselves.
         self.meets_distributed: bool = not operator.distributes_itself
+        # The tangent of a constant is None, not zeros, which an infinite slope would make NaN. An operator that calls
+        # `ctx.set_materialize_grads` decides itself.
+        self.omits_zeros: bool = not (operator.takes_zeros or names(operator.setup_context, "set_materialize_grads"))
         self._output = threading.local()
         # An operator may name types of its own that hold no tensor.
         self.SCALAR_TYPES = Rules.SCALAR_TYPES.union(getattr(operator, "constant_types", ()))

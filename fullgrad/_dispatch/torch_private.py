@@ -241,6 +241,13 @@ def dirty_tensors(ctx: Any) -> Any:
     return getattr(ctx, "dirty_tensors", None)
 
 
+def output_metadata(ctx: Any) -> Any:
+    """Shape, dtype and device of each output of the call that made ``ctx``, which is a node of the graph; torch's own zeros for
+    cotangents have them. They have no public name.
+    """
+    return ctx._input_metadata
+
+
 # Whether torch.jit.trace is active; `torch.jit.is_tracing` says the same through two more calls.
 jit_tracing_state = _optional("_C._get_tracing_state", lambda: None, "torch.jit.trace of an operator fails its own check")
 

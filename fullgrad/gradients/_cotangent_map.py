@@ -16,6 +16,7 @@ class CotangentMap(Function):
     """
 
     recompute_in_backward = True
+    takes_zeros = True  # where a parameter alone has a tangent
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

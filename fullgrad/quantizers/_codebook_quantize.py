@@ -1,5 +1,6 @@
 """`codebook_quantize`: round to any numbers, which may learn."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,14 +133,18 @@ class CodebookQuantize(_CodebookOperator):
         return *gradients(ctx.needs_input_grad, g, x, ctx.number if scale is None else scale, codebook, ctx.inside), None
 
     @staticmethod
-    def jvp(ctx: Any, to_x: Tensor, to_scale: Tensor | None, to_codebook: Tensor, *_: Any) -> Tensor:
+    def jvp(ctx: Any, to_x: Tensor | None, to_scale: Tensor | None, to_codebook: Tensor | None, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
         x, s, c = to_compute(x, ctx.number if scale is None else scale, codebook)
-        by_codebook = take(to_codebook.to(x.dtype), _index_of(x, s, c))
-        total = _pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside) + (by_codebook if s is None else by_codebook * s)
+        parts: list[Tensor] = []
+        if to_x is not None:
+            parts.append(_pass_in_range(to_x.to(x.dtype), x, s, c, ctx.inside))
+        if to_codebook is not None:
+            by_codebook = take(to_codebook.to(x.dtype), _index_of(x, s, c))
+            parts.append(by_codebook if s is None else by_codebook * s)
         if to_scale is not None:
-            total = total + to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside)
-        return total.to(ctx.dtype)
+            parts.append(to_scale.to(x.dtype) * CodebookResidual.apply(x, s, c, ctx.inside))
+        return functools.reduce(torch.add, parts).to(ctx.dtype)
 
 
 class CodebookResidual(_CodebookOperator):
@@ -167,8 +172,10 @@ class CodebookResidual(_CodebookOperator):
         return None, None, sum_by_level(g, index, codebook), None
 
     @staticmethod
-    def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor, *_: Any) -> Tensor:
+    def jvp(ctx: Any, to_x: Any, to_scale: Any, to_codebook: Tensor | None, *_: Any) -> Tensor:
         x, scale, codebook = ctx.saved_tensors
+        if to_codebook is None:
+            to_codebook = torch.zeros_like(codebook)
         return take(to_codebook, _index_of(x, ctx.number if scale is None else scale, codebook))
 
 

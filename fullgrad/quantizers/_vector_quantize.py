@@ -72,6 +72,8 @@ def vector_quantize(x: Tensor, codebook: Tensor, *, gradient: str = "identity") 
 class VectorQuantize(Function):
     """The operator of :func:`vector_quantize`. In batches a codebook has the leading dimensions of ``x`` in front."""
 
+    takes_zeros = True  # where the codebook alone has a tangent
+
     @staticmethod
     def forward(x: Tensor, codebook: Tensor, gradient: str) -> tuple[Tensor, Tensor]:
         wide, c = to_opmath(x, codebook)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
-from fullgrad.safe._numbers import known
+from fullgrad.safe._numbers import Times, known
 
 
 def div(x: Tensor, y: Tensor | float) -> Tensor:
@@ -66,11 +66,11 @@ class Div(Elementwise):
             return torch.zeros_like(v) if y == 0 else v / y
         zero = y == 0
         y = torch.where(zero, 1, y)
-        return torch.where(zero, 0, v / y if i == 0 else _to_divisor(v, x, y))
+        return torch.where(zero, 0, Div.apply(v, y) if i == 0 else _to_divisor(v, Div.apply(x, y), y))
 
 
-def _to_divisor(v: Tensor, x: Any, y: Tensor) -> Tensor:
-    # Where the slope overflows, a zero stays one.
-    large = (x / y / y).detach().isinf()
-    inner, outer = torch.where(large, 1, y), torch.where(large, y, 1)
-    return torch.where(large, -(v / outer) * (x / outer), -v * (x / inner / inner))
+def _to_divisor(v: Tensor, quotient: Tensor, y: Tensor) -> Tensor:
+    # A quotient divided again, of which each derivative is one. Where the slope overflows, a zero stays one.
+    slope = Div.apply(quotient, y)
+    by_parts = Div.apply(Times.apply(-v, quotient), y)
+    return torch.where(slope.detach().isinf(), by_parts, Times.apply(-v, slope))

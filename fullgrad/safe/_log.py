@@ -8,6 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
+from fullgrad.safe._div import Div
 
 
 def log(x: Tensor) -> Tensor:
@@ -58,4 +59,4 @@ class Log(Elementwise):
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor) -> Tensor:
         zero, factor = x == 0, torch.where(x < 0, math.nan, torch.ones_like(x))
-        return torch.where(zero, 0, v / (torch.where(zero, 1, x) * factor))
+        return torch.where(zero, 0, Div.apply(v, torch.where(zero, 1, x) * factor))  # a zero stays one in higher derivatives

@@ -148,12 +148,15 @@ def _to_powers(v: Tensor, x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 def _in_unit(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
-    """``x``, or where its powers could overflow times a constant that makes the element that decides about the norm about 1."""
+    """``x``, or where its powers could overflow times a constant that makes the element that decides about the norm about 1.
+
+    A derivative of order n has powers of order p - n: next to 1 they are far from overflowing, and as they are torch's own bits.
+    """
     largest, order = digits(x.dtype)[1], abs(p)
     of_all = torch.amin if p < 0 else torch.amax
     decides = of_all(x.detach().abs(), dims, keepdim=True)
     e = exponent(decides)
-    most = (largest - 1) / max(2 * order, 2)
+    most = min((largest - 1) / max(2 * order, 2), 8)
     if order <= 4:  # one factor brings the smallest number near enough
         e = e.clamp(1 - largest, largest - 1)
         return x * power_of_two(torch.where(e.abs() > most, -e, 0), x.dtype)

@@ -1,9 +1,12 @@
-"""Numbers that compiled code does not know."""
+"""Numbers that compiled code does not know, and products in which 0 is certain."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import pure
 
 
 def known(value: Any, v: Tensor) -> Any:
@@ -12,3 +15,23 @@ def known(value: Any, v: Tensor) -> Any:
         symbol: Any = value
         return torch.full((), symbol, dtype=v.dtype, device=v.device)
     return value
+
+
+class Times(Elementwise):
+    """The product, and 0 where one factor is 0 and the other infinite; so are its derivatives.
+
+    A coefficient of a derivative, such as e (e - 1) of a power, is 0 for certain; the other factor is a number that overflowed.
+    """
+
+    in_pieces = True
+    reads = {0: (1,), 1: (0,)}
+
+    @staticmethod
+    @pure
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        product = a * b
+        return torch.where(product.isnan() & (a == a) & (b == b), 0, product)
+
+    @staticmethod
+    def vjp_term(i: int, v: Tensor, a: Any, b: Any) -> Tensor:
+        return Times.apply(v, b if i == 0 else a)

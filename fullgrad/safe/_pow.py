@@ -10,7 +10,7 @@ from fullgrad._core import checks
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import pure
 from fullgrad._core.opmath import cast, result_dtype
-from fullgrad.safe._numbers import known
+from fullgrad.safe._numbers import Times, known
 
 
 def pow(x: Tensor, exponent: Tensor | float) -> Tensor:
@@ -76,19 +76,16 @@ class Pow(Elementwise):
 
 
 def _to_base(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
-    # Where e is 0, the product is 0, also where its other factor overflows.
-    flat, factor = torch.where(e == 0, x.detach().reciprocal().isinf(), (x == 0) & (e < 1)), cast(e, result_dtype(x, e))
+    flat, factor = (x == 0) & (e < 1), cast(e, result_dtype(x, e))
     factor = torch.where(x <= 0, factor.detach(), factor)
-    return torch.where(flat, 0, v * (factor * Pow.apply(torch.where(flat, 1, x), e - 1)))
+    return torch.where(flat, 0, Times.apply(v, Times.apply(factor, Pow.apply(torch.where(flat, 1, x), e - 1))))
 
 
 def _to_exponent(v: Tensor, x: Tensor, e: Tensor) -> Tensor:
     # With NaN as the value, at x < 0 or e, the product is NaN. At infinite x and negative e it tends to 0.
     flat = ((x <= 0) & (e == torch.round(e))) | ((x == 0) & (e == e)) | ((x == math.inf) & (e < 0))
     x = torch.where(flat, 1, cast(x, result_dtype(x, e)))
-    slope = Pow.apply(x, e) * torch.log(x)
-    # Where the slope overflows, a zero stays one.
-    large = slope.detach().isinf()
-    inner, outer = torch.where(large, 1, x), torch.where(large, x, 1)
-    by_parts = v * Pow.apply(outer, e) * torch.log(outer)
-    return torch.where(flat, 0, torch.where(large, by_parts, v * (Pow.apply(inner, e) * torch.log(inner))))
+    power, log = Pow.apply(x, e), torch.log(x)
+    slope = Times.apply(power, log)
+    by_parts = Times.apply(Times.apply(v, power), log)
+    return torch.where(flat, 0, torch.where(slope.detach().isinf(), by_parts, Times.apply(v, slope)))

@@ -17,10 +17,10 @@ _FAR = 60.0
 def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
     """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
-    Beyond the bound, half the largest number, every slope equals its value at infinity.
+    Beyond the bound, half the largest number, every slope equals its value at infinity. An infinite factor would make it 0.
     """
     largest = torch.finfo(u.dtype).max / 2
-    return clamp_within(u, largest / (torch.clamp(factor, min=1.0) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
+    return clamp_within(u, largest / (torch.clamp(factor, 1.0, largest) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:

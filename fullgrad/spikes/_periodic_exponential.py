@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_count
-from fullgrad.spikes._formulas import exp
+from fullgrad.spikes._formulas import exp, expm1
 from fullgrad.spikes._surrogate import Surrogate
 from fullgrad.spikes._values import count, expanded
 
@@ -81,5 +81,5 @@ class PeriodicExponential(Surrogate):
             return v * torch.where(below, -torch.exp(m), (k - 1) * exp(-a) - k * torch.exp(-q))
         if i == 2:
             side = torch.sign(r) * (-torch.expm1(-q) - q * torch.exp(-q)) * 0.5
-            return v * torch.where(below, torch.expm1(m) - m * torch.exp(m), (k - 1) * (1 - exp(-a) * (1 + a)) + side)
-        return v * width * (torch.where(below, torch.expm1(m), (k - 1) * (1 - exp(-a)) - torch.sign(r) * torch.expm1(-q) * 0.5))
+            return v * torch.where(below, torch.expm1(m) - m * torch.exp(m), (k - 1) * -(expm1(-a) + a * exp(-a)) + side)
+        return v * width * (torch.where(below, torch.expm1(m), (1 - k) * expm1(-a) - torch.sign(r) * torch.expm1(-q) * 0.5))

@@ -169,10 +169,12 @@ class Centered(RowFunction):
         return by_v, total if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, t_k: Tensor | None, _: None) -> Tensor:
+    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, _: None) -> Tensor:
         mode, z = saved_inputs(ctx)
         w, inverse = _shares(z, mode)
-        moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
+        moved = torch.zeros_like(z)
+        if t is not None:
+            moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
         return moved if t_k is None else moved + t_k * inverse
 
 

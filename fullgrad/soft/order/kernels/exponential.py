@@ -47,6 +47,7 @@ class TwoSided(RowFunction):
     @staticmethod
     def jvp(ctx: Any, da: Any, _first: Any, _last: Any, dp: Any, dq: Any) -> tuple[Tensor, Tensor]:
         a, first, last, p, q, left, right = saved_inputs(ctx)
+        da, dp, dq = [torch.zeros_like(v) if d is None else d for d, v in ((da, a), (dp, p), (dq, q))]
         moved_left, moved_right = TwoSided.apply(a, first, last, dp + da * p, dq - da * q)
         return moved_left - da * left, moved_right + da * right
 

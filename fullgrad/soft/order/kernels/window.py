@@ -62,6 +62,7 @@ class PowerSums(RowFunction):
     @staticmethod
     def jvp(ctx: Any, dx: Any, dy: Any, df: Any, *_: Any) -> Tensor:
         x, y, f, *windows, beta = saved_inputs(ctx)
+        dx, dy, df = [torch.zeros_like(v) if d is None else d for d, v in ((dx, x), (dy, y), (df, f))]
         by_f = PowerSums.apply(x, y, df, *windows, beta)
         if beta == 0:
             return by_f

@@ -158,7 +158,7 @@ class Isotonic(RowFunction):
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         first, *rest = ctx.saved_tensors
         zero = torch.zeros(first.shape, dtype=ctx.like[0], device=ctx.like[1])
-        du, dw = [d.expand(first.shape) for d in tangents[:2]]
+        du, dw = [zero if d is None else d.expand(first.shape) for d in tangents[:2]]
         if ctx.mode == "smooth":
             u, w = rest
             return du - group_sums(_softmax(u, first) * du, first) + group_sums(_softmax(w, first) * dw, first), None

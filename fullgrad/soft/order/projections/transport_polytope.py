@@ -150,10 +150,11 @@ class Potentials(RowFunction):
         return omega * sums(a, b) if ctx.needs_input_grad[0] else None, a, b, None
 
     @staticmethod
-    def jvp(ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, _: None) -> tuple[Tensor, Tensor]:
+    def jvp(ctx: Any, d_cost: Any, d_mu: Any, d_nu: Any, _: None) -> tuple[Tensor, Tensor]:
         cost, mode, f, g = saved_inputs(ctx)
         omega = slope(slack(f, g, cost), mode)
-        flow = omega * d_cost
+        d_mu, d_nu = [0 if d is None else d for d in (d_mu, d_nu)]
+        flow = torch.zeros_like(omega) if d_cost is None else omega * d_cost
         return Balance.apply(omega, flow.sum(-1) + d_mu, flow.sum(-2) + d_nu)
 
 
@@ -194,7 +195,8 @@ class Balance(RowFunction):
         return -sums(a, b) * sums(u, v) if ctx.needs_input_grad[0] else None, u, v
 
     @staticmethod
-    def jvp(ctx: Any, d_omega: Tensor, d_p: Tensor, d_q: Tensor) -> tuple[Tensor, Tensor]:
+    def jvp(ctx: Any, d_omega: Any, d_p: Any, d_q: Any) -> tuple[Tensor, Tensor]:
         omega, a, b = ctx.saved_tensors
-        flow = d_omega * sums(a, b)
+        d_p, d_q = [0 if d is None else d for d in (d_p, d_q)]
+        flow = torch.zeros_like(omega) if d_omega is None else d_omega * sums(a, b)
         return Balance.apply(omega, d_p - flow.sum(-1), d_q - flow.sum(-2))

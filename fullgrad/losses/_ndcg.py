@@ -1,16 +1,16 @@
 """`ndcg`: one minus the normalized discounted cumulative gain."""
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import surely
-from fullgrad.losses._rows import checked_rows, quotient, reduced, soft_ranks
+from fullgrad.losses._rows import checked_rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
-from fullgrad.soft._sigmoidal import heaviside
 from fullgrad.soft.order.methods import RankOrLapSum
 
 GAINS = ("linear", "exponential")
@@ -23,10 +23,12 @@ def ndcg(
     *,
     dim: int = -1,
     gain: Literal["linear", "exponential"] = "linear",
-    softness: Softness = 0.1,
-    mode: AnyStepMode = "smooth",
-    method: RankOrLapSum = "neuralsort",
+    softness: Softness | None = None,
+    mode: AnyStepMode | None = None,
+    method: RankOrLapSum = "sigmoid",
     standardize: bool = True,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean",
 ) -> Tensor:
     r"""One minus the normalized discounted cumulative gain, by soft ranks of the scores.
@@ -84,16 +86,27 @@ def ndcg(
     checks.choice("ndcg", "gain", gain, GAINS)
     if k is not None:
         k = checks.positive_integer("ndcg", "k", k, 2**53)
-    x, v = checked_rows("ndcg", "scores", scores, "relevance", relevance, dim, reduction)
-    n = x.shape[-1]
-    r = soft_ranks("ndcg", x, softness, mode, method, standardize, descending=True)
-    v = v.to(r.dtype)
+    rows = checked_rows("ndcg", "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
+    checks.no_negative_elements("ndcg", "relevance", rows.only(rows.y, 0), "; `mask=relevance >= 0` leaves elements out")
+    r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
+    v = rows.only(rows.y, 0).to(r.dtype)
+    v = torch.where(v < 0, torch.nan, v)  # what could not be read without waiting
     gains = v if gain == "linear" else torch.exp2(v) - 1
-    parts = gains / torch.log1p(r)
-    best = torch.sort(gains, -1, descending=True).values
+    n = r.shape[-1]
+    places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
+    parts, best = gains / torch.log1p(r), torch.sort(gains, -1, descending=True).values / torch.log1p(places)
     if k is not None and not surely(k >= n):
-        parts, best = parts * heaviside(k + 0.5 - r, softness, mode), best[..., :k]
-    places = torch.arange(2, best.shape[-1] + 2, dtype=r.dtype, device=r.device)
-    largest = (best / places.log()).sum(-1)
-    losses = 1 - quotient(parts.sum(-1), largest, (largest == 0) & (x == x).all(-1))
-    return reduced(losses, reduction, floating(scores).dtype)
+        hard = mode == "hard"
+        parts, best = [y * _cut(s, k, softness_in_ranks, rows.count, hard) for y, s in ((parts, r), (best, places))]
+    largest = best.sum(-1)
+    losses = 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))
+    return rows.reduced(losses, reduction, floating(scores).dtype)
+
+
+def _cut(r: Tensor, k: int, width: Any, count: Any, hard: bool) -> Tensor:
+    """How much a rank counts among the first k, from 1 to 0; 1 where a row has no more than k elements. The tail is that of a
+    reciprocal, so that no element is too far below the cut to have a gradient.
+    """
+    t = r - k - 0.5
+    y = (t < 0).to(r.dtype) if hard else torch.atan2(width + torch.zeros_like(t), t) / math.pi
+    return torch.where(count <= k, 1, y) if isinstance(count, Tensor) else y

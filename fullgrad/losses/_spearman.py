@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullgrad.losses._rows import checked_rows, quotient, reduced, soft_ranks
+from fullgrad.losses._rows import Rows, checked_rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order._numbers import tie_bounds
@@ -17,10 +17,12 @@ def spearman(
     target: Tensor,
     *,
     dim: int = -1,
-    softness: Softness = 0.1,
-    mode: AnyStepMode = "smooth",
-    method: RankOrLapSum = "neuralsort",
+    softness: Softness | None = None,
+    mode: AnyStepMode | None = None,
+    method: RankOrLapSum = "sigmoid",
     standardize: bool = True,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean",
 ) -> Tensor:
     r"""One minus Spearman's rank correlation, by soft ranks of the prediction.
@@ -71,24 +73,32 @@ def spearman(
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``scipy.stats.spearmanr``.
     """
-    x, y = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction)
-    r = soft_ranks("spearman", x, softness, mode, method, standardize, descending=False)
-    q = _mean_ranks(y).to(r.dtype)
-    n = x.shape[-1]
-    r, q = ((v - v.mean(-1, keepdim=True)) / n for v in (r, q))  # so that sums do not overflow
-    of_r, of_q = (r * r).sum(-1), (q * q).sum(-1)
+    rows = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction, mask, weight)
+    r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
+    q, n = _mean_ranks(rows).to(r.dtype), rows.count
+    n = n.clamp(min=1) if isinstance(n, Tensor) else n
+    # Divided by n, so that sums do not overflow.
+    r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]
+    of_r, of_q = [(v * v).sum(-1, keepdim=True) for v in (r, q)]
+    x = rows.x.detach()
     # Soft ranks of equal numbers may differ by rounding.
-    constant = (x.detach().amax(-1) == x.detach().amin(-1)) | (of_r == 0) | (of_q == 0)
-    spread = torch.where(constant, 1, of_r).sqrt() * torch.where(constant, 1, of_q).sqrt()
-    losses = 1 - quotient((r * q).sum(-1), spread, constant)
-    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses)
-    return reduced(losses, reduction, floating(prediction).dtype)
+    constant = rows.only(x, -torch.inf).amax(-1, keepdim=True) == rows.only(x, torch.inf).amin(-1, keepdim=True)
+    constant = constant | (of_r == 0) | (of_q == 0)
+    spread = torch.where(constant, 1, rows.constant_of_two(of_r)).sqrt() * torch.where(constant, 1, of_q).sqrt()
+    losses = 1 - quotient((r * q).sum(-1, keepdim=True), spread, constant)
+    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses.squeeze(-1))
+    return rows.reduced(losses, reduction, floating(prediction).dtype)
 
 
-def _mean_ranks(x: Tensor) -> Tensor:
-    """The rank of each element of a row, from 1; equal elements have the mean of theirs, and NaN the rank NaN."""
-    ordered, order = torch.sort(x, -1)
-    first, last = tie_bounds(ordered)
-    ranks = (first + last).to(torch.float64) / 2 + 1
+def _mean_ranks(rows: Rows) -> Tensor:
+    """The rank of each target of a row, from 1; equal ones have the mean of theirs, and NaN the rank NaN."""
+    y, order = torch.sort(rows.y, -1)
+    first, last = tie_bounds(y)
+    if rows.valid is None:
+        ranks = (first + last).to(torch.float64) / 2 + 1
+    else:  # how many elements are smaller, and how many are not larger
+        counted = rows.valid.gather(-1, order).long()
+        until = counted.cumsum(-1)
+        ranks = ((until - counted).gather(-1, first) + until.gather(-1, last) + 1).to(torch.float64) / 2
     ranks = torch.zeros_like(ranks).scatter(-1, order, ranks)
-    return torch.where(x != x, torch.nan, ranks)
+    return rows.only(torch.where(rows.y != rows.y, torch.nan, ranks))

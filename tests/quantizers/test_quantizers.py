@@ -605,3 +605,16 @@ def test_a_gradient_passes_at_the_ends_of_a_clamp(symmetric):
     slopes = torch.func.grad(lambda x: quantizers.fsq(x, (5, 4), bound="clamp", symmetric=symmetric, eps=0.0).sum())(x)
     scale = [1.0, 1.0 if symmetric else 0.75]
     torch.testing.assert_close(slopes, torch.tensor([scale, [0.0, 0.0], scale]))
+
+
+def test_a_number_of_bits_is_no_scale():
+    """An integer above 1 raises, a float does not; ``bits`` are the codes, and not both are given."""
+    x = torch.tensor([-9.0, 0.3, 2.6])
+    for function, count in ((quantizers.lsq, "bits"), (quantizers.stretched_elastic, "levels")):
+        with pytest.raises(ValueError, match=f"`scale` must not be an integer above 1, which reads as `{count}`, got 4: write"):
+            function(x, 4)
+        assert torch.equal(function(x, 4.0), function(x, torch.tensor(4.0)))
+        assert torch.equal(function(x, 1), function(x, 1.0))
+    assert torch.equal(quantizers.lsq(x, 0.5, bits=3), quantizers.lsq(x, 0.5, -4, 3))
+    with pytest.raises(ValueError, match="lsq: either `bits` or codes must be given, got bits=3, -8 and 7"):
+        quantizers.lsq(x, 0.5, -8, 7, bits=3)

@@ -26,7 +26,7 @@ _FAR = 1000.0
 
 
 class Rows(NamedTuple):
-    """Rows along the last dimension, in float32 at least; ``y`` has no derivative, and ``valid`` is None if all elements count."""
+    """Rows along the last dimension, in float32 at least; ``y`` has no derivative, and ``valid`` is None if all elements are."""
 
     x: Tensor
     y: Tensor
@@ -35,8 +35,8 @@ class Rows(NamedTuple):
 
     @property
     def count(self) -> Any:
-        """The number of elements of each row: an integer, or a tensor (…, 1)."""
-        return self.x.shape[-1] if self.valid is None else self.valid.sum(-1, keepdim=True)
+        """The number of elements of each row: an integer, or a floating tensor (…, 1)."""
+        return self.x.shape[-1] if self.valid is None else self.valid.sum(-1, keepdim=True).to(self.x.dtype)
 
     def only(self, x: Tensor, other: float = 0.0) -> Tensor:
         """The valid elements, and another number in place of the others."""
@@ -107,13 +107,15 @@ def soft_ranks(
     """The soft ranks of rows, as :func:`fullgrad.soft.rank` has them, of rows in any unit; and their softness, in ranks."""
     mode = mode_of(mode, method)
     n, z = rows.count, standardized(rows) if standardize else rows.x
+    narrowed: Any = 1.0
     if softness is None:
         softness = _OF_SPREAD
         if rows.valid is None:
             softness = at_least(_OF_NEIGHBORS / n, softness)
         else:  # one number for all rows: a row is made narrower instead
-            z = z * (n * (_OF_SPREAD / _OF_NEIGHBORS)).clamp(max=1)
-    in_ranks = n if standardize else n / _spread(z.detach(), rows.valid)
+            narrowed = (n * (_OF_SPREAD / _OF_NEIGHBORS)).clamp(min=_OF_SPREAD / _OF_NEIGHBORS, max=1)
+            z = z * narrowed
+    in_ranks = n / narrowed if standardize else n / _spread(z.detach(), rows.valid)
     if rows.valid is not None:
         checks.positive_number_or_tensor(name, "softness", softness)
         if mode != "hard" and method in METHODS and method not in _OF_PAIRS:

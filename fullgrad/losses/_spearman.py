@@ -36,30 +36,40 @@ def spearman(
     :func:`fullgrad.soft.rank` and the ranks *q* of the target hard; equal targets share the mean of their ranks. As the softness
     becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the soft loss.
 
+    By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
+    minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
+    spread, to which the softness is relative, is a constant to derivatives; they would be 0. Elements that ``mask`` leaves out
+    change no loss and have the gradient 0; a row without an element has the loss 0, and does not count in the mean.
+    So is, in a row of two, the root of the sum of the squares of *r*.
+
     A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. A row with a
-    NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. At the softness 0.1 the ranks of
-    ``fast_soft_sort`` may be hard, with the derivative 0: take 1. Half precision is computed in float32. Saved: the prediction,
-    and numbers of each element.
+    NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. Half precision is computed in float32.
+    Saved: the prediction, and numbers of each element.
 
     Args:
         prediction: Any shape; floating, or integer (which gives the default dtype).
         target: A tensor of the same shape, of any real dtype; it gets no gradient.
         dim: The dimension along which elements are ranked.
         softness: How soft the ranks are, as in :func:`fullgrad.soft.rank`: a positive number, or a 0-dimensional tensor, which
-            gets its own gradient.
-        mode: As in :func:`fullgrad.soft.rank`.
+            gets its own gradient; None for max(1/2, 6/n) in a row of n elements.
+        mode: As in :func:`fullgrad.soft.rank`; None for ``"laplace"`` with the methods that have it, else ``"smooth"``.
         method: As in :func:`fullgrad.soft.rank`.
         standardize: Whether the softness is relative to the spread of the row.
-        reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows.
+        mask: A bool tensor of the shape of ``prediction``, True for the elements of a row; None if all are.
+        weight: How much each row counts, not negative: a tensor that broadcasts to the shape of ``prediction`` without ``dim``, and
+            gets its own gradient; None for 1.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows: :math:`w L`, :math:`\sum w L / \sum w` or :math:`\sum w L` with
+            the weights *w*, which are 0 for rows without an element.
 
     Returns:
         A number; with ``"none"`` a tensor of the shape of ``prediction`` without ``dim``.
 
     Raises:
-        TypeError: ``prediction`` or ``target`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is
-            not an integer.
-        ValueError: ``target`` has another shape, a row has no element, ``softness`` is not positive, or ``mode``, ``method`` or
-            ``reduction`` is unknown.
+        TypeError: ``prediction``, ``target`` or ``weight`` is not a real tensor, ``mask`` not a bool tensor, ``softness`` is not a
+            real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``target``, ``mask`` or ``weight`` has another shape, ``weight`` is negative, the size of ``dim`` is 0,
+            ``softness`` is not positive, ``mode``, ``method`` or ``reduction`` is unknown, or ``mask`` is given with a method
+            other than ``"sigmoid"`` and ``"lapsum"``.
         IndexError: ``prediction`` has no such dimension.
 
     Example:
@@ -69,7 +79,7 @@ def spearman(
         >>> losses.spearman(prediction, target, softness=1e-3)
         tensor(0.2000)
         >>> torch.func.grad(losses.spearman)(prediction, target)
-        tensor([ 0.0418,  0.1612, -0.8834,  0.6804])
+        tensor([ 0.5532,  0.3918, -1.2442,  0.2993])
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``scipy.stats.spearmanr``.
     """

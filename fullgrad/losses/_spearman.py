@@ -56,8 +56,8 @@ def spearman(
         method: As in :func:`fullgrad.soft.rank`.
         standardize: Whether the softness is relative to the spread of the row.
         mask: A bool tensor of the shape of ``prediction``, True for the elements of a row; None if all are.
-        weight: How much each row counts, not negative: a tensor that broadcasts to the shape of ``prediction`` without ``dim``, and
-            gets its own gradient; None for 1.
+        weight: How much each row counts, not negative: a tensor that broadcasts to the shape of ``prediction`` without ``dim``,
+            and gets its own gradient; None for 1.
         reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows: :math:`w L`, :math:`\sum w L / \sum w` or :math:`\sum w L` with
             the weights *w*, which are 0 for rows without an element.
 
@@ -65,8 +65,8 @@ def spearman(
         A number; with ``"none"`` a tensor of the shape of ``prediction`` without ``dim``.
 
     Raises:
-        TypeError: ``prediction``, ``target`` or ``weight`` is not a real tensor, ``mask`` not a bool tensor, ``softness`` is not a
-            real number or tensor, or ``dim`` is not an integer.
+        TypeError: ``prediction``, ``target`` or ``weight`` is not a real tensor, ``mask`` not a bool tensor, ``softness`` is not
+            a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``target``, ``mask`` or ``weight`` has another shape, ``weight`` is negative, the size of ``dim`` is 0,
             ``softness`` is not positive, ``mode``, ``method`` or ``reduction`` is unknown, or ``mask`` is given with a method
             other than ``"sigmoid"`` and ``"lapsum"``.

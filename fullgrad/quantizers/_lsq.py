@@ -70,6 +70,7 @@ def lsq(
     if bits is not None:
         if (quant_min, quant_max) != (-128, 127):
             raise ValueError(f"lsq: either `bits` or codes must be given, got bits={bits}, {quant_min} and {quant_max}.")
+        checks.integer_between("lsq", "bits", bits, 1, 53)
         quant_min, quant_max = quant_range(bits)
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if not quant_min <= 0 <= quant_max:

@@ -47,7 +47,7 @@ def _discount(r: Tensor, k: int, width: float) -> Tensor:
 
 
 def _best(r: Tensor, k: int, width: float) -> Tensor:
-    """Of two elements with gain."""
+    """The sum of two elements with gain in the first places."""
     return _discount(torch.arange(1.0, 3.0, dtype=r.dtype, device=r.device), k, width).sum()
 
 

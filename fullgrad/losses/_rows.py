@@ -120,7 +120,7 @@ def soft_ranks(
         checks.positive_number_or_tensor(name, "softness", softness)
         if mode != "hard" and method in METHODS and method not in _OF_PAIRS:
             raise ValueError(f"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got {method!r}.")
-        z = _with_others_last(z, rows, softness, descending)
+        z = _with_others_last(z, rows.valid, softness, descending)
     r = rank_operator(name, z, -1, softness, descending, (mode, method, False, True, "ranks", False))
     return r, in_ranks * softness
 
@@ -162,13 +162,13 @@ def _spread(x: Tensor, valid: Tensor | None = None) -> Tensor:
     return high - low
 
 
-def _with_others_last(z: Tensor, rows: Rows, softness: Softness, descending: bool) -> Tensor:
+def _with_others_last(z: Tensor, valid: Tensor, softness: Softness, descending: bool) -> Tensor:
     """The rows with what is no element so far behind the others that it changes no rank of theirs."""
     sign = -1 if descending else 1
-    last = torch.where(rows.valid, z.detach() * sign, -torch.inf).amax(-1, keepdim=True)
+    last = torch.where(valid, z.detach() * sign, -torch.inf).amax(-1, keepdim=True)
     last = torch.where(last == -torch.inf, 0, last)
     step = softness.detach() if isinstance(softness, Tensor) else softness
-    return torch.where(rows.valid, z, sign * (last + last.abs() + _FAR * step))
+    return torch.where(valid, z, sign * (last + last.abs() + _FAR * step))
 
 
 def quotient(x: Tensor, y: Tensor, undefined: Tensor) -> Tensor:

@@ -64,10 +64,12 @@ class Rows(NamedTuple):
             losses = losses * weight
         if reduction == "none":
             return losses.to(dtype)
+        if reduction == "mean" and weight is None:
+            return losses.mean().to(dtype)
         total = losses.sum()
-        if reduction == "mean":
-            count = losses.numel() if weight is None else weight.expand(losses.shape).sum()
-            total = losses.mean() if weight is None else quotient(total, count, count == 0)
+        if reduction == "mean" and weight is not None:
+            count = weight.expand(losses.shape).sum()
+            total = quotient(total, count, count == 0)
         return total.to(dtype)
 
 
@@ -108,21 +110,22 @@ def soft_ranks(
     mode = mode_of(mode, method)
     n, z = rows.count, standardized(rows) if standardize else rows.x
     narrowed: Any = 1.0
+    s: Any = softness
     if softness is None:
-        softness = _OF_SPREAD
+        s = _OF_SPREAD
         if rows.valid is None:
-            softness = at_least(_OF_NEIGHBORS / n, softness)
+            s = at_least(_OF_NEIGHBORS / n, s)
         else:  # one number for all rows: a row is made narrower instead
             narrowed = (n * (_OF_SPREAD / _OF_NEIGHBORS)).clamp(min=_OF_SPREAD / _OF_NEIGHBORS, max=1)
             z = z * narrowed
     in_ranks = n / narrowed if standardize else n / _spread(z.detach(), rows.valid)
     if rows.valid is not None:
-        checks.positive_number_or_tensor(name, "softness", softness)
+        checks.positive_number_or_tensor(name, "softness", s)
         if mode != "hard" and method in METHODS and method not in _OF_PAIRS:
             raise ValueError(f"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got {method!r}.")
-        z = _with_others_last(z, rows.valid, softness, descending)
-    r = rank_operator(name, z, -1, softness, descending, (mode, method, False, True, "ranks", False))
-    return r, in_ranks * softness
+        z = _with_others_last(z, rows.valid, s, descending)
+    r = rank_operator(name, z, -1, s, descending, (mode, method, False, True, "ranks", False))
+    return r, in_ranks * s
 
 
 def mode_of(mode: str | None, method: str) -> str:

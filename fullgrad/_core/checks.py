@@ -125,6 +125,14 @@ def positive_elements(name: str, argument: str, value: Tensor) -> None:
             raise ValueError(f"{name}: `{argument}` must be positive, got {least}{_among(value)}.")
 
 
+def no_negative_elements(name: str, argument: str, value: Tensor, hint: str = "") -> None:
+    """A tensor without negative elements, where they can be read without waiting; NaN is let through."""
+    if can_look(value) and value.numel():
+        least = value.detach().amin().item()
+        if least < 0:
+            raise ValueError(f"{name}: `{argument}` must not be negative, got {least}{_among(value)}{hint}.")
+
+
 def probabilities(name: str, argument: str, value: Tensor) -> None:
     """A tensor whose elements lie between 0 and 1, as in `elements_between`."""
     elements_between(name, argument, value, 0, 1, "from 0 to 1")
@@ -219,6 +227,15 @@ def integer_between(name: str, argument: str, value: Any, low: int, high: int) -
         raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.")
     if not (holds(low <= value) and holds(value <= high)):
         raise ValueError(f"{name}: `{argument}` must be from {low} to {high}, got {value}.")
+
+
+def no_count(name: str, argument: str, value: Any, count: str) -> None:
+    """No integer above 1 in the place of a scale, where it reads as a count, such as the number of bits. A float is a scale."""
+    if isinstance(value, int) and value > 1:
+        raise ValueError(
+            f"{name}: `{argument}` must not be an integer above 1, which reads as `{count}`, got {value}: "
+            f"write {count}={value} behind the {argument}, or {value}.0 for a {argument} of {value}."
+        )
 
 
 def not_empty(name: str, argument: str, value: Tensor) -> None:

@@ -101,13 +101,10 @@ class Function:
     dim_labels: ClassVar[Any] = None
     # Types of arguments that hold no tensor, besides numbers and strings.
     constant_types: ClassVar[tuple[type, ...]] = ()
-<<<<<<< HEAD
     # Whether an operator of the package calls code of users; classes of users always may.
     runs_code: ClassVar[bool] = False
-=======
     # Whether ``jvp`` gets zeros as the tangent of a constant tensor, as in torch, instead of None.
     takes_zeros: ClassVar[bool] = False
->>>>>>> h-a
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 

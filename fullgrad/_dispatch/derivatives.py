@@ -84,9 +84,6 @@ def _explain(operator: Any, rule: str, save: str, ctx: Any, given: tuple[Any, ..
     raise TypeError(f"{operator.__name__}.{rule} failed: {reason}.") from error
 
 
-<<<<<<< HEAD
-def as_differentiable_jvp(operator: Any, runs_code: bool) -> Any:
-=======
 def names(rule: Any, attribute: str) -> bool:
     """Whether the code of a rule names an attribute."""
     code = getattr(getattr(rule, "__func__", rule), "__code__", None)
@@ -115,8 +112,7 @@ def _zeros(metadata: Any) -> Tensor:
     return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)
 
 
-def as_differentiable_jvp(operator: Any) -> Any:
->>>>>>> h-a
+def as_differentiable_jvp(operator: Any, runs_code: bool) -> Any:
     """The ``jvp`` rule, itself differentiable in forward mode when a transform is active, its mistakes named."""
     jvp = _as_function(operator.jvp)
     if runs_code:

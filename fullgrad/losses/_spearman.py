@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullgrad.losses._rows import checked_rows, quotient, reduced, soft_ranks
+from fullgrad.losses._rows import Rows, checked_rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order._numbers import tie_bounds
@@ -17,10 +17,12 @@ def spearman(
     target: Tensor,
     *,
     dim: int = -1,
-    softness: Softness = 0.1,
-    mode: AnyStepMode = "smooth",
-    method: RankOrLapSum = "neuralsort",
+    softness: Softness | None = None,
+    mode: AnyStepMode | None = None,
+    method: RankOrLapSum = "sigmoid",
     standardize: bool = True,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
     reduction: Literal["none", "mean", "sum"] = "mean",
 ) -> Tensor:
     r"""One minus Spearman's rank correlation, by soft ranks of the prediction.
@@ -34,30 +36,40 @@ def spearman(
     :func:`fullgrad.soft.rank` and the ranks *q* of the target hard; equal targets share the mean of their ranks. As the softness
     becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the soft loss.
 
+    By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
+    minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
+    spread, to which the softness is relative, is a constant to derivatives; they would be 0. Elements that ``mask`` leaves out
+    change no loss and have the gradient 0; a row without an element has the loss 0, and does not count in the mean.
+    So is, in a row of two, the root of the sum of the squares of *r*.
+
     A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. A row with a
-    NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. At the softness 0.1 the ranks of
-    ``fast_soft_sort`` may be hard, with the derivative 0: take 1. Half precision is computed in float32. Saved: the prediction,
-    and numbers of each element.
+    NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. Half precision is computed in float32.
+    Saved: the prediction, and numbers of each element.
 
     Args:
         prediction: Any shape; floating, or integer (which gives the default dtype).
         target: A tensor of the same shape, of any real dtype; it gets no gradient.
         dim: The dimension along which elements are ranked.
         softness: How soft the ranks are, as in :func:`fullgrad.soft.rank`: a positive number, or a 0-dimensional tensor, which
-            gets its own gradient.
-        mode: As in :func:`fullgrad.soft.rank`.
+            gets its own gradient; None for max(1/2, 6/n) in a row of n elements.
+        mode: As in :func:`fullgrad.soft.rank`; None for ``"laplace"`` with the methods that have it, else ``"smooth"``.
         method: As in :func:`fullgrad.soft.rank`.
         standardize: Whether the softness is relative to the spread of the row.
-        reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows.
+        mask: A bool tensor of the shape of ``prediction``, True for the elements of a row; None if all are.
+        weight: How much each row counts, not negative: a tensor that broadcasts to the shape of ``prediction`` without ``dim``,
+            and gets its own gradient; None for 1.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"`` over rows: :math:`w L`, :math:`\sum w L / \sum w` or :math:`\sum w L` with
+            the weights *w*, which are 0 for rows without an element.
 
     Returns:
         A number; with ``"none"`` a tensor of the shape of ``prediction`` without ``dim``.
 
     Raises:
-        TypeError: ``prediction`` or ``target`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is
-            not an integer.
-        ValueError: ``target`` has another shape, a row has no element, ``softness`` is not positive, or ``mode``, ``method`` or
-            ``reduction`` is unknown.
+        TypeError: ``prediction``, ``target`` or ``weight`` is not a real tensor, ``mask`` not a bool tensor, ``softness`` is not
+            a real number or tensor, or ``dim`` is not an integer.
+        ValueError: ``target``, ``mask`` or ``weight`` has another shape, ``weight`` is negative, the size of ``dim`` is 0,
+            ``softness`` is not positive, ``mode``, ``method`` or ``reduction`` is unknown, or ``mask`` is given with a method
+            other than ``"sigmoid"`` and ``"lapsum"``.
         IndexError: ``prediction`` has no such dimension.
 
     Example:
@@ -67,28 +79,36 @@ def spearman(
         >>> losses.spearman(prediction, target, softness=1e-3)
         tensor(0.2000)
         >>> torch.func.grad(losses.spearman)(prediction, target)
-        tensor([ 0.0418,  0.1612, -0.8834,  0.6804])
+        tensor([ 0.5532,  0.3918, -1.2442,  0.2993])
 
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``scipy.stats.spearmanr``.
     """
-    x, y = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction)
-    r = soft_ranks("spearman", x, softness, mode, method, standardize, descending=False)
-    q = _mean_ranks(y).to(r.dtype)
-    n = x.shape[-1]
-    r, q = ((v - v.mean(-1, keepdim=True)) / n for v in (r, q))  # so that sums do not overflow
-    of_r, of_q = (r * r).sum(-1), (q * q).sum(-1)
+    rows = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction, mask, weight)
+    r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
+    q, n = _mean_ranks(rows).to(r.dtype), rows.count
+    n = n.clamp(min=1) if isinstance(n, Tensor) else n
+    # Divided by n, so that sums do not overflow.
+    r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]
+    of_r, of_q = [(v * v).sum(-1, keepdim=True) for v in (r, q)]
+    x = rows.x.detach()
     # Soft ranks of equal numbers may differ by rounding.
-    constant = (x.detach().amax(-1) == x.detach().amin(-1)) | (of_r == 0) | (of_q == 0)
-    spread = torch.where(constant, 1, of_r).sqrt() * torch.where(constant, 1, of_q).sqrt()
-    losses = 1 - quotient((r * q).sum(-1), spread, constant)
-    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses)
-    return reduced(losses, reduction, floating(prediction).dtype)
+    constant = rows.only(x, -torch.inf).amax(-1, keepdim=True) == rows.only(x, torch.inf).amin(-1, keepdim=True)
+    constant = constant | (of_r == 0) | (of_q == 0)
+    spread = torch.where(constant, 1, rows.constant_of_two(of_r)).sqrt() * torch.where(constant, 1, of_q).sqrt()
+    losses = 1 - quotient((r * q).sum(-1, keepdim=True), spread, constant)
+    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses.squeeze(-1))
+    return rows.reduced(losses, reduction, floating(prediction).dtype)
 
 
-def _mean_ranks(x: Tensor) -> Tensor:
-    """The rank of each element of a row, from 1; equal elements have the mean of theirs, and NaN the rank NaN."""
-    ordered, order = torch.sort(x, -1)
-    first, last = tie_bounds(ordered)
-    ranks = (first + last).to(torch.float64) / 2 + 1
+def _mean_ranks(rows: Rows) -> Tensor:
+    """The rank of each target of a row, from 1; equal ones have the mean of theirs, and NaN the rank NaN."""
+    y, order = torch.sort(rows.y, -1)
+    first, last = tie_bounds(y)
+    if rows.valid is None:
+        ranks = (first + last).to(torch.float64) / 2 + 1
+    else:  # how many elements are smaller, and how many are not larger
+        counted = rows.valid.gather(-1, order).long()
+        until = counted.cumsum(-1)
+        ranks = ((until - counted).gather(-1, first) + until.gather(-1, last) + 1).to(torch.float64) / 2
     ranks = torch.zeros_like(ranks).scatter(-1, order, ranks)
-    return torch.where(x != x, torch.nan, ranks)
+    return rows.only(torch.where(rows.y != rows.y, torch.nan, ranks))

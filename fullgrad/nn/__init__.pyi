@@ -368,7 +368,8 @@ class LSQ(FunctionModule):
     quant_max: int
     offset: torch.Tensor | float | None
     grad_scale: float | None
-    def __init__(self, scale: torch.Tensor | float, quant_min: int = ..., quant_max: int = ..., *, offset: torch.Tensor | float | None = ..., grad_scale: float | None = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    bits: int | None
+    def __init__(self, scale: torch.Tensor | float, quant_min: int = ..., quant_max: int = ..., *, offset: torch.Tensor | float | None = ..., grad_scale: float | None = ..., bits: int | None = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class LeakyKReLUSpike(FunctionModule):

@@ -15,6 +15,16 @@ _WORDS = {"atan": "ATan", "dorefa": "DoReFa", "imle": "IMLE", "jumprelu": "JumpR
 _WORDS |= {w: w.upper() for w in ("bsq", "fsq", "lsq", "mx", "nvfp4", "pact", "s2nn", "sso", "st", "ste", "tqt", "twn", "xnor")}
 # Tensors without a default that belong to the module, and are no inputs of a call.
 _STATE = ("codebook", "mask", "scale", "v")
+# What each definition learns, so that its module does by default.
+_LEARNED = {
+    "affine_k_bit_quantize": ("w", "b"),
+    "jumprelu": ("threshold",),
+    "learned_round": ("v",),
+    "lsq": ("scale", "offset"),
+    "pact": ("alpha",),
+    "stretched_elastic": ("scale",),
+    "tqt": ("log2_threshold",),
+}
 # Helpers that compute no layer, and makers of operators.
 _EXCLUDED = ("codebook_codes", "codes", "float_codes")
 _EXCLUDED += ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
@@ -41,7 +51,7 @@ def classes(module: str) -> dict[str, type[FunctionModule]]:
             # `scale` has an argument `forward`, which no module can have as an attribute.
             if kept and not any(hasattr(FunctionModule, argument) for argument in kept):
                 cls = _class_name(package, name, next(iter(inspect.signature(function).parameters)))
-                found[cls] = module_of(function, f"{public}.{name}", cls, inputs, module)
+                found[cls] = module_of(function, f"{public}.{name}", cls, inputs, module, _LEARNED.get(name, ()))
     return found
 
 

@@ -85,6 +85,11 @@ class FunctionModule(nn.Module):
                 raise TypeError(f"{name}: `learnable` must name arguments that may be tensors ({among}), got {learned!r}.")
         for key, value in arguments.items():
             if key in learnable:
+                if key == "scale":
+                    others = [p.name for p in _after_the_input(self._function, self._arguments)]
+                    for count in ("bits", "levels"):
+                        if count in others:
+                            checks.no_count(name, key, value, count)
                 setattr(self, key, _as_parameter(name, key, value))
             elif isinstance(value, Tensor) and not isinstance(value, (nn.Parameter, nn.Buffer)):
                 self.register_buffer(key, value)
@@ -119,19 +124,24 @@ def kept_arguments(function: Callable[..., Any], inputs: int) -> dict[str, inspe
     return {p.name: p for p in rest if p.name not in (*_CALL_ONLY, "training")}
 
 
-def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, module: str) -> type[FunctionModule]:
-    """The class of a function with a public path; the first ``inputs`` arguments are the inputs of a call."""
+def module_of(
+    function: Callable[..., Any], path: str, name: str, inputs: int, module: str, learned: tuple[str, ...] = ()
+) -> type[FunctionModule]:
+    """The class of a function with a public path; the first ``inputs`` arguments are the inputs of a call. The arguments
+    ``learned`` that are not None learn by default.
+    """
     parameters, kept = [*inspect.signature(function).parameters], kept_arguments(function, inputs)
     signature = inspect.Signature([*kept.values()])
 
-    def __init__(self: FunctionModule, *args: Any, learnable: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self: FunctionModule, *args: Any, learnable: Sequence[str] = learned, **kwargs: Any) -> None:
         nn.Module.__init__(self)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}: {error}.") from None
         bound.apply_defaults()
-        self._keep(bound.arguments, learnable)
+        given = bound.arguments
+        self._keep(given, [key for key in learned if given[key] is not None] if learnable is learned else learnable)
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     last = inspect.signature(__init__).parameters["learnable"]
@@ -140,7 +150,7 @@ def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, m
     init.__qualname__ = f"{name}.__init__"
     body = {
         "__init__": init,
-        "__doc__": _docstring(function, path, name, parameters[:inputs], kept),
+        "__doc__": _docstring(function, path, name, parameters[:inputs], kept, learned),
         "__module__": module,
         "_function": staticmethod(function),
         "_arguments": kept,
@@ -149,7 +159,9 @@ def module_of(function: Callable[..., Any], path: str, name: str, inputs: int, m
     return type(name, (FunctionModule,), body)
 
 
-def _docstring(function: Any, path: str, name: str, inputs: list[str], kept: Mapping[str, inspect.Parameter]) -> str:
+def _docstring(
+    function: Any, path: str, name: str, inputs: list[str], kept: Mapping[str, inspect.Parameter], learned: tuple[str, ...]
+) -> str:
     """The docstring of the class, with the first sentence and the arguments of the function's docstring."""
     text = inspect.getdoc(function) or ""
     first = " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
@@ -164,7 +176,8 @@ def _docstring(function: Any, path: str, name: str, inputs: list[str], kept: Map
         "",
         "Args:",
         *described,
-        "    learnable: Names of arguments that learn: a number becomes a parameter of the default dtype, a tensor is copied.",
+        "    learnable: Names of arguments that learn: a number becomes a parameter of the default dtype, a tensor is copied."
+        + f" By default {' and '.join(f'``{key}``' for key in learned)}; ``()`` for none." * bool(learned),
     ]
     return _REFERENCE.sub(rf":\1:`\2 <{path.rpartition('.')[0]}.\2>`", "\n".join(lines))
 

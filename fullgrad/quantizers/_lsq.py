@@ -11,6 +11,7 @@ from fullgrad.quantizers._arguments import Parameter
 from fullgrad.quantizers._arithmetic import to_compute
 from fullgrad.quantizers._fake_quantize import quantized
 from fullgrad.quantizers._integers import Grid
+from fullgrad.quantizers._quant_range import quant_range
 
 
 def lsq(
@@ -21,6 +22,7 @@ def lsq(
     *,
     offset: Parameter | None = None,
     grad_scale: float | None = None,
+    bits: int | None = None,
 ) -> Tensor:
     r"""Learned step size quantization: a scale whose gradient is scaled, and with ``offset`` LSQ+.
 
@@ -40,19 +42,21 @@ def lsq(
         quant_max: The largest, an integer.
         offset: A number or a tensor that broadcasts to ``x``, and gets its own gradient; None for 0.
         grad_scale: *f*, a positive number; None for the formula above.
+        bits: The number of bits of signed codes, in place of ``quant_min`` and ``quant_max``; None for these.
 
     Returns:
         A tensor of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: An argument is not real, or a bound not an integer.
-        ValueError: A number is out of its range, or a parameter has another shape.
+        TypeError: An argument is not real, or a bound or ``bits`` not an integer.
+        ValueError: A number is out of its range, a parameter has another shape, both ``bits`` and codes are given, or ``scale``
+            is an integer above 1, which reads as a number of bits: 4.0 is a scale.
 
     Example:
         >>> import torch
         >>> from fullgrad import quantizers
         >>> x, scale = torch.tensor([-1.0, 0.3, 0.8, 9.0]), torch.tensor(0.5, requires_grad=True)
-        >>> y = quantizers.lsq(x, scale, *quantizers.quant_range(4))
+        >>> y = quantizers.lsq(x, scale, bits=4)
         >>> y.detach()
         tensor([-1.0000,  0.5000,  1.0000,  3.5000])
         >>> torch.autograd.grad(y.sum(), scale)
@@ -61,7 +65,13 @@ def lsq(
     Source: Esser et al., https://arxiv.org/abs/1902.08153; Bhalgat et al., LSQ+, https://arxiv.org/abs/2004.09576.
     """
     x = _arguments.floating_input("lsq", "x", x)
+    checks.no_count("lsq", "scale", scale, "bits")
     _arguments.check_scale("lsq", "scale", scale, x.dtype)
+    if bits is not None:
+        if (quant_min, quant_max) != (-128, 127):
+            raise ValueError(f"lsq: either `bits` or codes must be given, got bits={bits}, {quant_min} and {quant_max}.")
+        checks.integer_between("lsq", "bits", bits, 1, 53)
+        quant_min, quant_max = quant_range(bits)
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if not quant_min <= 0 <= quant_max:
         raise ValueError(f"lsq: `quant_min` and `quant_max` must have 0 between them, got {quant_min} and {quant_max}.")

@@ -44,7 +44,8 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
 
     Raises:
         TypeError: ``x`` or ``scale`` is not real, or ``levels`` is not an integer.
-        ValueError: A number is out of its range, or ``scale`` has another shape.
+        ValueError: A number is out of its range, ``scale`` has another shape, or it is an integer above 1, which reads as a
+            number of levels: 4.0 is a scale.
 
     Example:
         >>> import torch
@@ -56,6 +57,7 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     Source: Liu et al., ParetoQ, https://arxiv.org/abs/2502.02631.
     """
     x = _arguments.floating_input("stretched_elastic", "x", x)
+    checks.no_count("stretched_elastic", "scale", scale, "levels")
     _arguments.check_scale("stretched_elastic", "scale", scale, x.dtype)
     levels = _arguments.check_levels("stretched_elastic", levels)
     if grad_scale is None:

@@ -147,29 +147,14 @@ class Histogram(Function):
         def pushed(x: Tensor, s: Any, w: Any, to_x: Any, to_s: Any, to_w: Any) -> Tensor:
             z, half, wide_s, wide_w = _to_centers(x, s, w, bins, low, high)
             to_x, to_s, to_w = [v.unsqueeze(-1) if isinstance(v, Tensor) and v.ndim else v for v in to_opmath(to_x, to_s, to_w)]
-<<<<<<< HEAD
-            total = torch.zeros((), dtype=z.dtype, device=z.device)
-            if to_x is not None:
-                total = total + _slopes(z, wide_s, half, mode) * to_x
+            terms = [_slopes(z, wide_s, half, mode) * to_x] if to_x is not None else []
             if to_s is not None:
-                total = total + _by_softness(z, wide_s, half, mode) * to_s
+                terms.append(_by_softness(z, wide_s, half, mode) * to_s)
             if wide_w is not None:
-                total = total * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w)
+                terms = [term * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w) for term in terms]
             if to_w is not None:
-                total = total + Between.apply(z, wide_s, half, mode, False) * to_w
-            return total.sum(-2)
-=======
-            of_edges = [curves.slope(z, wide_s, mode) * to_x] if to_x is not None else []
-            if to_s is not None:
-                of_edges.append(curves.sigmoid_by_softness(z, wide_s, mode) * to_s)
-            of_bins = [_inside(x, wide_s, bins, low, high, mode) * to_w] if to_w is not None else []
-            if of_edges:
-                total = _sum(of_edges)
-                if wide_w is not None:
-                    total = total * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w)
-                of_bins.append(total[..., :-1] - total[..., 1:])
-            return _sum(of_bins).sum(-2)
->>>>>>> h-a
+                terms.append(Between.apply(z, wide_s, half, mode, False) * to_w)
+            return _sum(terms).sum(-2)
 
         return cast(_sum([pushed(*some) for some in pieces_of_rows([*inputs, *tangents[:3]], bins)]), inputs[0].dtype)
 

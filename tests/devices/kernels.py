@@ -41,7 +41,7 @@ Where there are more launches than in the composite:
 - *`norm` of all elements*: the unit of the elements, in which it neither overflows nor underflows.
 - *`lower_bound`, `upper_bound` with a tensor as the bound*: both gradients compare anew; the composite saves one comparison.
 - *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.
-- *`spearman`, `ndcg`*: their ranks are by neuralsort, in a unit of the row, and equal targets share theirs; a row
+- *`spearman`, `ndcg`*: their ranks are sums over a sorted row, in its unit, and equal targets share theirs; a row
   without a correlation or a gain has a loss and a derivative.
 - *`relaxed_bernoulli`, `hard_concrete`, `bernoulli_logits_st`, `fsq`, `binarize`, `ternarize`, `logical_or`, `clamp_by_linear`,
   `affine_k_bit_quantize`, `perturbed`, `fenchel_young_loss`, a `sigmoid` that learns*: not looked into.

@@ -1,6 +1,7 @@
 """Properties of `losses`: metrics of other packages as limits, ties, constant rows, NaN, and ranks that descent improves."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_the_formula():
         r, q = r - r.mean(1, keepdim=True), q - 2
         return 1 - (r * q).sum(1) / (r.square().sum(1) * q.square().sum(1)).sqrt()
 
-    operator = lambda x, how="none": losses.spearman(x, y, dim=1, softness=0.2, reduction=how)  # noqa: E731
+    operator = lambda x, how="none": losses.spearman(x, y, dim=1, softness=0.2, method="neuralsort", reduction=how)  # noqa: E731
     assert operator(x).shape == (3, 2)
     close(operator(x), by_hand(x))
     close(operator(x, "mean"), by_hand(x).mean())
@@ -261,6 +262,16 @@ def test_errors_name_the_rule(function):
         function(x, x, method="bubble")
     with raises(ValueError, f"{name}: `reduction` must be one of 'none', 'mean', 'sum', got 'max'"):
         function(x, x, reduction="max")
+    with raises(TypeError, f"{name}: `mask` must be a bool tensor, got dtype torch.float32"):
+        function(x, x, mask=x)
+    with raises(ValueError, rf"{name}: `mask` must have the shape \(2, 3\) of `{first}`, got \(3,\)"):
+        function(x, x, mask=x[0] > 0)
+    with raises(ValueError, rf"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got 'neuralsort'"):
+        function(x, x, mask=x > 0, method="neuralsort")
+    with raises(ValueError, rf"{name}: `weight` must broadcast to the shape \(2,\) of `{first}` without `dim`, got shape \(3,\)"):
+        function(x, x, weight=x[0])
+    with raises(ValueError, rf"{name}: `weight` must not be negative, got -1.0"):
+        function(x, x, weight=-x[:, 0])
 
 
 def test_errors_of_ndcg():
@@ -270,6 +281,12 @@ def test_errors_of_ndcg():
         losses.ndcg(x, x, 0)
     with raises(ValueError, "ndcg: `gain` must be one of 'linear', 'exponential', got 'log'"):
         losses.ndcg(x, x, gain="log")
+    padded = torch.tensor([[2, 0, -1], [1, -1, -1]])
+    with raises(ValueError, "ndcg: `relevance` must not be negative, got -1 among its elements; `mask=relevance >= 0` leaves"):
+        losses.ndcg(x, padded)
+    assert losses.ndcg(x, padded, mask=padded >= 0).isfinite()
+    # Where elements cannot be read the row is NaN.
+    assert vmap(losses.ndcg)(x, torch.tensor([[2, 0, -1], [1, 0, 0]])).isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1"])
@@ -297,3 +314,183 @@ def test_the_mode_laplace(loss):
     """The mode laplace has the methods of the ranks."""
     x, y = rows(3, 6), rows(3, 6, seed=1).abs()
     close(loss(x, y, mode="laplace", method="lapsum"), loss(x, y, mode="laplace", method="sigmoid"))
+
+
+# --- the default trains -----------------------------------------------------------------------------------------------
+
+
+def metric(function, x, y, k=None):
+    """The hard metric of each row, 1 for the right order: a loop in plain Python, or scipy's."""
+    if function is losses.ndcg:
+        return [exact(a, b, k) for a, b in zip(x, y, strict=True)]
+    stats = pytest.importorskip("scipy.stats")
+    return [stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(x, y, strict=True)]
+
+
+@BOTH
+@pytest.mark.parametrize("n", [2, 3, 10, 200])
+def test_the_default_sorts(function, n):
+    """Free scores in units from 1e-2 to 1e2 end in the right order, whatever the first one is."""
+    unit = torch.tensor([1e-2, 1.0, 1e2, 1.0]).repeat(2).unsqueeze(-1)
+    x, y = like(torch.empty(8, n), n), like(torch.empty(8, n), 1)
+    y = (2 * y).abs().round() if function is losses.ndcg else y
+    y[:, 0] = y[:, 0] + 1  # some gain
+    x.requires_grad_()
+    optimizer = torch.optim.Adam([x], 0.1, eps=1e-30)
+    for _ in range(100):
+        optimizer.zero_grad()
+        function(x * unit, y).backward()
+        optimizer.step()
+    assert min(metric(function, x.detach() * unit, y)) > 0.999
+
+
+@BOTH
+@pytest.mark.long
+@pytest.mark.parametrize("n", [5000, 50_000])
+def test_the_default_improves_long_rows(function, n):
+    """In steps that take milliseconds, without a matrix of pairs."""
+    x, y = like(torch.empty(1, n), 3), like(torch.empty(1, n), 1)
+    y = (2 * y).abs().round() if function is losses.ndcg else y
+    (before,) = metric(function, x, y)
+    x.requires_grad_()
+    optimizer = torch.optim.Adam([x], 0.1, eps=1e-30)
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(fits(n), lambda v: v):
+            loss = function(x, y)
+        loss.backward()
+        optimizer.step()
+    (after,) = metric(function, x.detach(), y)
+    assert 1 - after < 0.3 * (1 - before)
+
+
+def fits(n):
+    """What is saved is of the size of the row."""
+
+    def pack(v):
+        assert v.numel() <= 4 * n
+        return v
+
+    return pack
+
+
+@BOTH
+def test_two_elements_have_a_derivative(function):
+    """Of the sign that brings them into order, and the same in every unit; one that is relative to the spread would be 0."""
+    y = torch.tensor([2.0, 1.0])
+    for x in ([0.3, 0.9], [0.9, 0.3], [3e4, 9e4]):
+        g = grad(function)(torch.tensor(x), y) * max(x)
+        assert g[0] < -1e-3
+        assert g[1] > 1e-3
+
+
+@pytest.mark.parametrize("n", [200, 1000])
+@pytest.mark.parametrize("fraction", [0.02, 0.1])
+def test_every_row_with_a_gain_has_a_gradient(n, fraction):
+    """At k = 10 and 1, however far below the cut: each relevant element that is not among the first k is drawn upwards."""
+    x = like(torch.empty(32, n), n)
+    v = (torch.rand(32, n, generator=torch.Generator().manual_seed(1)) < fraction).float()
+    v[:, 0] = 1
+    below = x.argsort(-1, descending=True).argsort(-1) >= 10
+    for k, softness in ((10, None), (1, None), (10, 0.1)):
+        g = grad(lambda x: losses.ndcg(x, v, k, softness=softness, reduction="sum"))(x)  # noqa: B023
+        assert (g[(v > 0) & below] < 0).all()
+        assert (g.abs().amax(-1) > 1e-6).all()
+
+
+@pytest.mark.parametrize("k", [10, None])
+def test_training_improves_the_metric_of_new_rows(k):
+    """A linear model of noisy, graded relevance, few of it not 0: the metric at 10 of rows that it has not seen."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(8, generator=generator)
+    features = torch.randn(48, 100, 8, generator=generator)
+    noise = 0.5 * torch.randn(48, 100, generator=generator)
+    relevance = ((features @ weights / weights.norm() + noise).unsqueeze(-1) > torch.tensor([1.5, 2.0, 2.5])).sum(-1).float()
+    w = torch.randn(8, generator=generator).requires_grad_()
+
+    def new():
+        return sum(metric(losses.ndcg, features[32:] @ w.detach(), relevance[32:], 10)) / 16
+
+    before, optimizer = new(), torch.optim.Adam([w], 0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        losses.ndcg(features[:32] @ w, relevance[:32], k).backward()
+        optimizer.step()
+    best = sum(metric(losses.ndcg, features[32:] @ weights, relevance[32:], 10)) / 16
+    assert before < best - 0.3
+    assert new() > best - 0.05
+
+
+# --- masks and weights ------------------------------------------------------------------------------------------------
+
+
+def lengths():
+    """Rows of different length, and a mask that scatters their elements among others, which are of any kind."""
+    chosen = random.Random(0)
+    mask = torch.tensor([[i in chosen.sample(range(9), m) for i in range(9)] for m in (0, 1, 2, 3, 5, 9)])
+    mask[:, 0] = torch.tensor([False, True, True, True, True, True])
+    x, y = rows(6, 9), with_ties(6, 9, seed=1).abs()
+    other = torch.tensor([NAN, INF, -INF, 1e300, -1.0, 5.0, 0.0, -1e300, 7.0], dtype=torch.float64)
+    return torch.where(mask, x, other), torch.where(mask, y, other.flip(-1)), mask
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"softness": 0.1}, {"method": "lapsum"}, {"mode": "smooth"}, {"mode": "c1"}, {"standardize": False}, {"mode": "hard"}],
+    ids=str,
+)
+def test_a_masked_row_is_the_row_without_the_others(function, options):
+    """Value and derivatives; the others have the gradient 0, and a row without an element has the loss 0."""
+    x, y, mask = lengths()
+    kinds = [options] if function is losses.spearman else [options, {"k": 2, **options}]
+    for kind in kinds:
+        found = function(x, y, mask=mask, reduction="none", **kind)
+        g = grad(lambda x: function(x, y, mask=mask, reduction="sum", **kind))(x)  # noqa: B023
+        assert found[0] == 0
+        assert (g[~mask] == 0).all()
+        for i in range(1, 6):
+            a, b = x[i][mask[i]], y[i][mask[i]]
+            close(found[i], function(a, b, **kind))
+            close(g[i][mask[i]], grad(lambda a: function(a, b, **kind))(a))  # noqa: B023
+        close(function(x, y, mask=mask, **kind), found[1:].mean())
+
+
+@BOTH
+def test_masks_under_transforms(function):
+    """A mask per sample, shared ones, along another dimension; second derivatives; a batch of empty rows is 0."""
+    x, y, mask = lengths()
+    found = function(x, y, mask=mask, reduction="none")
+    call = lambda x, y, mask: function(x, y, mask=mask)  # noqa: E731
+    close(vmap(call)(x, y, mask), found)
+    a, b = rows(6, 9), rows(6, 9, seed=1).abs()
+    close(vmap(call, (0, 0, None))(a, b, mask[4]), function(a, b, mask=mask[4].expand(6, 9), reduction="none"))
+    close(
+        vmap(call, (None, None, 0))(a[0], b[0], mask),
+        function(a[:1].expand(6, 9), b[:1].expand(6, 9), mask=mask, reduction="none"),
+    )
+    close(function(x.T, y.T, mask=mask.T, dim=0, reduction="none"), found)
+    h = hessian(lambda x: function(x, y[4], mask=mask[4]))(x[4])
+    kept = mask[4]
+    close(h[kept][:, kept], hessian(lambda x: function(x, y[4][kept]))(x[4][kept]))
+    leaf = x[:1].clone().requires_grad_()
+    empty = function(leaf, y[:1], mask=mask[:1])
+    empty.backward()
+    assert empty == 0
+    assert (leaf.grad == 0).all()
+
+
+@BOTH
+def test_weights_of_rows(function):
+    """Each loss times its weight; the mean is that with the weights, from which empty rows are left out."""
+    x, y, mask = lengths()
+    weight = torch.tensor([3.0, 1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    plain = function(x, y, mask=mask, reduction="none")
+    close(function(x, y, mask=mask, weight=weight, reduction="none"), weight * plain)
+    close(function(x, y, mask=mask, weight=weight, reduction="sum"), (weight * plain).sum())
+    mean = function(x, y, mask=mask, weight=weight)
+    close(mean, (weight * plain).sum() / weight[1:].sum())
+    (g,) = torch.autograd.grad(mean, weight)
+    close(g[1:], ((plain - mean) / weight[1:].sum())[1:].detach())
+    close(function(x, y, mask=mask, weight=torch.tensor(2.0)), plain[1:].mean())
+    assert function(x, y, mask=mask, weight=torch.zeros(6)) == 0

@@ -95,7 +95,7 @@ def test_arguments_are_attributes():
 def test_learnable_arguments_are_parameters():
     """Numbers and tensors, which are copied, may be learnable; their gradients are those of the function's arguments."""
     start = torch.full((2, 1), 0.25)
-    module = fullgrad.nn.LSQ(start, -8, 7, learnable="scale")
+    module = fullgrad.nn.LSQ(start, -8, 7)
     module(X).square().sum().backward()
     expected = grad(lambda s: quantizers.lsq(X, s, -8, 7).square().sum())(start)
     torch.testing.assert_close(module.scale.grad, expected)
@@ -106,6 +106,27 @@ def test_learnable_arguments_are_parameters():
     assert {k: v.shape for k, v in both.named_parameters()} == {"alpha": (), "threshold": ()}
     assert torch.equal(both(X), spikes.atan(X, 2.0, 0.5))
     assert both.half().alpha.dtype == torch.float16
+
+
+LEARNED = {
+    "LSQ": (0.4,), "PACT": (2.0,), "TQT": (1.0,), "StretchedElastic": (0.5,), "JumpReLU": (0.3, 1.0),
+    "AffineKBitQuantize": (2, 2.0, -1.0), "LearnedRound": (torch.full((2, 4), 0.2),),
+}  # fmt: skip
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_a_definition_learns_learns_by_default(name):
+    """A step of an optimizer moves it; ``learnable=()`` keeps it, and an argument that is None is no parameter."""
+    cls = getattr(fullgrad.nn, name)
+    module = cls(*LEARNED[name])
+    learned = {key: p.detach().clone() for key, p in module.named_parameters()}
+    assert set(learned) == set(inspect.signature(cls).parameters["learnable"].default) - {"offset"}
+    module(X).square().sum().backward()
+    torch.optim.Adam(module.parameters(), 0.01).step()
+    assert all(not torch.equal(module.get_parameter(key), start) for key, start in learned.items())
+    assert [*cls(*LEARNED[name], learnable=()).parameters()] == []
+    assert [*dict(fullgrad.nn.LSQ(0.5, offset=0.1).named_parameters())] == ["scale", "offset"]
 
 
 def test_state_dicts_are_loaded():
@@ -161,6 +182,9 @@ def test_noise_is_given_to_the_call():
     ("make", "error", "message"),
     [
         (lambda: fullgrad.nn.LSQ(), TypeError, "LSQ: missing a required argument: 'scale'"),
+        (lambda: fullgrad.nn.LSQ(4), ValueError, "^LSQ: `scale` must not be .* got 4: write bits=4 behind the scale, or 4.0"),
+        (lambda: fullgrad.nn.StretchedElastic(4), ValueError, "^StretchedElastic: .* write levels=4 behind the scale, or 4.0"),
+        (lambda: FunctionModule(quantizers.lsq, scale=4, learnable="scale"), ValueError, "write bits=4 behind the scale"),
         (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: got an unexpected keyword argument 'low'"),
         (
             lambda: fullgrad.nn.soft.Abs(learnable="width"),

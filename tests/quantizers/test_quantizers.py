@@ -615,3 +615,16 @@ def test_ternary_weights_of_large_numbers(dtype, dim):
     scale = 2.0 ** (127 if dtype == torch.float32 else 1023)
     assert (w * scale).abs().sum().isinf()
     assert torch.equal(quantizers.twn(w * scale, dim), quantizers.twn(w, dim) * scale)
+
+
+def test_a_number_of_bits_is_no_scale():
+    """An integer above 1 raises, a float does not; ``bits`` are the codes, and not both are given."""
+    x = torch.tensor([-9.0, 0.3, 2.6])
+    for function, count in ((quantizers.lsq, "bits"), (quantizers.stretched_elastic, "levels")):
+        with pytest.raises(ValueError, match=f"`scale` must not be an integer above 1, which reads as `{count}`, got 4: write"):
+            function(x, 4)
+        assert torch.equal(function(x, 4.0), function(x, torch.tensor(4.0)))
+        assert torch.equal(function(x, 1), function(x, 1.0))
+    assert torch.equal(quantizers.lsq(x, 0.5, bits=3), quantizers.lsq(x, 0.5, -4, 3))
+    with pytest.raises(ValueError, match="lsq: either `bits` or codes must be given, got bits=3, -8 and 7"):
+        quantizers.lsq(x, 0.5, -8, 7, bits=3)

@@ -1,14 +1,15 @@
 """Cases of the family `losses`, with the soft ranks of the cases of `rank`."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad import losses
 from fullgrad._suite.cases._case import Case, numbers
-from fullgrad._suite.cases.order import SOFT, _ranks
-from fullgrad._suite.cases.soft import _step
+from fullgrad._suite.cases.order import SOFT, _ranks, _standard
 
 X = numbers(2, 4, seed=3)
 
@@ -24,26 +25,72 @@ def _in_units(x: Tensor) -> Tensor:
     return x / torch.exp2(torch.floor(torch.log2(spread)))
 
 
-def _spearman(x: Tensor) -> Tensor:
-    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort", descending=False)
-    order = _order(x).to(r.dtype)
+def _correlation(r: Tensor, order: Tensor) -> Tensor:
     q = order - order.mean(-1, keepdim=True)  # ranks of two values differ as the values do
     r = r - r.mean(-1, keepdim=True)
-    return (1 - (r * q).sum(-1) / ((r * r).sum(-1) * (q * q).sum(-1)).sqrt()).mean()
+    return (r * q).sum(-1) / ((r * r).sum(-1) * (q * q).sum(-1)).sqrt()
+
+
+def _spearman(x: Tensor) -> Tensor:
+    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort", descending=False)
+    return (1 - _correlation(r, _order(x).to(r.dtype))).mean()
 
 
 def _ndcg(x: Tensor) -> Tensor:
     r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort")
     gains = _order(x).to(r.dtype)
-    found = (gains * _step(2.5 - r, SOFT, "smooth") / torch.log2(1 + r)).sum(-1)
-    return (1 - found / (1 + 1 / math.log2(3))).mean()
+    return (1 - (gains * _discount(r, 2, 4 * SOFT)).sum(-1) / _best(r, 2, 4 * SOFT)).mean()
+
+
+def _discount(r: Tensor, k: int, width: float) -> Tensor:
+    return (0.5 + torch.atan((k + 0.5 - r) / width) / math.pi) / torch.log2(1 + r)
+
+
+def _best(r: Tensor, k: int, width: float) -> Tensor:
+    """The sum of two elements with gain in the first places."""
+    return _discount(torch.arange(1.0, 3.0, dtype=r.dtype, device=r.device), k, width).sum()
+
+
+# The last element of each row is none of them; by default the softness of rows of three is 6 / 3.
+def _weight(x: Tensor) -> Tensor:
+    """1 and 3."""
+    return 1 + 2 * torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def _masked(function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
+    mask = (torch.arange(4, device=x.device) < 3).expand(x.shape)
+    return function(x, _order(x), *args, mask=mask, weight=_weight(x[..., 0]))
+
+
+def _default_ranks(x: Tensor) -> Tensor:
+    """The ranks of the first three elements of each row, from the largest."""
+    z = _standard(_in_units(x[..., :3]))[0]
+    d = (z.unsqueeze(-2) - z.unsqueeze(-1)) / 2
+    return (1 + torch.sign(d) * (1 - torch.exp(-d.abs()))).sum(-1) / 2 + 0.5
+
+
+def _weighted_mean(losses: Tensor) -> Tensor:
+    weight = _weight(losses)
+    return (losses * weight).sum(-1).mean() / weight.sum()
+
+
+def _masked_spearman(x: Tensor) -> Tensor:
+    r = _default_ranks(x)
+    return _weighted_mean(1 + _correlation(r, _order(x)[..., :3].to(r.dtype)))
+
+
+def _masked_ndcg(x: Tensor) -> Tensor:
+    r = _default_ranks(x)
+    gains = _order(x)[..., :3].to(r.dtype)
+    best = _discount(torch.ones_like(r[..., 0]), 1, 6.0)
+    return _weighted_mean(1 - (gains * _discount(r, 1, 6.0)).sum(-1) / best)
 
 
 CASES: list[Case] = [
     Case(
         name="losses.spearman",
         covers=("losses.spearman",),
-        operator=lambda x: losses.spearman(x, _order(x), softness=SOFT),
+        operator=lambda x: losses.spearman(x, _order(x), softness=SOFT, method="neuralsort"),
         inputs=(X,),
         surrogate=_spearman,
         max_saved_bytes=None,
@@ -54,9 +101,31 @@ CASES: list[Case] = [
     Case(
         name="losses.ndcg",
         covers=("losses.ndcg",),
-        operator=lambda x: losses.ndcg(x, _order(x), 2, softness=SOFT),
+        operator=lambda x: losses.ndcg(x, _order(x), 2, softness=SOFT, method="neuralsort"),
         inputs=(X,),
         surrogate=_ndcg,
+        max_saved_bytes=None,
+        elementwise=False,
+        of="tensors",
+        long=True,
+    ),
+    Case(
+        name="losses.spearman.masked",
+        covers=("losses.spearman",),
+        operator=lambda x: _masked(losses.spearman, x),
+        inputs=(X,),
+        surrogate=_masked_spearman,
+        max_saved_bytes=None,
+        elementwise=False,
+        of="tensors",
+        long=True,
+    ),
+    Case(
+        name="losses.ndcg.masked",
+        covers=("losses.ndcg",),
+        operator=lambda x: _masked(losses.ndcg, x, 1),
+        inputs=(X,),
+        surrogate=_masked_ndcg,
         max_saved_bytes=None,
         elementwise=False,
         of="tensors",

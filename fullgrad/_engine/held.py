@@ -151,7 +151,9 @@ class _Walk:
         elif not isinstance(value, Tensor) and kind.__module__.partition(".")[0] not in ("builtins", "torch"):
             reached = self._reached(kind, self.names)
             self._attributes(getattr(value, "__dict__", {}), reached, depth)
-            self._attributes(_Slots(value), reached, depth)
+            for name in _slots_of(kind) & reached:
+                if hasattr(value, name):
+                    self._add(_Attributes(value), name, getattr(value, name), depth)
             self._class(kind, reached, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -167,9 +169,9 @@ class _Walk:
                 self._add(cell, None, value, depth)
             elif value.__class__ not in _LEAVES:  # a counter of the function itself is no setting
                 self.inside(value, depth - 1)
-        for defaults in (function.__defaults__, function.__kwdefaults__):
-            if defaults:
-                self._items(defaults, depth)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                self._add(_Attributes(function), name, getattr(function, name), depth + 1)
         if not _is_library(function.__module__ or ""):
             space = function.__globals__
             for name in names.globals:
@@ -206,17 +208,20 @@ class _Walk:
         self.inside(value, depth - 1)
 
 
-class _Slots(dict[str, Any]):
-    """The attributes of an object in its slots, by name."""
+class _Attributes:
+    """The attributes of an object that are in no dict, such as its slots, as a holder has them."""
 
     def __init__(self, owner: Any) -> None:
-        declared = [vars(base).get("__slots__", ()) for base in type(owner).__mro__]
-        names = [name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)]
-        super().__init__({name: getattr(owner, name) for name in names if hasattr(owner, name)})
         self.owner = owner
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self.owner, name, None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(cls: type) -> frozenset[str]:
+    declared = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    return frozenset([name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)])
 
 
 _OF_MODULES = {*vars(nn.Module())} - {"training"}

@@ -2,6 +2,9 @@
 
 Public functions call the checks before the operator, so that nothing is recorded when one fails, also under ``torch.compile`` and
 ``vmap``.
+
+A comparison with a number is asked for ``is True`` where a number of compiled code may depend on data: it is a symbol then, of the
+class float since torch 2.15, its comparisons are no bools, and `holds` decides about them.
 """
 
 import math
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_look, holds, is_tracing, perhaps, same_shape
 
-_FLOAT32 = torch.float32
+_FLOAT32, _INFINITY = torch.float32, math.inf
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 # A quantized tensor has no gradient, and few of torch's functions take it.
 _QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -82,7 +85,7 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
     """A positive Python number, finite unless infinity is allowed."""
-    if value.__class__ is float and 0.0 < value < math.inf:
+    if value.__class__ is float and (value > 0.0) is True and (value < _INFINITY) is True:
         return
     real_number(name, argument, value)
     if not (holds(value > 0) and (not finite or holds(value < math.inf))):
@@ -91,7 +94,7 @@ def positive_number(name: str, argument: str, value: Any, finite: bool = True) -
 
 def non_negative_number(name: str, argument: str, value: Any) -> None:
     """A finite Python number that is not negative."""
-    if value.__class__ is float and 0.0 <= value < math.inf:
+    if value.__class__ is float and (value >= 0.0) is True and (value < _INFINITY) is True:
         return
     real_number(name, argument, value)
     if not (holds(value >= 0) and holds(value < math.inf)):
@@ -100,7 +103,7 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor, as in `positive_elements`."""
-    if value.__class__ is float and 0.0 < value < math.inf:
+    if value.__class__ is float and (value > 0.0) is True and (value < _INFINITY) is True:
         return
     real_number_or_tensor(name, argument, value)
     if isinstance(value, Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import is_exporting, pytree, traced_below
+from fullgrad._dispatch import STAYS_IN_INFERENCE_MODE, is_exporting, pytree, refuse_lost_derivatives, traced_below
 from fullgrad.functions._reads import guard
 
 
@@ -36,6 +36,8 @@ class Made:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
+            if STAYS_IN_INFERENCE_MODE:
+                refuse_lost_derivatives(self.label)
             return self.run(args, kwargs)
         # An exported graph holds the value alone.
         if is_exporting():

@@ -56,7 +56,8 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
         checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
     least = invertible if reciprocal else positive
-    if not (value.__class__ is float and least < value < finite) and not (holds(value > least) and holds(value < finite)):
+    known = value.__class__ is float and (value > least) is True and (value < finite) is True  # as in `checks`
+    if not known and not (holds(value > least) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
         raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
 

@@ -234,7 +234,8 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         and isinstance(x, Tensor)
         and x.is_floating_point()
         and mode in MODES
-        and 0.0 < softness < _INFINITY
+        and (softness > 0.0) is True  # as in `checks`
+        and (softness < _INFINITY) is True
     ):
         laplace = LAPLACE_METHODS.get("rank" if outputs == "ranks" else name.removesuffix("_st"), ())
         check(name, x, softness, mode, ANY_STEP_MODES if laplace else MODES)

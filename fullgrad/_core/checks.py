@@ -3,8 +3,8 @@
 Public functions call the checks before the operator, so that nothing is recorded when one fails, also under ``torch.compile`` and
 ``vmap``.
 
-A comparison with a number is asked for ``is True`` where a number of compiled code may depend on data: it is a symbol then, of the
-class float since torch 2.15, its comparisons are no bools, and `holds` decides about them.
+A number in compiled code may depend on data. It is a symbol then, which has the class float since torch 2.15, and its comparisons
+are not bools: a fast path asks whether a comparison ``is True``, and `holds` decides about the others.
 """
 
 import math

@@ -98,6 +98,7 @@ from fullgrad._dispatch.unknown import (
     at_least,
     has_shape,
     holds,
+    is_float,
     is_known,
     number_or_tensor,
     perhaps,

@@ -112,7 +112,7 @@ def test_a_transform_may_be_called_without_grad_mode(word, mode):
         expected = spell(word, oracle)(x)
         with mode():
             if lost:
-                with pytest.raises(RuntimeError, match="that is opened in inference mode|aten::_make_dual"):  # the latter is torch's
+                with pytest.raises(RuntimeError, match=r"opened in inference mode|aten::_make_dual"):  # the latter is torch's
                     spell(word, f)(x)
                 continue
             result = spell(word, f)(x)
@@ -131,7 +131,7 @@ def test_tangents_in_inference_mode(name):
             if transforms_leave_inference_mode():
                 assert_close(jvp(CASES[name][0], (given,), (x,)), expected)
             else:
-                with pytest.raises(NotImplementedError, match="a torch.func transform that is opened in inference mode"):
+                with pytest.raises(NotImplementedError, match="transform that is opened in inference mode"):
                     jvp(CASES[name][0], (given,), (x,))
 
 

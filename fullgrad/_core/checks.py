@@ -192,15 +192,25 @@ def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     if isinstance(value, bool):
         value = int(value)
     elif not isinstance(value, (int, torch.SymInt)):
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.") from None
+        index = as_integer(value)
+        if index is None:
+            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.")
+        value = index
     if not holds(value >= 1):
         raise ValueError(f"{name}: `{argument}` must be a positive integer, got {value}.")
     if not holds(value <= at_most):
         raise ValueError(f"{name}: `{argument}` must be at most {at_most}, got {value}.")
     return value
+
+
+def as_integer(value: Any) -> int | None:
+    """An integer of any kind as a plain int; None for what is not one."""
+    if not hasattr(value, "__index__"):  # in compiled code torch 2.11 fails itself where `index` of a constant raises
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # a tensor, which may be anything
+        return None
 
 
 def integer_between(name: str, argument: str, value: Any, low: int, high: int) -> None:

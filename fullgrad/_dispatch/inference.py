@@ -1,7 +1,7 @@
-"""What torch 2.11 lacks: its transforms stay in inference mode, in which its operators have no derivative.
+"""Transforms in inference mode, which torch 2.11 does not leave for them.
 
-They give zeros, silently, or errors (https://github.com/pytorch/pytorch/issues/177318). Later versions leave inference mode for
-the transform. This module does so for the package's own transforms, and refuses operators in those of the user.
+Its operators have no derivative there: it gives zeros, silently, or raises (https://github.com/pytorch/pytorch/issues/177318).
+Later versions leave inference mode. This module does so for the package's own transforms, and refuses operators in the user's.
 """
 
 import contextlib

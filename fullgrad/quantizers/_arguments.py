@@ -1,7 +1,6 @@
 """Argument checks of the family, and parameters that hold one number per block."""
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -83,11 +82,9 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind except bool, as a plain int."""
     if value.__class__ is int:
         return value
-    try:
-        if not isinstance(value, (bool, Tensor)):
-            return operator.index(value)
-    except TypeError:
-        pass
+    index = None if isinstance(value, (bool, Tensor)) else checks.as_integer(value)
+    if index is not None:
+        return index
     raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
 
 

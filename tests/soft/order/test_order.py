@@ -126,7 +126,7 @@ def torch_selects_quantiles():
 @pytest.mark.parametrize("interpolation", ["linear", "lower", "higher", "nearest", "midpoint"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_quantile_is_that_of_torch(interpolation, dtype, device):
-    """Every interpolation, one and several quantiles, dims and keepdim agree with torch; the sign of a zero, where torch sorts."""
+    """Every interpolation, one and several quantiles, dims and keepdim agree with torch; the sign of a zero if torch sorts."""
     either = 0.0 if torch_selects_quantiles() else -0.0  # adding 0.0 to -0.0 gives 0.0, and adding -0.0 changes no number
     x = torch.cat((TIES.to(dtype), numbers(4, 5).to(dtype))).to(device)
     for q in (0.0, 0.3, 0.5, 1.0, torch.tensor([0.1, 0.77, 0.25], dtype=dtype, device=device)):

@@ -64,7 +64,10 @@ def is_known(value: Any) -> bool:
 
 
 def is_float(value: Any) -> bool:
-    """Whether a value is a float, not a symbol: since torch 2.15 that is its class under Dynamo, too, but it compares to no bool."""
+    """Whether a value is a float and not a symbol.
+
+    Under Dynamo a symbol has the class float since torch 2.15, but its comparisons are not bools.
+    """
     return value.__class__ is float and ((value == 0.0) is True or (value != 0.0) is True)
 
 

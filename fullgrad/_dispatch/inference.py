@@ -40,7 +40,9 @@ def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
 
 def outside_inference_mode() -> contextlib.AbstractContextManager[None]:
     """A context around a transform, which is outside of inference mode in every torch."""
-    return _outside() if STAYS_IN_INFERENCE_MODE and torch.is_inference_mode_enabled() else contextlib.nullcontext()
+    # Dynamo of torch 2.11, which traces rules for compiled autograd, cannot ask for inference mode.
+    is_on = STAYS_IN_INFERENCE_MODE and not torch.compiler.is_dynamo_compiling() and torch.is_inference_mode_enabled()
+    return _outside() if is_on else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

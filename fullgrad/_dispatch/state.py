@@ -86,7 +86,9 @@ def derivatives_are_lost() -> bool:
 
     Inference mode that begins inside a transform switches both of autograd's modes off, so that no derivative is expected.
     """
-    if not (torch_private.STAYS_IN_INFERENCE_MODE and torch.is_inference_mode_enabled() and transforms_active()):
+    if not torch_private.STAYS_IN_INFERENCE_MODE or _is_compiling():
+        return False
+    if not (torch.is_inference_mode_enabled() and transforms_active()):
         return False
     modes = {"Grad": _is_grad_enabled(), "Jvp": torch_private.is_forward_mode()}
     return any(modes.get(kind, False) for kind in active_transforms())

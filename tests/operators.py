@@ -18,6 +18,15 @@ from fullgrad import Function, nn, quantizers, safe, sampling, soft, spikes
 PUBLIC = {name for module in (fullgrad, nn, nn.soft, quantizers, safe, sampling, soft, spikes) for name in module.__all__}
 
 
+def transforms_leave_inference_mode() -> bool:
+    """Whether torch.func differentiates where inference mode is on around it. torch 2.11 gives zeros, or raises.
+
+    https://github.com/pytorch/pytorch/issues/177318
+    """
+    with torch.inference_mode():
+        return bool(torch.func.jacrev(torch.sin)(torch.zeros(())) == 1)
+
+
 class Cube(Function):
     """x ** 3 with its true derivative: one tensor in, one out, the input saved."""
 

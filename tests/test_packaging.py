@@ -1,6 +1,7 @@
 """What an index shows of the package, and what `pip install` of the documented commands finds in pyproject.toml."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,6 +50,19 @@ def test_extras_and_groups_of_the_commands_exist():
     extras = {name for found in re.findall(r'"\.\[([a-z,]+)\]"', text) for name in found.split(",")}
     assert {"test", "dev"} <= extras <= PROJECT["project"]["optional-dependencies"].keys()
     assert {*re.findall(r"--group (\w+)", text)} == PROJECT["dependency-groups"].keys()
+
+
+def test_ci_tests_the_oldest_torch_that_is_supported():
+    """The script of CI reads the lower bound of pyproject.toml, and runs what the README says with it and with the newest."""
+    script = (ROOT / ".ci" / "run").read_text()
+    (line,) = [line for line in script.splitlines() if line.startswith("oldest=")]
+    found = subprocess.run(
+        ["bash", "-c", f"{line}; echo $oldest"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert PROJECT["project"]["dependencies"] == [f"torch>={found}"]
+    assert "for end in oldest newest; do" in script
+    matrix = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert f'torch: "torch=={found}.*"' in matrix
 
 
 def test_what_is_released_is_what_ci_tests():

@@ -2,6 +2,9 @@
 
 Public functions call the checks before the operator, so that nothing is recorded when one fails, also under ``torch.compile`` and
 ``vmap``.
+
+A number in compiled code may depend on data. It is a symbol then, which has the class float since torch 2.15, and its comparisons
+are not bools: a fast path asks whether a comparison ``is True``, and `holds` decides about the others.
 """
 
 import inspect
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import can_look, holds, is_tracing, perhaps, same_shape
 
-_FLOAT32 = torch.float32
+_FLOAT32, _INFINITY = torch.float32, math.inf
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 # A quantized tensor has no gradient, and few of torch's functions take it.
 _QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -90,7 +93,7 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
     """A positive Python number, finite unless infinity is allowed."""
-    if value.__class__ is float and 0.0 < value < math.inf:
+    if value.__class__ is float and (value > 0.0) is True and (value < _INFINITY) is True:
         return
     real_number(name, argument, value)
     if not (holds(value > 0) and (not finite or holds(value < math.inf))):
@@ -99,7 +102,7 @@ def positive_number(name: str, argument: str, value: Any, finite: bool = True) -
 
 def non_negative_number(name: str, argument: str, value: Any) -> None:
     """A finite Python number that is not negative."""
-    if value.__class__ is float and 0.0 <= value < math.inf:
+    if value.__class__ is float and (value >= 0.0) is True and (value < _INFINITY) is True:
         return
     real_number(name, argument, value)
     if not (holds(value >= 0) and holds(value < math.inf)):
@@ -108,7 +111,7 @@ def non_negative_number(name: str, argument: str, value: Any) -> None:
 
 def positive_number_or_tensor(name: str, argument: str, value: Any) -> None:
     """A positive, finite Python number, or a real tensor, as in `positive_elements`."""
-    if value.__class__ is float and 0.0 < value < math.inf:
+    if value.__class__ is float and (value > 0.0) is True and (value < _INFINITY) is True:
         return
     real_number_or_tensor(name, argument, value)
     if isinstance(value, Tensor):
@@ -210,15 +213,25 @@ def positive_integer(name: str, argument: str, value: Any, at_most: int) -> Any:
     if isinstance(value, bool):
         value = int(value)
     elif not isinstance(value, (int, torch.SymInt)):
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.") from None
+        index = as_integer(value)
+        if index is None:
+            raise TypeError(f"{name}: `{argument}` must be a positive integer, got {_type(value)}: {value!r}.")
+        value = index
     if not holds(value >= 1):
         raise ValueError(f"{name}: `{argument}` must be a positive integer, got {value}.")
     if not holds(value <= at_most):
         raise ValueError(f"{name}: `{argument}` must be at most {at_most}, got {value}.")
     return value
+
+
+def as_integer(value: Any) -> int | None:
+    """An integer of any kind as a plain int; None for what is not one."""
+    if not hasattr(value, "__index__"):  # in compiled code torch 2.11 fails itself where `index` of a constant raises
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # a tensor, which may be anything
+        return None
 
 
 def integer_between(name: str, argument: str, value: Any, low: int, high: int) -> None:

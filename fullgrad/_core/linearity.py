@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.generators import same_draws
-from fullgrad._dispatch import below_transforms, innermost
+from fullgrad._dispatch import below_transforms, innermost, vjp
 
 _SCALES = (1e-3, 1.0, 1e4)  # clipping or normalizing shows at one of them
 _OF_HALF = (1e-3, 1.0, 1e2)  # float16 ends at 65504
@@ -35,23 +35,16 @@ def is_linear(
     # A function may close over tensors of transforms, below which the numbers are drawn, as in vmap they may not be.
     v, *hs = below_transforms(drawn)
     with same_draws():
-        values, push = _vjp(outputs, v)
+        values, push = vjp(outputs, *v)
     with same_draws():  # each call of the function begins with the same state
         cotangents = below_transforms(lambda: [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in values])
-        again = torch.func.vjp(push, tuple(cotangents))[1]
+        again = vjp(push, tuple(cotangents))[1]
     for h in hs:
         with same_draws():  # the function may draw: the same numbers each time
             expected = outputs(*h)
         if any(map(_differs, again(tuple(h))[0], expected, precisions or [y.dtype for y in expected])):
             return False
     return True
-
-
-def _vjp(
-    function: Callable[..., Sequence[Tensor]], v: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Callable[..., Sequence[Tensor]]]:
-    result = torch.func.vjp(function, *v)
-    return result[0], result[1]
 
 
 def _differs(found: Tensor, expected: Tensor, precision: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
-from fullgrad._dispatch import can_reuse_buffers, is_alias_of, transforms_active
+from fullgrad._dispatch import can_reuse_buffers, is_alias_of, transforms_active, vjp
 
 # A function of inputs that may be tensors or constants, which returns a tensor or a tuple of them.
 Soft = Callable[..., Any]
@@ -51,7 +51,7 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
         def of_some(*some: Tensor) -> Any:
             return soft(*replaced(inputs, where, some))
 
-        return without_aux(torch.func.vjp(of_some, *[inputs[i] for i in where]))[1]
+        return vjp(of_some, *[inputs[i] for i in where])[1]
 
     def pull(cotangents: Any) -> tuple[Tensor, ...]:
         given = (cotangents,) if isinstance(cotangents, Tensor) else cotangents

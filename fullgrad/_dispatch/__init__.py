@@ -5,6 +5,7 @@
 * `state` tells what torch is doing; `forward_marks` and `compile_cache` hold what an author may declare; `nodes` makes nodes of
   graphs; `trees` maps structures.
 * `unknown` compares sizes and numbers that depend on data.
+* `inference` has the transforms of torch 2.11 leave inference mode, as later ones do.
 * `overrides` makes the public functions honor ``__torch_function__``, `jagged` makes them take nested tensors.
 * `distributed` runs operators on torch's distributed tensors; it is imported on the first one.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
@@ -17,6 +18,7 @@ from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
+from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_derivatives, vjp
 from fullgrad._dispatch.interception import catcher, intercept, intercept_checkpoints
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
@@ -48,6 +50,7 @@ from fullgrad._dispatch.torch_private import (
     DISPATCH,
     LOST,
     MISSING,
+    STAYS_IN_INFERENCE_MODE,
     FakeTensorMode,
     TorchDispatchMode,
     add_legacy_dim,
@@ -98,6 +101,7 @@ from fullgrad._dispatch.unknown import (
     at_least,
     has_shape,
     holds,
+    is_float,
     is_known,
     number_or_tensor,
     perhaps,

@@ -13,12 +13,19 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_primals, with_zeros
+from fullgrad._dispatch.inference import refuse_lost_derivatives
 from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms, with_memory
-from fullgrad._dispatch.torch_private import is_exporting, jit_tracing_state, transforms_active, unwrap_if_dead
+from fullgrad._dispatch.torch_private import (
+    STAYS_IN_INFERENCE_MODE,
+    is_exporting,
+    jit_tracing_state,
+    transforms_active,
+    unwrap_if_dead,
+)
 
 
 def connect(rules: Rules) -> Callable[..., Any]:
@@ -76,6 +83,8 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             # A view of a tensor that requires a gradient reports that it requires one too, though it has none without grad mode.
             spurious = isinstance(output, Tensor) and output.requires_grad and not torch.is_grad_enabled()
             return output.detach() if spurious else output
+        if STAYS_IN_INFERENCE_MODE:
+            refuse_lost_derivatives(rules.name)
         if not torch.is_grad_enabled():
             # torch switches grad mode on again for the levels below the first. Views made without it need no
             # gradient at any level and keep their tangents, which is what no_grad means for torch's own operators.

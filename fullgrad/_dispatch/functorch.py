@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with_zeros
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.inference import refuse_lost_derivatives
 from fullgrad._dispatch.jagged import is_jagged
 from fullgrad._dispatch.overrides import is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
@@ -190,6 +191,8 @@ def _transforms(rules: Rules, lower: Callable[..., Any]) -> Callable[..., Any]:
         args = [lift(a) if isinstance(a, Tensor) else a for a in args]
         if not records:
             return skip(interpreter.level(), args)
+        if torch_private.STAYS_IN_INFERENCE_MODE:
+            refuse_lost_derivatives(rules.name)
         level = levels.get(modes)
         if level is None:
             level = levels[modes] = _single_level(rules, lower, *modes)

@@ -81,6 +81,19 @@ def active_transforms() -> list[str]:
     return [i.key().name for i in interpreters() or ()] if interpreters is not None else []
 
 
+def derivatives_are_lost() -> bool:
+    """Whether a transform that differentiates was opened in inference mode, and torch did not leave it: see `inference`.
+
+    Inference mode that begins inside a transform switches both of autograd's modes off, so that no derivative is expected.
+    """
+    if not torch_private.STAYS_IN_INFERENCE_MODE or _is_compiling():
+        return False
+    if not (torch.is_inference_mode_enabled() and transforms_active()):
+        return False
+    modes = {"Grad": _is_grad_enabled(), "Jvp": torch_private.is_forward_mode()}
+    return any(modes.get(kind, False) for kind in active_transforms())
+
+
 def vmaps_that_draw_differently() -> int:
     """How many of the active vmaps draw other random numbers for each sample."""
     if torch_private.interpreters is None or torch_private.MISSING:
@@ -91,7 +104,7 @@ def vmaps_that_draw_differently() -> int:
 
 def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each tensor requires a gradient or has a tangent, at any of the active levels."""
-    if torch_private.MISSING or torch_private.transforms_are_hidden():
+    if torch_private.MISSING or torch_private.transforms_are_hidden() or derivatives_are_lost():
         return [True] * len(tensors)  # unknown: each may be
     if not transforms_active():
         tangents = _is_compiling() or torch_private.is_compiling() or forward_ad._current_level >= 0

@@ -82,6 +82,9 @@ is_forward_mode = _required("_C._is_fwd_grad_enabled")
 # `forward_ad.unpack_dual` reads a level kept in Python that compiled code does not set.
 unpack_dual = _required("_VF._unpack_dual")
 
+# The function by which torch's transforms leave inference mode. Without it, as in torch 2.11, they stay in it.
+STAYS_IN_INFERENCE_MODE: bool = _look_up("_functorch.eager_transforms._disable_inference_mode") is None
+
 # --- Names of the functorch dispatch --------------------------------------------------------------------------------------
 
 # The interpreter stack: which transform is on top, and how to step below it. torch's own dispatch of Functions

@@ -63,12 +63,20 @@ def is_known(value: Any) -> bool:
     return value.__class__ is float and not _is_compiling()
 
 
+def is_float(value: Any) -> bool:
+    """Whether a value is a float and not a symbol.
+
+    Under Dynamo a symbol has the class float since torch 2.15, but its comparisons are not bools.
+    """
+    return value.__class__ is float and ((value == 0.0) is True or (value != 0.0) is True)
+
+
 def number_or_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """A tensor as it is; a number as a float, or as a tensor if compiled code does not know it."""
     if isinstance(value, Tensor):
         return value
     value = float(value)
-    return value if value.__class__ is float else torch.full((), value, dtype=dtype, device=device)
+    return value if is_float(value) else torch.full((), value, dtype=dtype, device=device)
 
 
 def at_least(value: Any, least: Any) -> Any:

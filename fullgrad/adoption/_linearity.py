@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullgrad._core.generators import same_draws
 from fullgrad._core.linearity import GENERIC, is_linear
-from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, without_modes
+from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, vjp, without_modes
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
@@ -35,7 +35,7 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
         raise Refused(call.refusal)
     found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
     if found == TRANSPOSE:
-        push = torch.func.vjp(_pull(call, flat, tangents, zeros), *[_generic(zeros[i]) for i in call.free])[1]
+        push = vjp(_pull(call, flat, tangents, zeros), *[_generic(zeros[i]) for i in call.free])[1]
         pushed = dict(zip(call.free, push(tuple(t for t in tangents if t is not None)), strict=True))
         return [pushed.get(i) for i in range(call.count)]
     if found == IDENTITY:

@@ -261,7 +261,7 @@ class Plain:
                 return tuple(outs[i] for i in self.free)
 
             try:
-                grads = torch.func.vjp(of_some, *[all[i] for i in where])[1](tuple(all[n + i] for i in self.free))
+                grads = _dispatch.vjp(of_some, *[all[i] for i in where])[1](tuple(all[n + i] for i in self.free))
             except Exception as error:
                 if isinstance(error, Refused) or _dispatch.active_transforms():
                     raise

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fullgrad._core.calls import Call, Result
 from fullgrad._core.watching import made
-from fullgrad._dispatch import is_differentiating, is_exporting, transforms_active
+from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import apart, declared, is_differentiated, recomputed, values_of
 from fullgrad.functions._replay import Replay
@@ -64,6 +64,7 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not is_differentiating():
         return f(*args, **kwargs)
     name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
+    refuse_lost_derivatives(name)
     call, closure, replay = Call([args, kwargs]), Closure(name, f), Replay(name)
 
     def run(function: Any, *tensors: Tensor) -> Result:

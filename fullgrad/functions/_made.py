@@ -11,7 +11,14 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch import is_exporting, overrides_in, pytree, traced_below
+from fullgrad._dispatch import (
+    STAYS_IN_INFERENCE_MODE,
+    is_exporting,
+    overrides_in,
+    pytree,
+    refuse_lost_derivatives,
+    traced_below,
+)
 from fullgrad.functions._reads import guard
 
 
@@ -37,6 +44,8 @@ class Made:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_dynamo_compiling():
+            if STAYS_IN_INFERENCE_MODE:
+                refuse_lost_derivatives(self.label)
             nodes = overrides_in(args, kwargs)  # a graph of torch.fx keeps the call, with its rules
             return handle_torch_function(self.target(), nodes, *args, **kwargs) if nodes else self.run(args, kwargs)
         # An exported graph holds the value alone.

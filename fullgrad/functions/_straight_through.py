@@ -70,7 +70,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
     def pulled(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs = saved_inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
-        if can_reuse_buffers():
+        if can_reuse_buffers() and not torch.is_inference_mode_enabled():  # where autograd records nothing
             y, some = recorded(soft, inputs, where)
             _check_output(name, y, ctx.like, bool(leaves_of([y]) - {id(v) for v in some}))
             found = iter(gradients(y, some, g))

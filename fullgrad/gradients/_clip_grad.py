@@ -9,6 +9,7 @@ from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
 from fullgrad._core.neighbors import rounded
 from fullgrad._core.recomputed import save_inputs, saved_inputs
+from fullgrad._dispatch import is_float
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 
@@ -66,6 +67,6 @@ class ClipGrad(CotangentMap):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         m: Any = saved_inputs(ctx)[1]
-        if m.__class__ is float and m > torch.finfo(g.dtype).max:
+        if is_float(m) and m > torch.finfo(g.dtype).max:
             m = rounded(m, g.dtype)  # torch refuses numbers beyond the dtype
         return torch.clamp(g, -m, m).to(g.dtype), None

@@ -12,7 +12,7 @@ from fullgrad._core.neighbors import rounded
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.recomputed import save_inputs, saved_inputs
 from fullgrad._core.shards import elementwise_code
-from fullgrad._dispatch import surely
+from fullgrad._dispatch import is_float, surely
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 from fullgrad.gradients._magnitude import Dim, behind_batch, dims_of, norm
 
@@ -97,7 +97,7 @@ class ClipGradNorm(CotangentMap):
 def _clipped(g: Tensor, n: Tensor, u: Tensor, m: Tensor | float) -> Tensor:
     """The gradient within the bound ``m``, given its norm divided by a unit, and the unit."""
     if not isinstance(m, Tensor):  # a number divided by a tensor is multiplied by its rounded reciprocal
-        m = torch.full_like(u, rounded(m, u.dtype) if m.__class__ is float else m)
+        m = torch.full_like(u, rounded(m, u.dtype) if is_float(m) else m)
     within = n <= m / u
     # Without a division by a norm that is 0, whose derivative is NaN even where it is not taken.
     factor = torch.where(within, 1, m / torch.where(within, 1, n))

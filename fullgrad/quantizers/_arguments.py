@@ -1,7 +1,6 @@
 """Argument checks of the family, and parameters that hold one number per block."""
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -56,7 +55,8 @@ def check_scale(name: str, argument: str, value: Any, dtype: torch.dtype, recipr
         checks.real_number_or_tensor(name, argument, value)
     positive, invertible, finite = _SCALES[torch.float64 if dtype == torch.float64 else torch.float32]
     least = invertible if reciprocal else positive
-    if not (value.__class__ is float and least < value < finite) and not (holds(value > least) and holds(value < finite)):
+    known = value.__class__ is float and (value > least) is True and (value < finite) is True  # as in `checks`
+    if not known and not (holds(value > least) and holds(value < finite)):
         word = ", and so must its reciprocal" if reciprocal else ""
         raise ValueError(f"{name}: `{argument}` must be positive and finite in {compute_dtype(dtype)}{word}, got {value}.")
 
@@ -82,11 +82,9 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind except bool, as a plain int."""
     if value.__class__ is int:
         return value
-    try:
-        if not isinstance(value, (bool, Tensor)):
-            return operator.index(value)
-    except TypeError:
-        pass
+    index = None if isinstance(value, (bool, Tensor)) else checks.as_integer(value)
+    if index is not None:
+        return index
     raise TypeError(f"{name}: `{argument}` must be an integer, got a value of type {type(value).__name__}: {value!r}.")
 
 

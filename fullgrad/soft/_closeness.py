@@ -12,6 +12,7 @@ from fullgrad._core.function import recomputed
 from fullgrad._core.opmath import cast
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.windows import as_number, compared, where_positive
+from fullgrad._dispatch import is_float
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import (
@@ -308,7 +309,7 @@ def _tensor(y: Any, x: Tensor) -> Tensor:
 def _finite(y: Any, x: Tensor) -> Tensor:
     """y without infinities, whose tolerance would be as large as the distance from them."""
     largest = torch.finfo((y if isinstance(y, Tensor) else x).dtype).max
-    if y.__class__ is float and math.isfinite(y):
+    if is_float(y) and math.isfinite(y):
         return _tensor(max(-largest, min(largest, y)), x)
     return torch.clamp(_tensor(y, x), -largest, largest)
 

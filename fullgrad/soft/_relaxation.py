@@ -34,7 +34,8 @@ def check(name: str, x: Any, softness: Any, mode: Any, modes: tuple[str, ...] = 
         isinstance(x, Tensor)
         and x.dtype in FLOATING
         and softness.__class__ is float
-        and SMALLEST < softness < _INFINITY
+        and (softness > SMALLEST) is True  # as in `checks`
+        and (softness < _INFINITY) is True
         and mode in modes
     ):
         return x, softness

@@ -296,6 +296,12 @@ def test_options_for_own_operators_are_refused_for_others(capsys):
     assert "--shape must be sizes" in capsys.readouterr().err
 
 
+def test_commands_import_no_compiler_of_extensions():
+    """It is slow to import, and warns before the output on a machine with CUDA's tools and no GPU."""
+    code = "import sys; from fullgrad._suite import cli; cli.main(['list']); sys.exit('torch.utils.cpp_extension' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
 def test_a_reader_may_stop_early():
     """As ``head`` does: no trace, and no error."""
     command = f"{sys.executable} -m fullgrad list | head -n 1"

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from fullgrad._dispatch import DISPATCH
 from fullgrad._dispatch.state import is_differentiating
 from tests.dispatch.test_transforms import WORDS, spell
-from tests.operators import CASES, sample
+from tests.operators import CASES, sample, transforms_leave_inference_mode
 
 pytestmark = pytest.mark.short
 
@@ -37,15 +37,6 @@ PLACES = {
     "on_again": lambda f, mode: lambda x: _under(mode, _under, torch.enable_grad, f, x) * x,
 }
 NAMES = ("cubic_round", "nested", "sin_cos", "exp")
-
-
-def _inference_mode_is_for_transforms():
-    """torch 2.11 gives zeros in inference_mode, or an error, for its own operators too."""
-    with torch.inference_mode():
-        return bool(jacrev(torch.sin)(torch.zeros(())) == 1)
-
-
-MODES_AROUND = [torch.no_grad, torch.inference_mode] if _inference_mode_is_for_transforms() else [torch.no_grad]
 
 
 def _under(mode, function, *args):
@@ -111,17 +102,37 @@ def test_no_grad_inside_grad_of_grad(name):
 
 
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) < 3], ids="-".join)
-@pytest.mark.parametrize("mode", MODES_AROUND)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_transform_may_be_called_without_grad_mode(word, mode):
-    """A transform may be called in no_grad or inference_mode."""
+    """A transform may be called in no_grad or inference_mode. Where torch loses its own derivatives there, ours raise."""
     x = sample(*(2,) * word.count("vmap"))
+    lost = mode is torch.inference_mode and set(word) != {"vmap"} and not transforms_leave_inference_mode()
     for name in NAMES:
-        results = []
-        for f in CASES[name]:
-            with mode():
-                results.append(spell(word, f)(x))
-        assert_close(*results)
-        assert not results[0].requires_grad
+        f, oracle = CASES[name]
+        expected = spell(word, oracle)(x)
+        with mode():
+            if lost:
+                with pytest.raises(RuntimeError, match=r"opened in inference mode|aten::_make_dual"):  # the latter is torch's
+                    spell(word, f)(x)
+                continue
+            result = spell(word, f)(x)
+        assert_close(result, expected)
+        assert not result.requires_grad
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tangents_in_inference_mode(name):
+    """They are those outside, or an error where torch loses its own."""
+    x = sample()
+    expected = jvp(CASES[name][0], (x,), (x,))
+    for is_inference in (False, True):
+        with torch.inference_mode():
+            given = x.clone() if is_inference else x
+            if transforms_leave_inference_mode():
+                assert_close(jvp(CASES[name][0], (given,), (x,)), expected)
+            else:
+                with pytest.raises(NotImplementedError, match="transform that is opened in inference mode"):
+                    jvp(CASES[name][0], (given,), (x,))
 
 
 @pytest.mark.parametrize("word", [word for word in WORDS if len(word) == 2 and "vmap" not in word], ids="-".join)

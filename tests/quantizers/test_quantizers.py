@@ -290,6 +290,15 @@ def test_errors_name_the_argument_the_rule_and_what_was_found(call, error, match
         call(torch.randn(3, 3))
 
 
+@pytest.mark.short
+@pytest.mark.parametrize("value", [0.5, "1", None])
+def test_errors_about_integers_keep_their_words_in_compiled_code(value):
+    """Dynamo has errors of its own about what is not an integer."""
+    compiled = torch.compile(lambda x: quantizers.fake_quantize(x, 1.0, 0, value, 3), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="`quant_min` must be an integer"):
+        compiled(torch.ones(3))
+
+
 def test_large_tensors_in_pieces_are_the_same():
     """Value and gradients of a million numbers, which are computed piece by piece, are those of small parts."""
     torch.manual_seed(0)

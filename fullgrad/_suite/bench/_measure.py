@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark.utils.timer import timer as synchronized
 
 
 def clock(device: str) -> Callable[[], float]:
@@ -25,7 +24,12 @@ def clock(device: str) -> Callable[[], float]:
     On the CPU it is the time of the calling thread, which does all the work (autograd runs CPU graphs in it), so that other
     programs do not count. Elsewhere it is the wall clock, after the device has finished.
     """
-    return time.thread_time if device == "cpu" else synchronized
+    if device == "cpu":
+        return time.thread_time
+    # It imports the compiler of extensions, which warns on a machine with CUDA's tools and no GPU.
+    from torch.utils.benchmark.utils.timer import timer as synchronized
+
+    return synchronized
 
 
 # Seconds that a statement runs before the next has its turn.

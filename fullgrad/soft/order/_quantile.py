@@ -143,7 +143,8 @@ def quantile_st(
         y = \operatorname{quantile}(x, q), \qquad D_x\, t = \sum_j W_j t_j + \dot W_j x_j
 
     with the weights W of :func:`fullgrad.soft.argquantile`, at every order. The value is that of :func:`torch.quantile`, bit for
-    bit (in half precision, which torch refuses, that of float32, rounded). An infinity counts as the last finite element in the
+    bit (in half precision, which torch refuses, that of float32, rounded). Among zeros of both signs it is the one that sorting
+    finds; torch 2.15 may find another. An infinity counts as the last finite element in the
     derivative. Saved: ``x``.
 
     On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.

@@ -234,7 +234,8 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         and isinstance(x, Tensor)
         and x.is_floating_point()
         and mode in MODES
-        and 0.0 < softness < _INFINITY
+        and (softness > 0.0) is True  # as in `checks`
+        and (softness < _INFINITY) is True
         and standardize.__class__ is bool
         and gated_grad.__class__ is bool
     ):

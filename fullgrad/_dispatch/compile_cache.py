@@ -21,7 +21,7 @@ _PACKAGE = __name__.partition(".")[0]
 _IMPORTED = time.time()
 # The folders of the package that make no graph: an edit there leaves the graphs in torch's cache valid. Faster versions do not
 # run in what is compiled.
-_NOT_IN_GRAPHS = frozenset({"_fast", "_suite", "audit", "nn", "testing"})
+_NOT_IN_GRAPHS = frozenset({"_fast", "_suite", "audit", "cli", "diagnosis", "nn", "testing"})
 # The package's own operators, by the name of their node, and the rules that they were defined with.
 _nodes: dict[str, tuple[Any, list[Any]]] = {}
 

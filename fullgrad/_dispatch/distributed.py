@@ -419,7 +419,7 @@ class _Conversion:
     imports this folder.)
     """
 
-    recompute_in_backward = False
+    recompute_in_backward, runs_code, takes_zeros = False, False, False
     distributes_itself = True
     constant_types = (Layout,)
     apply: Callable[..., Any]

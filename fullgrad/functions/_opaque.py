@@ -194,11 +194,14 @@ _process, _count = uuid.uuid4().hex, itertools.count()
 
 def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
     inner = innermost_code(code)
-    if is_exporting():
-        raise NotImplementedError(
-            f"{inner.closure.name} is code that torch.export cannot save: another process would not find it. Make the code an "
-            'operator by torch.library.custom_op, with register_fake, and say vmap_method="map"; or use torch.compile.'
-        )
+    if is_exporting():  # a graph that another process loads holds the value alone, of code that can be traced
+        try:
+            return code.run(tensors)
+        except Exception as error:
+            raise NotImplementedError(
+                f"{inner.closure.name} is code that torch.export cannot save: another process would not find it. Make the code "
+                'an operator by torch.library.custom_op, with register_fake, and say vmap_method="map"; or use torch.compile.'
+            ) from error
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
     inner.closure.refuse()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullgrad import clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes
+from fullgrad import clamping, functions, gradients, quantizers, rounding, sampling, soft, spikes, straight
 from fullgrad.nn._function_module import FunctionModule, kept_arguments, module_of
 
 # Words whose case is not that of a word.
@@ -31,7 +31,7 @@ _EXCLUDED += ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_r
 _EXCLUDED += ("checkpoint", "custom_gradient", "custom_jvp", "custom_vjp", "linear_map", "with_reference")
 # The families whose functions have their classes in a module.
 _FAMILIES = {
-    "fullgrad.nn": (rounding, clamping, gradients, functions, spikes, quantizers, sampling),
+    "fullgrad.nn": (rounding, clamping, gradients, functions, straight, spikes, quantizers, sampling),
     "fullgrad.nn.soft": (soft,),
 }
 

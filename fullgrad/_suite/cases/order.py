@@ -328,6 +328,8 @@ def _relaxed(operator_class: Any) -> Callable[..., Any]:
 def _soft(name: str, method: str, mode: str) -> Case:
     options, formula, *_ = STATISTICS[name]
     call = functools.partial(getattr(soft, name), **options, mode=mode, method=method)
+    if name == "median" and method not in WEIGHTED_SUM_METHODS:  # which has no indices along a dimension
+        call = functools.partial(soft.quantile, q=0.5, interpolation="lower", **options, mode=mode, method=method)
     formula = _both(name, formula) if name in PAIRED else formula
     return Case(
         name=f"soft.{name} {method} {mode}",

@@ -851,16 +851,16 @@ STRUCTURES = {
 }
 
 
-def energy(z, x):
+def energy_of_structure(z, x):
     """A function of a structure, which is least where each number is ``x.sum() / x[0]``."""
     return sum([(t * t * x[0]).sum() / 2 - (t * x.sum()).sum() for t in pytree.tree_leaves(z)])
 
 
 TRANSFORMS = {
-    "grad": grad(energy),
-    "vjp": lambda z, x: torch.func.vjp(lambda z: energy(z, x), z)[1](torch.ones((), dtype=F64))[0],
+    "grad": grad(energy_of_structure),
+    "vjp": lambda z, x: torch.func.vjp(lambda z: energy_of_structure(z, x), z)[1](torch.ones((), dtype=F64))[0],
     "jvp": lambda z, x: pytree.tree_map(lambda t: jvp(lambda s: s * s * x[0] / 2 - s * x.sum(), (t,), (t * 0 + 1,))[1], z),
-    "jacrev": jacrev(energy),
+    "jacrev": jacrev(energy_of_structure),
     "vmap": lambda z, x: pytree.tree_map(vmap(lambda t: t * x[0] - x.sum()), z),
 }
 

@@ -39,34 +39,39 @@ def _spearman(x: Tensor) -> Tensor:
 def _ndcg(x: Tensor) -> Tensor:
     r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort")
     gains = _order(x).to(r.dtype)
-    return (1 - (gains * _discount(r, 2, 4 * SOFT)).sum(-1) / _best(r, 2, 4 * SOFT)).mean()
+    return (1 - (gains * _discount(r, 2, x.shape[-1] * SOFT)).sum(-1) / _best(gains, 2, x.shape[-1] * SOFT)).mean()
 
 
 def _discount(r: Tensor, k: int, width: float) -> Tensor:
     return (0.5 + torch.atan((k + 0.5 - r) / width) / math.pi) / torch.log2(1 + r)
 
 
-def _best(r: Tensor, k: int, width: float) -> Tensor:
-    """The sum of two elements with gain in the first places."""
-    return _discount(torch.arange(1.0, 3.0, dtype=r.dtype, device=r.device), k, width).sum()
+def _best(gains: Tensor, k: int, width: float) -> Tensor:
+    """The sum with the gains in the first places."""
+    places = torch.arange(1, gains.shape[-1] + 1, dtype=gains.dtype, device=gains.device)
+    return (gains.sort(-1, descending=True).values * _discount(places, k, width)).sum(-1)
 
 
-# The last element of each row is none of them; by default the softness of rows of three is 6 / 3.
 def _weight(x: Tensor) -> Tensor:
     """1 and 3."""
     return 1 + 2 * torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def _masked(function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
-    mask = (torch.arange(4, device=x.device) < 3).expand(x.shape)
+    n = x.shape[-1]
+    mask = (torch.arange(n, device=x.device) < n - 1).expand(x.shape)  # all but the last
     return function(x, _order(x), *args, mask=mask, weight=_weight(x[..., 0]))
 
 
 def _default_ranks(x: Tensor) -> Tensor:
-    """The ranks of the first three elements of each row, from the largest."""
-    z = _standard(_in_units(x[..., :3]))[0]
-    d = (z.unsqueeze(-2) - z.unsqueeze(-1)) / 2
+    """The ranks of the elements of each row but the last, from the largest."""
+    z = _standard(_in_units(x[..., :-1]))[0]
+    d = (z.unsqueeze(-2) - z.unsqueeze(-1)) / _default_softness(x)
     return (1 + torch.sign(d) * (1 - torch.exp(-d.abs()))).sum(-1) / 2 + 0.5
+
+
+def _default_softness(x: Tensor) -> float:
+    return max(1 / 2, 6 / (x.shape[-1] - 1))
 
 
 def _weighted_mean(losses: Tensor) -> Tensor:
@@ -76,14 +81,14 @@ def _weighted_mean(losses: Tensor) -> Tensor:
 
 def _masked_spearman(x: Tensor) -> Tensor:
     r = _default_ranks(x)
-    return _weighted_mean(1 + _correlation(r, _order(x)[..., :3].to(r.dtype)))
+    return _weighted_mean(1 + _correlation(r, _order(x)[..., :-1].to(r.dtype)))
 
 
 def _masked_ndcg(x: Tensor) -> Tensor:
     r = _default_ranks(x)
-    gains = _order(x)[..., :3].to(r.dtype)
-    best = _discount(torch.ones_like(r[..., 0]), 1, 6.0)
-    return _weighted_mean(1 - (gains * _discount(r, 1, 6.0)).sum(-1) / best)
+    gains = _order(x)[..., :-1].to(r.dtype)
+    width = (x.shape[-1] - 1) * _default_softness(x)
+    return _weighted_mean(1 - (gains * _discount(r, 1, width)).sum(-1) / _best(gains, 1, width))
 
 
 CASES: list[Case] = [

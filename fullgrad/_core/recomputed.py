@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullgrad._core.batching import in_front
 from fullgrad._core.function import Function
-from fullgrad._dispatch import can_reuse_buffers, is_alias_of, transforms_active, vjp
+from fullgrad._dispatch import can_reuse_buffers, is_alias_of, is_below_autograd, leaf_of, transforms_active, vjp
 
 # A function of inputs that may be tensors or constants, which returns a tensor or a tuple of them.
 Soft = Callable[..., Any]
@@ -45,8 +45,8 @@ def pullback(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> Calla
 
     Where no transform is active, autograd costs less, and works inside saved-tensor hooks, which transforms do not.
     """
-    if transforms_active() or torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled():
-        # Under inference mode autograd records nothing outside of transforms.
+    if transforms_active() or torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled() or is_below_autograd():
+        # In inference mode, and below a transform that was opened in it, autograd records nothing outside of transforms.
 
         def of_some(*some: Tensor) -> Any:
             return soft(*replaced(inputs, where, some))
@@ -67,7 +67,7 @@ def recorded(soft: Soft, inputs: Sequence[Any], where: tuple[int, ...]) -> tuple
     alone = can_reuse_buffers()
     with torch.enable_grad():
         plain = [v.detach() if alone and isinstance(v, Tensor) else v for v in inputs]
-        some = [v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in [plain[i] for i in where]]
+        some = [v.view_as(v) if v.requires_grad else leaf_of(v) for v in [plain[i] for i in where]]
         return soft(*replaced(plain, where, some)), some
 
 

@@ -637,6 +637,11 @@ def writable(tensor: Tensor | None) -> Tensor | None:
     return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
 
 
+def leaf_of(tensor: Tensor) -> Tensor:
+    """A leaf with the numbers of a tensor, which requires a gradient. Torch lets none of inference mode require one outside."""
+    return (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
+
+
 def require_grad(tensor: Tensor) -> None:
     """``tensor.requires_grad_()``, also inside a transform."""
     allowed = _is_requires_grad_allowed()

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     catch_in_graphs,
     catcher,
     forward_mode_is_on,
+    leaf_of,
     mark_for_dynamo,
     outside_dynamo,
     outside_dynamo_later,
@@ -110,7 +111,7 @@ def _value(cls: Any, *args: Any) -> Any:
 
 def _gradients(cls: Any, inputs: tuple[Any, ...], outputs: Any, grads: Any) -> tuple[Any, ...]:
     """The gradients of a class's arguments by its own backward."""
-    leaves = [x.detach().requires_grad_() if isinstance(x, Tensor) and may_differ(x) else x for x in inputs]
+    leaves = [leaf_of(x) if isinstance(x, Tensor) and may_differ(x) else x for x in inputs]
     with torch.enable_grad():
         results = pytree.tree_leaves(cls.apply(*leaves))
     given = zip(results, pytree.tree_leaves(grads), strict=True)

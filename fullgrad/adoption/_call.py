@@ -78,7 +78,8 @@ class Call:
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         """The outputs, and then the other tensors that the context keeps."""
-        inputs = [t.view_as(t) for t in tensors]  # new objects, since kept tensors are recognized by identity
+        # New objects, since kept tensors are recognized by identity; one of inference mode cannot require a gradient outside.
+        inputs = [t.clone() if t.is_inference() else t.view_as(t) for t in tensors]
         for t, needed, own in zip(inputs, self.needed, self.attributes, strict=True):
             if needed and not t.requires_grad:
                 _dispatch.require_grad(t)  # a class may save only for inputs that require a gradient

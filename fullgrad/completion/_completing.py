@@ -14,7 +14,15 @@ from torch.autograd.graph import get_gradient_edge
 from fullgrad._core import checks
 from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
-from fullgrad._dispatch import compile_again, forward_mode_is_on, pytree, set_graph_cache, torch_kernel, transforms_active
+from fullgrad._dispatch import (
+    compile_again,
+    forward_mode_is_on,
+    leaf_of,
+    pytree,
+    set_graph_cache,
+    torch_kernel,
+    transforms_active,
+)
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_SECOND, NO_VMAP, Completed
 
@@ -255,7 +263,7 @@ class _Twice(torch.autograd.Function):
         _inside.is_on = True  # what torch's operator calls is torch's, too
         try:
             with torch.enable_grad():
-                alone = [x.detach().requires_grad_() for x in inputs]
+                alone = [leaf_of(x) for x in inputs]
                 found = original(alone)
                 results = [found] if isinstance(found, Tensor) else [*found]
                 differ = [i for i, y in enumerate(results) if y.requires_grad]

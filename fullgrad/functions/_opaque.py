@@ -1,5 +1,6 @@
 """`opaque_values`: the values of code that torch can neither batch nor trace: numpy, a kernel, a solver."""
 
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from fullgrad._dispatch import (
     clone_if_view,
     in_legacy_vmap,
     is_alias_of,
+    is_below_autograd,
     is_exporting,
     is_recorded,
     is_traced,
@@ -83,7 +85,9 @@ class _Code:
         values, held = given[: self.count], given[self.count :]
         if leading and self.draws:  # a batch of tensors that are the same in each draw
             held = [in_front(t, None, values[0].shape[leading], leading) for t in held]
-        with torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
+        # Below a transform that was opened in inference mode, autograd is hidden from code.
+        keys = usual_keys() if is_below_autograd() and not torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with keys, torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
             results = self.closure.first(self.function, values, held)
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from fullgrad._core.autocast import matmul
 from fullgrad._core.calls import Result
-from fullgrad._dispatch import has_data, innermost, is_tracing, outside_inference_mode, transforms_active
+from fullgrad._dispatch import (
+    has_data,
+    innermost,
+    is_below_autograd,
+    is_tracing,
+    leaf_of,
+    outside_inference_mode,
+    transforms_active,
+)
 from fullgrad.implicit._linear import nonzero, norm
 from fullgrad.implicit._root import check_solution, vector_of
 from fullgrad.implicit._system import flat, gradient, unflat
@@ -202,12 +210,12 @@ def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Ten
 
 
 def _jacobian(g: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    if transforms_active() or is_tracing() or torch.is_inference_mode_enabled():
+    if transforms_active() or is_tracing() or torch.is_inference_mode_enabled() or is_below_autograd():
         with outside_inference_mode():
             return torch.func.jacrev(g)(z)
     # Transforms do not work inside saved-tensor hooks, and autograd does.
     with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
+        leaf = leaf_of(z)
         pull = gradient([g(leaf)], [leaf])
     return torch.func.vmap(lambda w: pull([w])[0])(torch.eye(z.shape[0], dtype=z.dtype, device=z.device))
 

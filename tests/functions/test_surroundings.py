@@ -15,6 +15,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad import implicit
+from fullgrad._dispatch import STAYS_IN_INFERENCE_MODE
 from tests.operators import transforms_leave_inference_mode
 
 X = torch.tensor([0.3, -0.7], dtype=torch.float64)
@@ -760,3 +761,48 @@ def test_zeros_of_forward_mode_have_memory(name):
     curvature = jacfwd(jacfwd(lambda x: op(x * x)))
     torch.testing.assert_close(curvature(X).sum((1, 2)), torch.full_like(X, 2.0 if name == "map_grad" else 1.0))
     torch.testing.assert_close(jacfwd(curvature)(X), torch.zeros(2, 2, 2, 2, dtype=X.dtype))
+
+
+class Sine(torch.autograd.Function):
+    """A Function of another package."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+IN_INFERENCE_MODE = {
+    **{name: of(torch.sin, torch.cos) for name, of in OPERATORS.items()},
+    "adopt": fullgrad.adopt(Sine),
+    "adopt with a reference": fullgrad.adopt(Sine, reference=torch.sin),
+    "solve": lambda x: implicit.solve(lambda w: w * (2 + x), x.sin()),
+    "newton": lambda x: implicit.root(lambda z, x: z**3 + z - x)(lambda z, x: implicit.newton(lambda z: z**3 + z - x, z))(x, x),
+    "finite_difference": lambda x: fullgrad.blackbox.finite_difference(torch.sin, x),
+    "soft.rank": lambda x: fullgrad.soft.rank(x, -1, softness=0.3, method="neuralsort", standardize=False),
+}
+IN_TRANSFORMS = {
+    "grad": lambda f: grad(lambda x: f(x).sin().sum()),
+    "hessian": lambda f: hessian(lambda x: f(x).sin().sum()),
+    "per sample": lambda f: lambda x: vmap(grad(lambda x: f(x).sin().sum()))(torch.stack([x, 2 * x])),
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x,))[1],
+}
+
+
+@pytest.mark.skipif(STAYS_IN_INFERENCE_MODE, reason="torch loses the derivatives of transforms that are opened in inference mode")
+@pytest.mark.parametrize("transform", IN_TRANSFORMS)
+@pytest.mark.parametrize("name", IN_INFERENCE_MODE)
+def test_transforms_in_inference_mode(name, transform):
+    """They have their derivatives there, of tensors made before and of those made inside."""
+    of = IN_TRANSFORMS[transform](IN_INFERENCE_MODE[name])
+    expected = of(X)
+    with torch.inference_mode():
+        torch.testing.assert_close(of(X), expected)
+        torch.testing.assert_close(of(X * 1), expected)

@@ -278,10 +278,10 @@ def test_roundings_are_no_difference():
     for size in (1e-4, 1.0, 1e4):
         expected = size * torch.tensor([1.0, 0.5, 0.0])
         for error, differs in ((0.0, False), (1e-5, False), (1e-2, True)):
-            assert _differs(expected + size * torch.tensor([0.0, 0.0, error]), expected) is differs
+            assert _differs(expected + size * torch.tensor([0.0, 0.0, error]), expected, torch.float32) is differs
     for found, expected in (([inf, 1.0], [2.0, 1.0]), ([2.0, 1.0], [nan, 1.0]), ([nan, 1.0], [inf, 1.0]), ([nan], [1.0])):
-        assert not _differs(torch.tensor(found), torch.tensor(expected))
-    assert _differs(torch.tensor([inf, 2.0]), torch.tensor([inf, 1.0]))
+        assert not _differs(torch.tensor(found), torch.tensor(expected), torch.float32)
+    assert _differs(torch.tensor([inf, 2.0]), torch.tensor([inf, 1.0]), torch.float32)
 
 
 def test_an_error_that_passes_is_no_verdict():

@@ -298,7 +298,7 @@ def test_options_for_own_operators_are_refused_for_others(capsys):
 
 def test_commands_import_no_compiler_of_extensions():
     """It is slow to import, and warns before the output on a machine with CUDA's tools and no GPU."""
-    code = "import sys; from fullgrad._suite import cli; cli.main(['list']); sys.exit('torch.utils.cpp_extension' in sys.modules)"
+    code = "import sys; from fullgrad import cli; cli.main(['list']); sys.exit('torch.utils.cpp_extension' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 

@@ -60,6 +60,7 @@ class Closure:
         self.is_plain, self.functions, self.surroundings = False, functions, None
         # Whether a call is below transforms, where their tensors are numbers, and a result does not show that one was used.
         self.is_below = False
+        self.is_traced = is_tracing()  # in which constants are not noted
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
 
     def hold(self) -> list[Tensor]:
@@ -206,7 +207,7 @@ class Closure:
             self.constants[id(tensor)] = ref if is_known else weakref.ref(tensor), tensor._version  # pyright: ignore
         elif is_known and tensor._version != version:
             raise changed(self.name, tensor)
-        elif not is_known and self._is_new(tensor, function):
+        elif not is_known and not self.is_traced and self._is_new(tensor, function):
             raise RuntimeError(
                 f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
                 "variable or an attribute has another value now, as at the end of a loop. Pass the tensor, or the module that "

@@ -7,6 +7,8 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import fullgrad
 from fullgrad import implicit
@@ -343,3 +345,21 @@ def test_a_tensor_that_an_operator_inside_uses_gets_its_gradient(outer, inner, w
     op = OUTER[outer](f) if outer != "root" else OUTER[outer](f, None)
     (found,) = torch.autograd.grad(op(X).sum(), captured)
     torch.testing.assert_close(found, X.sum())
+
+
+@pytest.mark.parametrize("where", ["selective checkpoint", "linearize", "flop counter", "mutation allowed"])
+@pytest.mark.parametrize("name", CALLED_AGAIN)
+def test_constants_in_calls_that_a_mode_watches(name, where):
+    """A tensor without a derivative that a function closes over is no other one because the call was in a mode."""
+    c, x = torch.ones(2, dtype=torch.float64), X.clone().requires_grad_()
+    op = OPERATORS[name](lambda x: c * x, None)
+    if where == "linearize":
+        torch.testing.assert_close(torch.func.linearize(op, X)[1](X), X)
+        return
+    if where == "selective checkpoint":
+        contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
+        y = checkpoint(op, x, use_reentrant=False, context_fn=contexts)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], c)
+        return
+    with FlopCounterMode(display=False) if where == "flop counter" else torch.autograd.graph.allow_mutation_on_saved_tensors():
+        torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], c)

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 _DEPTH = 8  # of objects in objects
+_MOST = 64  # numbers in a container
+ALL = "*"  # a name for all names, of code that asks for attributes by other means
 _CACHED = type(functools.cache(len))
 _CALLED = frozenset({"__call__"})
+_DATA = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _LEAVES = frozenset({int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, Tensor, nn.Parameter})
 
 # A holder and a key, by which `content` finds what is there, and what was found. The holder is a cell, or has items.
@@ -27,7 +30,7 @@ def places(*functions: Any) -> list[Place]:
     """The places that functions read: variables, defaults, globals, and attributes that their code names, in any depth.
 
     Names are those of instructions: an attribute ``box.scale`` is not a global ``scale``. A function of a library has variables,
-    as `torch.func.grad(f)` has f, and no globals. The parameters and buffers of a module are not places: they are known by name.
+    as `torch.func.grad(f)` has f, and no globals. A module of torch has all its parameters, and others those that code names.
     """
     names = _CALLED
     while True:
@@ -50,9 +53,24 @@ def content(place: Place) -> Any:
 
 def held(*functions: Any) -> tuple[list[nn.Module], list[Tensor]]:
     """The modules and tensors that functions hold: those whose methods they are, or that their places have."""
-    values = [*functions, *[value for *_, value in places(*functions)]]
-    found = {id(v): v for v in values if isinstance(v, (nn.Module, Tensor))}.values()
-    return [v for v in found if isinstance(v, nn.Module)], [v for v in found if isinstance(v, Tensor)]
+    return held_in(functions, places(*functions))
+
+
+def held_in(functions: Iterable[Any], found: Iterable[Place]) -> tuple[list[nn.Module], list[Tensor]]:
+    """The modules and tensors among functions and what was found in their places."""
+    values = {id(v): v for v in (*functions, *[value for *_, value in found]) if isinstance(v, (nn.Module, Tensor))}.values()
+    return [v for v in values if isinstance(v, nn.Module)], [v for v in values if isinstance(v, Tensor)]
+
+
+def has_compiled_code(functions: Iterable[Any], found: Iterable[Place]) -> bool:
+    """Whether the user has compiled one of some functions, or something in their places."""
+    return any(map(_is_compiled, (*functions, *[value for *_, value in found])))
+
+
+def _is_compiled(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return getattr(value, "_compiled_call_impl", None) is not None or "_orig_mod" in value._modules
+    return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in vars(value)
 
 
 def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] = frozenset()) -> Any:
@@ -111,6 +129,7 @@ class _Walk:
         self.found: list[Place] = []
         self.seen: dict[int, Any] = {}  # which are kept, so that no other object gets the identity of one
         self.names, self.at_first_look = names, None
+        self.owners: set[int] = set()  # of methods, whose code says what it reads; another module is called
 
     def is_complete(self) -> bool:
         """Whether all names were known where attributes were looked for."""
@@ -125,6 +144,7 @@ class _Walk:
         if kind is types.FunctionType:
             self._function(value, depth)
         elif kind is types.MethodType:
+            self.owners.add(id(value.__self__))
             self.inside(value.__func__, depth)
             self._add((value.__self__,), 0, value.__self__, depth + 1)
         elif kind is functools.partial:
@@ -140,10 +160,7 @@ class _Walk:
             if not _is_library(value.__name__):
                 self._attributes(vars(value), self.names, depth)
         elif isinstance(value, nn.Module):
-            for part in value.modules():
-                reached = self._reached(type(part), self.names | {"forward", "training"})
-                self._attributes(vars(part), reached - _OF_MODULES, depth)
-                self._class(type(part), reached, depth)
+            self._module(value, depth)
         elif isinstance(value, type):
             self._class(value, self.names, depth)
         elif kind.__module__.startswith("fullgrad."):
@@ -154,6 +171,22 @@ class _Walk:
             for name in _slots_of(kind) & reached:
                 if hasattr(value, name):
                     self._add(_Attributes(value), name, getattr(value, name), depth)
+            self._class(kind, reached, depth)
+
+    def _module(self, module: nn.Module, depth: int) -> None:
+        """The parameters, buffers, parts and attributes that code names; those of a module of torch, and whether it trains."""
+        kind = module.__class__
+        is_torchs = _is_library(kind.__module__)
+        has_torchs_forward = kind.forward is not nn.Module.forward and _is_library(getattr(kind.forward, "__module__", ""))
+        names = self.names if is_torchs or id(module) in self.owners else self.names | {"forward"}
+        reached = names if is_torchs else self._reached(kind, names)
+        for space in (module._parameters, module._buffers, module._modules):
+            for name in list(space):
+                if is_torchs or has_torchs_forward or name in reached or ALL in reached:
+                    self._add(space, name, space[name], depth)
+        self.found.append((vars(module), "training", module.training))
+        if not is_torchs:
+            self._attributes(vars(module), reached - _OF_MODULES, depth)
             self._class(kind, reached, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -182,9 +215,9 @@ class _Walk:
 
     def _reached(self, cls: type, names: frozenset[str]) -> frozenset[str]:
         reached = reached_by(cls, names)
+        self.names = self.names | reached
         if self.at_first_look is None:
             self.at_first_look = self.names
-        self.names = self.names | reached
         return reached
 
     def _class(self, cls: type, names: frozenset[str], depth: int) -> None:
@@ -195,12 +228,16 @@ class _Walk:
     def _attributes(self, space: Mapping[str, Any], names: frozenset[str], depth: int) -> None:
         if self.at_first_look is None:
             self.at_first_look = self.names
-        for name in space if len(space) < len(names) else names:
-            if name in names and name in space:
+        for name in list(space) if len(space) < len(names) or ALL in names else names:
+            if (name in names or ALL in names) and name in space:
                 self._add(space, name, space[name], depth)
 
     def _items(self, value: Any, depth: int) -> None:
-        for key in value if isinstance(value, Mapping) else range(len(value)):
+        keys: Any = value if isinstance(value, Mapping) else range(len(value))
+        if len(value) > _MOST:  # of data, such as a vocabulary, the numbers are not looked at
+            is_data = {*map(type, value.values() if isinstance(value, Mapping) else value)} <= _DATA
+            keys = () if is_data else [key for key in keys if value[key].__class__ not in _DATA]
+        for key in keys:
             self._add(value, key, value[key], depth)
 
     def _add(self, holder: Any, key: Any, value: Any, depth: int) -> None:
@@ -264,7 +301,10 @@ def names_in(code: types.CodeType) -> Names:
 _KINDS = {
     "LOAD_GLOBAL": 0, "LOAD_NAME": 0, "LOAD_ATTR": 1, "LOAD_METHOD": 1, "LOAD_SUPER_ATTR": 1, "STORE_DEREF": 2,
 }  # fmt: skip
-_ASKING = frozenset({"getattr", "attrgetter", "vars", "methodcaller"})  # functions that take names as text
+# Functions that take names as text, and what has everything.
+_ASKING = frozenset({"getattr", "attrgetter", "vars", "methodcaller"})
+_OF_ALL = frozenset({"__dict__", "parameters", "buffers", "modules", "children", "state_dict"})
+_OF_ALL |= {"named_parameters", "named_buffers", "named_modules", "named_children"}
 
 
 def _read(code: types.CodeType) -> Names:
@@ -276,6 +316,8 @@ def _read(code: types.CodeType) -> Names:
     globals_, attributes, assigned = [names.union(*[n[i] for n in inner]) for i, names in enumerate(found)]
     if _ASKING & globals_ or _ASKING & attributes:
         attributes = attributes.union([c for c in code.co_consts if isinstance(c, str) and c.isidentifier()])
+    if _OF_ALL & attributes or (any(i.opname == "BUILD_STRING" for i in dis.get_instructions(code)) and _ASKING & globals_):
+        attributes = attributes | {ALL}
     return Names(tuple(sorted(globals_)), frozenset(attributes) | _CALLED, frozenset(assigned))
 
 

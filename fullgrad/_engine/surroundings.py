@@ -26,21 +26,18 @@ class Surroundings:
         self.versions: list[tuple[weakref.ref[Tensor], int]] = []
         if is_tracing():
             return
-        values: list[Any] = [*functions]
-        for holder, key, value in places(*functions):
-            if isinstance(value, (Tensor, nn.Module)):
+        found = places(*functions)
+        modules = (
+            [v for v in (*functions, *[value for *_, value in found]) if isinstance(v, nn.Module)] if but is not None else ()
+        )
+        by_name = {id(space) for m in modules for space in (m._parameters, m._buffers)}
+        for holder, key, value in found:
+            if isinstance(value, (Tensor, nn.Module)) and id(holder) not in by_name:
                 self.variables.append((holder, key, weakref.ref(value)))
-                values.append(value)
             elif key is None and value.__class__ in _PLAIN:
                 self.variables.append((holder, key, value))
-        parts = {id(part): part for v in values if isinstance(v, nn.Module) for part in v.modules()}
-        spaces = [space for part in parts.values() for space in (part._parameters, part._buffers)]
-        of_modules = [(space, name, t) for space in spaces for name, t in space.items() if t is not None]
-        if but is None:
-            self.variables += [(space, name, weakref.ref(t)) for space, name, t in of_modules]
         known = {id(t) for t in but or ()}
-        found = [*[v for v in values if isinstance(v, Tensor)], *[t for *_, t in of_modules]]
-        tensors = [t for t in found if id(t) not in known]
+        tensors = [value for *_, value in found if isinstance(value, Tensor) and id(value) not in known]
         self.versions = [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()]
 
     def check(self) -> None:

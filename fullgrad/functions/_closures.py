@@ -28,7 +28,7 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad._engine.held import held, substituted
+from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
 from fullgrad._engine.surroundings import Surroundings, changed
 from fullgrad.functions._declared import is_differentiated, leaves_of, versions_of
 
@@ -47,16 +47,20 @@ class Closure:
             f"{name} uses a tensor that needs a derivative or belongs to a transform, and is none of its arguments. Pass the "
             "tensor, or the module that has it, as an argument."
         )
-        modules, self.held = held(*functions)
+        self.places = places(*functions)
+        modules, self.held = held_in(functions, self.places)
+        parts = {id(part) for m in modules for part in m._modules.values()}
+        modules = [m for m in modules if id(m) not in parts]  # of which the others are parts
         # The tensors of modules; in place of one that is noted, its position.
         self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
+        self.of_modules = {id(t) for _, state in self.states for t in state.values()}
         self.modes = [pair for m in modules for pair in modes_of(m)]
         self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
         self.made: dict[int, weakref.ref[Tensor]] = {}  # tensors that the call made and something keeps, such as a cache
         self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken
         self.tensors: list[Tensor] = []
         self.used: int | None = None  # how many of them a call has used
-        # Whether all tensors that matter are of modules: then nothing needs to look at the operations of a call.
+        # Whether nothing needs to look at the operations of a call.
         self.is_plain, self.functions, self.surroundings = False, functions, None
         # Whether a call is below transforms, where their tensors are numbers, and a result does not show that one was used.
         self.is_below = False
@@ -80,17 +84,17 @@ class Closure:
         for t, needed in zip(self.held, are_differentiated(seen(self.held)) if self.held else [], strict=True):
             if needed:
                 self.noted(t)
-                self.is_plain = False
+                self.is_plain &= id(t) in self.of_modules
             else:
                 self.constant(t, True)
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`.
 
-        The walk over what the functions hold finds them. A mode looks at each operation if one is not of a module, or if the
-        result shows that one was missed.
+        A mode looks at each operation, unless the walk over what the functions hold finds them; or if the result shows that it
+        missed one.
         """
-        if self._note_modules():
+        if self._is_found():
             before = [] if is_tracing() else random_states()
             result = self._with_modules(function, given, [*values, *[t.detach() for t in self.tensors[len(values) :]]])
             if not _shows_others(result, given):
@@ -161,21 +165,27 @@ class Closure:
         """The values of tensors that matter and that variables of a function have, by identity: they are noted here, since code
         that is no function of torch, such as another Function, may use them.
         """
-        found = [t for t in self.held if type(self) is Closure and (level_of(t) or any(are_differentiated([t])))]
+        found = [t for t in self.held if type(self) is Closure and id(t) not in self.of_modules]
+        found = [t for t in found if level_of(t) or any(are_differentiated([t]))]
         stand_ins = {id(t): t.detach() for t in found}
         return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
-    def _note_modules(self) -> bool:
-        """Note the tensors of modules that matter, if no other tensor does that the functions hold."""
-        if is_watched() or self.is_below or type(self) is not Closure:
+    def _is_found(self) -> bool:
+        """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks, if
+        all are of modules. They are noted then, also those that a call does not use.
+        """
+        if is_watched() or self.is_below:
             return False
-        of_modules = [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]
-        known = {id(t) for t in of_modules}
-        others = [t for t in self.held if id(t) not in known]
-        if any(map(level_of, others)) or (others and any(are_differentiated(others))):
+        tensors = list({id(t): t for t in (*self.held, *[t for _, state in self.states for t in state.values()])}.values())
+        tensors = [t for t in tensors if isinstance(t, Tensor)]  # others are positions, of tensors that are noted
+        needed = are_differentiated(tensors) if tensors else []
+        matter = [t for t, need in zip(tensors, needed, strict=True) if need or level_of(t)]
+        if not matter:
+            return True
+        if not all(id(t) in self.of_modules for t in matter) or not has_compiled_code(self.functions, self.places):
             return False
-        for t, needed in zip(of_modules, are_differentiated(of_modules) if of_modules else (), strict=True):
-            if needed or level_of(t):
+        for t in matter:
+            if any(t is other for other in self.held):
                 self.noted(t)
         self._settle()
         return True
@@ -259,7 +269,7 @@ class Closure:
 
         if not values:
             return under()
-        others = {i: value for i, (_, value) in mode.others.items()}
+        others = {i: value for i, (_, value) in mode.others.items() if i not in self.of_modules}
         mode.used |= {id(v) for i, v in others.items() if substituted(function, {i: v}) is not function}
         function = substituted(function, others)
         named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]

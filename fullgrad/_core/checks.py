@@ -80,7 +80,7 @@ def real_number(name: str, argument: str, value: Any) -> None:
 
 def flag(name: str, argument: str, value: Any) -> None:
     """True or False, as torch takes them: another value here is often the next argument of another function's positional call."""
-    if value.__class__ is not bool and not isinstance(value, torch.SymBool):
+    if not isinstance(value, (bool, torch.SymBool)):
         raise TypeError(f"{name}: `{argument}` must be True or False, got {_type(value)}: {value!r}.")
 
 

@@ -262,7 +262,9 @@ def _ramps(z: Tensor, s: Any, half: float) -> tuple[Tensor, Tensor]:
     a, b, w = z + half, z - half, 5 * s
     ends = torch.clamp((a + w) / (2 * w), 0, 1), torch.clamp((b + w) / (2 * w), 0, 1)
     is_whole = (a.detach() <= w) & (b.detach() >= -w)
-    return torch.where(is_whole, half / w, ends[0] - ends[1]), (ends[0] + ends[1]) / 2
+    # Both from the same side of a kink, at which the slope of torch.clamp is not that of every torch.
+    middle = torch.where(is_whole, (z + w) / (2 * w), (ends[0] + ends[1]) / 2)
+    return torch.where(is_whole, half / w, ends[0] - ends[1]), middle
 
 
 def _hard(x: Tensor, weight: Tensor | None, bins: int, low: float, high: float) -> Tensor:

@@ -81,10 +81,11 @@ class Closure:
         self.used = len(self.tensors)
         for t in [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]:
             self.constant(t, True)
-        for t, needed in zip(self.held, are_differentiated(seen(self.held)) if self.held else [], strict=True):
+        others = [t for t in self.held if id(t) not in self.of_modules]
+        for t, needed in zip(others, are_differentiated(seen(others)) if others else [], strict=True):
             if needed:
                 self.noted(t)
-                self.is_plain &= id(t) in self.of_modules
+                self.is_plain = False
             else:
                 self.constant(t, True)
 
@@ -249,7 +250,7 @@ class Closure:
 
     def refuse(self) -> None:
         """Refuse what the functions hold, in code that a tracer records."""
-        if is_differentiated([*self.held, *[t for _, s in self.states for t in s.values() if isinstance(t, Tensor)]]):
+        if is_differentiated(self.held):
             raise NotImplementedError(self.message)
 
     def _settle(self) -> None:
@@ -304,8 +305,8 @@ def _tensors_of(result: Any) -> Sequence[Tensor]:
 class Refusing(Closure):
     """A closure whose functions may use no other tensors that need a derivative: rules of one's own cannot know of them."""
 
-    def __init__(self, name: str, checks: bool = True) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, *functions: Any, checks: bool = True) -> None:
+        super().__init__(name, *functions)
         self.checks = checks
 
     def noted(self, tensor: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class Custom(Made):
         if self.method == "map":
             values = self.values(value, call.tensors)
         else:
-            values = opaque_values(Refusing(self.label), self.method, value, like, call.tensors)
+            values = opaque_values(Refusing(self.label, self.function), self.method, value, like, call.tensors)
         return found[0], values
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:

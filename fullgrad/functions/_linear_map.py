@@ -128,7 +128,7 @@ class LinearMap(Made):
             y = values_of(name, value, [x], Refusing(name).message)[0]
         else:
             empty = lambda x: [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in [like(x)]]  # noqa: E731
-            y = opaque_values(Refusing(name), self.method, value, empty, [x])[0]
+            y = opaque_values(Refusing(name, function), self.method, value, empty, [x])[0]
         if direction:
             shape, dtype, _ = like(x)
             if not has_shape(y.shape, shape):

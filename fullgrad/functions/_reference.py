@@ -199,7 +199,9 @@ class _Reference:
             return check_like(f"{label}: a gradient", "argument", g, x.shape, self.kinds[i][2])
 
         label = f"{self.owner.label}: `backward`"
-        values = self._values(Refusing(label), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents])
+        values = self._values(
+            Refusing(label, self.owner.backward), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents]
+        )
         of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
         if is_differentiated([*x, *cotangents]):
             values = declared(of_gradient, values, [*x, *cotangents])

@@ -61,4 +61,6 @@ def slope_times(v: Tensor, x: Tensor) -> Tensor:
     """``v / sqrt(1 - x^2)``, and 0 where that is infinite."""
     end = x.abs() == 1
     x = torch.where(end, 0, x)
-    return torch.where(end, 0, v * torch.rsqrt((1 - x) * (1 + x)))  # next to 1, the square would lose half of the digits
+    # Next to 1 the square would lose half of the digits; next to 0 the product loses those of its derivative, -2 x.
+    square = torch.where(x.abs() < 0.5, 1 - x * x, (1 - x) * (1 + x))
+    return torch.where(end, 0, v * torch.rsqrt(square))

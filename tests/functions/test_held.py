@@ -363,3 +363,65 @@ def test_constants_in_calls_that_a_mode_watches(name, where):
         return
     with FlopCounterMode(display=False) if where == "flop counter" else torch.autograd.graph.allow_mutation_on_saved_tensors():
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], c)
+
+
+class Encoder(nn.Module):
+    """A module that keeps a queue, and a part that another loss trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.other = nn.Linear(2, 2).double(), nn.Linear(2, 2).double()
+        self.register_buffer("queue", torch.zeros(2, dtype=torch.float64))
+
+    def encode(self, x):
+        return self.query(x)
+
+
+REALISTIC = {name: of for name, of in MADE_OF_FUNCTIONS.items() if name not in ("custom_gradient", "map_grad")}
+
+
+@pytest.mark.parametrize("how", ["a method", "a closure"])
+@pytest.mark.parametrize("name", REALISTIC)
+def test_what_a_function_does_not_read_may_change(name, how):
+    """Buffers and parts of its module that the function does not name, as a queue or another loss's network."""
+    m = Encoder().requires_grad_(name in CALLED_AGAIN)
+    f = m.encode if how == "a method" else lambda x: m.query(x)
+    op, x = REALISTIC[name](f, f), X.clone().requires_grad_()
+    y = op(x)
+    with torch.no_grad():
+        m.queue.add_(1)
+        m.other.weight.mul_(2)
+    y.sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "with_reference"])
+def test_parts_that_are_not_used_get_no_gradient(name):
+    """None, and not zeros by which an optimizer with momentum or decay would move them."""
+    m = nn.ModuleDict({"a": nn.Linear(2, 2).double(), "b": nn.Linear(2, 2).double()})
+    OPERATORS[name](lambda x: m["a"](x), None)(X).sum().backward()
+    assert m["a"].weight.grad is not None
+    assert m["b"].weight.grad is None
+
+
+@pytest.mark.parametrize("method", ["sequential", "broadcast"])
+@pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp", "linear_map"])
+def test_kernels_in_compiled_code_refuse_tensors_that_need_a_derivative(name, method):
+    """As in eager code."""
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    op = {
+        "custom_vjp": lambda: fullgrad.custom_vjp(lambda x: w * x, vmap_method=method),
+        "custom_jvp": lambda: fullgrad.custom_jvp(lambda x: w * x, vmap_method=method),
+        "linear_map": lambda: fullgrad.linear_map(lambda x: w * x, lambda x: w * x, vmap_method=method),
+    }[name]()
+    if name != "linear_map":
+        op.defvjp(lambda x: (op(x), None), lambda r, g: (g,)) if name == "custom_vjp" else op.defjvp(lambda p, t: (op(*p), t[0]))
+    for call in (op, torch.compile(lambda x: op(x), backend="aot_eager")):
+        with pytest.raises(Exception, match="uses a tensor that needs a derivative"):
+            call(X.clone().requires_grad_())
+
+
+def test_data_costs_little():
+    """A captured vocabulary, or a list of numbers, is not walked through at each call."""
+    vocabulary = {str(i): i for i in range(100_000)}
+    assert [key for _, key, _ in places(lambda x: x * vocabulary["3"])] == [None]

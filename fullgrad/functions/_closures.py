@@ -175,7 +175,7 @@ class Closure:
         """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks, if
         all are of modules. They are noted then, also those that a call does not use.
         """
-        if is_watched() or self.is_below:
+        if is_watched() or self.is_below or is_compiling():  # a graph would have a constant as it is now
             return False
         tensors = list({id(t): t for t in (*self.held, *[t for _, state in self.states for t in state.values()])}.values())
         tensors = [t for t in tensors if isinstance(t, Tensor)]  # others are positions, of tensors that are noted

@@ -47,7 +47,7 @@ intersphinx_mapping = {
 }
 # Names without a page: torch's named tuples, and a type variable.
 nitpick_ignore = [("py:class", f"torch.return_types.{name}") for name in ("max", "median", "min", "sort", "topk")]
-nitpick_ignore += [("py:class", "fullgrad.functions._st.F")]
+nitpick_ignore += [("py:class", name) for name in ("fullgrad.functions._st.F", "fullgrad.adoption._adopt.Adopting")]
 # Modules where the classes live, which are not those of their pages.
 nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function.Function", "_C.Generator")]
 nitpick_ignore += [("py:class", "types.ModuleType")]

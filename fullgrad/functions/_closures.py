@@ -273,9 +273,7 @@ class Closure:
         others = {i: value for i, (_, value) in mode.others.items() if i not in self.of_modules}
         mode.used |= {id(v) for i, v in others.items() if substituted(function, {i: v}) is not function}
         function = substituted(function, others)
-        named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]
-        changed = [(m, {k: t for k, t in state.items() if now.get(k) is not t}) for m, state in named for now in [state_of(m)]]
-        return run_with_states([(m, state) for m, state in changed if state], under)
+        return self._with_modules(under, (), values)
 
 
 _again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args))

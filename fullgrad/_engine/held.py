@@ -10,12 +10,14 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 _DEPTH = 8  # of objects in objects
 _MOST = 64  # numbers in a container
+_OBJECTS = 4_096  # in all, the nearest ones
 ALL = "*"  # a name for all names, of code that asks for attributes by other means
 _CACHED = type(functools.cache(len))
 _CALLED = frozenset({"__call__"})
@@ -29,14 +31,14 @@ Place = tuple[Any, Any, Any]
 def places(*functions: Any) -> list[Place]:
     """The places that functions read: variables, defaults, globals, and attributes that their code names, in any depth.
 
-    Names are those of instructions: an attribute ``box.scale`` is not a global ``scale``. A function of a library has variables,
-    as `torch.func.grad(f)` has f, and no globals. A module of torch has all its parameters, and others those that code names.
+    Names are those of instructions: an attribute ``box.scale`` is not a global ``scale``. A function of an installed package has
+    variables, as `torch.func.grad(f)` has f, and no globals. A module of torch has all its parameters, and others those that code
+    names. The nearest objects are looked at first, and no more than some thousands: a function may reach a whole program.
     """
     names = _CALLED
     while True:
         walk = _Walk(names)
-        for function in functions:
-            walk.inside(function, _DEPTH)
+        walk.run(functions)
         if walk.is_complete():
             return walk.found
         names = walk.names  # one function reads an attribute of what another one holds
@@ -130,22 +132,34 @@ class _Walk:
         self.seen: dict[int, Any] = {}  # which are kept, so that no other object gets the identity of one
         self.names, self.at_first_look = names, None
         self.owners: set[int] = set()  # of methods, whose code says what it reads; another module is called
+        self.waiting: collections.deque[tuple[Any, int]] = collections.deque()
 
     def is_complete(self) -> bool:
         """Whether all names were known where attributes were looked for."""
         return self.at_first_look is None or self.at_first_look == self.names
 
-    def inside(self, value: Any, depth: int) -> None:
+    def run(self, values: Iterable[Any]) -> None:
+        """Add the places in some objects, and in those that are found there."""
+        for value in values:
+            self._wait(value, _DEPTH)
+        while self.waiting and len(self.seen) < _OBJECTS:
+            self._look(*self.waiting.popleft())
+
+    def _wait(self, value: Any, depth: int) -> None:
+        if value.__class__ not in _LEAVES and depth >= 0:
+            self.waiting.append((value, depth))
+
+    def _look(self, value: Any, depth: int) -> None:
         """Add the places in an object."""
-        kind = value.__class__
-        if kind in _LEAVES or depth < 0 or id(value) in self.seen:
+        if id(value) in self.seen:
             return
         self.seen[id(value)] = value
+        kind = value.__class__
         if kind is types.FunctionType:
             self._function(value, depth)
         elif kind is types.MethodType:
             self.owners.add(id(value.__self__))
-            self.inside(value.__func__, depth)
+            self._wait(value.__func__, depth)
             self._add((value.__self__,), 0, value.__self__, depth + 1)
         elif kind is functools.partial:
             self._items((value.func, *value.args), depth)
@@ -157,7 +171,7 @@ class _Walk:
         elif kind is _CACHED:
             self._add(vars(value), "__wrapped__", value.__wrapped__, depth)
         elif kind is types.ModuleType:
-            if not _is_library(value.__name__):
+            if not _is_installed(value.__name__):
                 self._attributes(vars(value), self.names, depth)
         elif isinstance(value, nn.Module):
             self._module(value, depth)
@@ -201,11 +215,11 @@ class _Walk:
             if name not in names.assigned:
                 self._add(cell, None, value, depth)
             elif value.__class__ not in _LEAVES:  # a counter of the function itself is no setting
-                self.inside(value, depth - 1)
+                self._wait(value, depth - 1)
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name):
                 self._add(_Attributes(function), name, getattr(function, name), depth + 1)
-        if not _is_library(function.__module__ or ""):
+        if not _is_installed(function.__module__ or ""):
             space = function.__globals__
             for name in names.globals:
                 if name in space:
@@ -215,7 +229,8 @@ class _Walk:
 
     def _reached(self, cls: type, names: frozenset[str]) -> frozenset[str]:
         reached = reached_by(cls, names)
-        self.names = self.names | reached
+        if not reached <= self.names:
+            self.names = self.names | reached
         if self.at_first_look is None:
             self.at_first_look = self.names
         return reached
@@ -242,7 +257,7 @@ class _Walk:
 
     def _add(self, holder: Any, key: Any, value: Any, depth: int) -> None:
         self.found.append((holder, key, value))
-        self.inside(value, depth - 1)
+        self._wait(value, depth - 1)
 
 
 class _Attributes:
@@ -271,6 +286,17 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy", "fu
 def _is_library(module: str) -> bool:
     """Whether the code of a module is of Python, torch or of this package, and reads no variable of a user."""
     return module.partition(".")[0] in _LIBRARIES
+
+
+def _is_installed(module: str) -> bool:
+    """Whether the code of a module is of a package that is installed, whose globals no user changes."""
+    return _is_library(module) or _is_in_site_packages(module.partition(".")[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_site_packages(package: str) -> bool:
+    folders = Path(getattr(sys.modules.get(package), "__file__", None) or "").parts
+    return "site-packages" in folders or "dist-packages" in folders
 
 
 # --- Names in code --------------------------------------------------------------------------------------------------------

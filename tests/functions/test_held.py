@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -425,3 +426,32 @@ def test_data_costs_little():
     """A captured vocabulary, or a list of numbers, is not walked through at each call."""
     vocabulary = {str(i): i for i in range(100_000)}
     assert [key for _, key, _ in places(lambda x: x * vocabulary["3"])] == [None]
+
+
+def test_code_of_installed_packages_is_not_walked_through():
+    """What a package keeps in its globals, as pytest its session, is no concern of a function that calls it."""
+
+    def f(x):
+        assert isinstance(x, torch.Tensor)  # which pytest rewrites, so that it names its own module
+        return x if hypothesis.given else pytest.mark.short
+
+    assert all(holder is f.__globals__ for holder, *_ in places(f))
+
+
+class Node:
+    """A node of a tree without an end."""
+
+    made = 0
+
+    @property
+    def __dict__(self):
+        Node.made += 60
+        return {"parts": [Node() for _ in range(60)]}
+
+
+def test_the_nearest_objects_are_looked_at_and_not_a_whole_program():
+    """A walk ends: it finds the tensors of the function itself, and looks at a part of what its objects reach."""
+    node, t = Node(), torch.ones(2)
+    for f in (lambda x: (node.parts, x * t), lambda x: (x * t, node.parts)):
+        assert any(v is t for v in held(f)[1])
+    assert Node.made < 1_000_000

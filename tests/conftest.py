@@ -1,7 +1,6 @@
 """Settings of the suite: determinism, the devices, and the slice of exhaustive tests."""
 
 import collections
-import datetime
 import gc
 import getpass
 import os
@@ -16,11 +15,11 @@ import pytest_fullgrad
 from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
-SLICES = 112
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all, or one of so many.
 PARAMETERS = 3
-# The long tests take turns: each runs on one of so many days, or on one of as many as its mark `in_turn` says.
-TURNS = 8
+# The marks of tests that are not in the short suite, and of those that run when they are asked for.
+EXHAUSTIVE = ("exhaustive", "peers", "adopting")
+LATER = ("long", *EXHAUSTIVE)
 
 # torch's cache of compiled code does not know for which instruction set the code is.
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
@@ -38,22 +37,19 @@ def devices() -> list[str]:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="the long tests of today, and in CI a slice of the exhaustive ones")
+    parser.addoption("--long", action="store_true", help="the long tests alone")
     parser.addoption("--everyday", action="store_true", help="the short and the long tests")
+    parser.addoption("--all-packages", action="store_true", help="a test fails that is skipped for want of a package")
     parser.addoption("--exhaustive", default="", help="'all', or K/N for the K-th of N slices of the exhaustive tests")
 
 
 def exhaustive_slice(config) -> tuple[int, int] | None:
-    """The slice of the exhaustive tests that runs: none by default, with ``--long`` in CI one that changes with the day."""
+    """The slice of the exhaustive tests that runs; None by default."""
     wanted = config.getoption("--exhaustive")
-    if wanted == "all":
-        return 0, 1
-    if wanted:
-        part, count = wanted.split("/")
-        return int(part) % int(count), int(count)
-    if os.environ.get("CI") and config.getoption("--long"):
-        return datetime.date.today().toordinal() % SLICES, SLICES
-    return None
+    if not wanted:
+        return None
+    part, count = wanted.split("/") if wanted != "all" else (0, 1)
+    return int(part) % int(count), int(count)
 
 
 def pytest_configure(config):
@@ -77,42 +73,41 @@ def pytest_report_header(config):
 def short_ones(items) -> list:
     """The short suite's tests of one function: some parameters, by the hash of their names, so that where there are
     several every value of each has its turn; all, or one of so many, where the function is marked `short`; the first ones where
-    `long` says so.
+    `long` or `exhaustive` says so.
     """
-    others = [item for item in items if not item.get_closest_marker("long")]
+    others = [item for item in items if not any(map(item.get_closest_marker, LATER))]
     if not others:
-        return items[: items[0].get_closest_marker("long").kwargs.get("but", 0)]
+        return items[: max(mark.kwargs.get("but", 0) for mark in map(items[0].get_closest_marker, LATER) if mark)]
     mark = others[0].get_closest_marker("short")
     count = PARAMETERS if mark is None else max(PARAMETERS, len(others) // mark.kwargs.get("of", 1))
     return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:count]
 
 
-def has_turn(item) -> bool:
-    """Whether a test runs with ``--long`` today."""
-    mark = item.get_closest_marker("in_turn")
-    days = TURNS if mark is None else mark.args[0]
-    return (zlib.crc32(item.nodeid.encode()) - datetime.date.today().toordinal()) % days == 0
-
-
 def pytest_collection_modifyitems(config, items):
     part, functions = exhaustive_slice(config), collections.defaultdict(list)
     for item in items:
-        if not any(item.get_closest_marker(name) for name in ("exhaustive", "peers", "adopting")):
-            functions[item.nodeid.partition("[")[0]].append(item)
-    everyday = {item for tests in functions.values() for item in tests}
+        functions[item.nodeid.partition("[")[0]].append(item)
     short = {item for tests in functions.values() for item in short_ones(tests)}
     kept, dropped = [], []
     for item in items:
-        if item in everyday:
-            runs = config.getoption("--everyday") or config.getoption("--long") != (item in short)
-            if runs and config.getoption("--long") and not config.getoption("--everyday"):
-                runs = has_turn(item)
-        else:
+        if item not in short and any(map(item.get_closest_marker, EXHAUSTIVE)):
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
+        else:
+            runs = config.getoption("--everyday") or config.getoption("--long") != (item in short)
         (kept if runs else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.skipped and item.config.getoption("--all-packages"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if "could not import" in reason or "not installed" in reason:
+            report.outcome, report.longrepr = "failed", reason
+    return report
 
 
 def pytest_collection_finish(session):

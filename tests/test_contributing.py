@@ -101,7 +101,6 @@ def test_an_operator_without_its_case_is_missed(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.in_turn(12)
 def test_an_entry_is_added_in_one_place_and_deleted_there(tmp_path):
     """The tests of faster versions find the entry as written, see one that is wrong, and pass when it is deleted again."""
     folder, (path, imports, entry) = touched("round_even", tmp_path, touches=0), ENTRY.groups()

@@ -1,8 +1,8 @@
 """Every check of the kit: on one case of each operator class, with `--long` on every default case, in slices on all variants.
 Value and first derivatives are checked of every variant every time.
 
-A graph costs seconds whatever it holds. So the short suite traces one case of each base of operators, and the checks that trace
-take many cases at once; one at a time the everyday cases are traced in the slices.
+A graph costs seconds whatever it holds. So one case of each base of operators is traced, and the checks that trace take many
+cases at once; the slices trace every case, and the everyday ones also one at a time.
 """
 
 import contextlib
@@ -65,9 +65,9 @@ def applies(case, name):
 
 def marks(case, name):
     """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
-    if case.exhaustive or name in TOGETHER:
+    if case.exhaustive or name in TOGETHER or (name in OF_MACHINERY and not traced_in_short(case, name)):
         return [pytest.mark.exhaustive]
-    return [pytest.mark.long] if case.long or (name in OF_MACHINERY and not traced_in_short(case, name)) else []
+    return [pytest.mark.long] if case.long else []
 
 
 def pytest_generate_tests(metafunc):
@@ -163,7 +163,7 @@ def groups(cases, name, size=10):
         for name in TOGETHER
         for chosen, long in (
             ([c for c in EVERYDAY if traced_in_short(c, name)], []),
-            ([c for c in EVERYDAY if not traced_in_short(c, name)], [pytest.mark.long, pytest.mark.in_turn(12)]),
+            ([c for c in EVERYDAY if not traced_in_short(c, name)], [pytest.mark.exhaustive]),
             ([c for c in CASES if c.exhaustive], [pytest.mark.exhaustive]),
         )
         for cases in groups(chosen, name)

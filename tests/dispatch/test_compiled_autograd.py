@@ -41,8 +41,7 @@ def assert_thread_is_whole():
     torch.ones(2, requires_grad=True).sin().sum().backward()
 
 
-@pytest.mark.long(but=1)
-@pytest.mark.in_turn(12)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in NONE_GRADIENTS and not c.exhaustive], ids=lambda c: c.name)
 def test_every_backward_is_one_graph(case):
     """The backward of every operator is one graph, with numbers that change from call to call; that of a black box has its code

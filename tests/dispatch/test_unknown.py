@@ -142,8 +142,7 @@ def check_compiled(functions, arguments, leaves, backend):
     close(*found)
 
 
-@pytest.mark.long(but=1)
-@pytest.mark.in_turn(12)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
@@ -202,8 +201,7 @@ def call(function, arguments):
     return function(*bound.args, **bound.kwargs)
 
 
-@pytest.mark.long(but=1)
-@pytest.mark.in_turn(12)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 @pytest.mark.parametrize("cases", groups(EVERYDAY))
 def test_numbers_that_data_decides(cases, backend):

@@ -18,7 +18,6 @@ def compare(rank, ranks):
 
 
 @pytest.mark.long
-@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_model_is_what_is_counted(ranks):
     """The model holds at two sizes, so that each term is that of its size."""

@@ -42,8 +42,7 @@ OUTPUT = {
 WITHOUT_PICTURE = {"deploy", "distributed", "plugins"}
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(16)  # CI builds the gallery, which runs each
+@pytest.mark.exhaustive  # CI builds the gallery, which runs each
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, tmp_path):
     """Each example asserts its promises, prints its results, and writes its picture."""

@@ -76,8 +76,7 @@ def value_and_gradient(function, x, numbers):
     return [y.detach(), *torch.autograd.grad(y, x, y.detach().cos())]
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(12)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_of_every_function(function, tensors):
     """One compiled function is right for batch after batch and number after number, in float32, which rounds numbers."""
@@ -151,8 +150,7 @@ def test_numbers_of_numpy(function, tensors):
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # Dynamo's, after a graph break
-@pytest.mark.long(but=1)
-@pytest.mark.in_turn(12)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize(("function", "tensors"), list(functions()))
 def test_numbers_of_numpy_compiled(function, tensors):
     """numpy scalars may be arguments of compiled code, and change. Dynamo makes tensors of them: reading one breaks the graph."""

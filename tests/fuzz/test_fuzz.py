@@ -1,7 +1,6 @@
 """`python -m fullgrad fuzz`: each law catches what breaks it, failures shrink, and what was found stays mended."""
 
 import ast
-import datetime
 import json
 import math
 import subprocess
@@ -145,11 +144,9 @@ def test_what_was_found_stays_mended(program):
 
 
 @pytest.mark.long
-@pytest.mark.in_turn(1)
-def test_programs_of_today():
-    """A fixed number of programs with a new seed each day passes; a failure is printed as a program."""
-    today = datetime.date.today()
-    found = search(names(), [law for law in LAWS if law != "compiled"], first_seed=int(f"{today:%Y%m%d}"), count=1500)
+def test_programs():
+    """Random programs pass, always the same here; others with `python -m fullgrad fuzz --seed N`. A failure is a program."""
+    found = search(names(), [law for law in LAWS if law != "compiled"], first_seed=20261128, count=1500)
     assert not found.failures, "\n\n".join(f"{program.text()}\n# {error}" for program, error in found.failures)
 
 

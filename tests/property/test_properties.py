@@ -126,7 +126,6 @@ _MODES = {
 
 
 @pytest.mark.long(but=1)
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", [n for n, (_, surrogate) in CASES.items() if surrogate])
 @given(
     data=st.data(),

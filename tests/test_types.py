@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fullgrad
-from fullgrad import nn, quantizers, soft, spikes
+from fullgrad import implicit, nn, quantizers, soft, spikes
 
 
 class Spike(fullgrad.Elementwise):
@@ -58,6 +58,42 @@ step: Tensor = fullgrad.straight_through(torch.sign, torch.tanh)(x)
 layer = torch.nn.Sequential(nn.Round(), nn.Clamp(-1.0, 1.0), nn.soft.Round(0.2, learnable="softness"))
 own = nn.FunctionModule(soft.relu, softness=0.2, learnable="softness")
 probability: Tensor = nn.soft.Any()(x)
+
+
+@fullgrad.custom_jvp
+def scaled(x: Tensor, factor: float = 1.0) -> Tensor:
+    return x * factor
+
+
+@scaled.defjvp
+def rule(primals: tuple[Tensor, float], tangents: tuple[Tensor, float]) -> tuple[Tensor, Tensor]:
+    return scaled(*primals), scaled(tangents[0], primals[1])
+
+
+@fullgrad.custom_vjp(nondiff_argnums=(1,))
+def power(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    return x**n, x
+
+
+@fullgrad.custom_gradient
+def square(x: Tensor) -> tuple[Tensor, Any]:
+    return x * x, lambda g: 2 * x * g
+
+
+class Cell:
+    @fullgrad.custom_vjp
+    def step(self, x: Tensor, width: float) -> Tensor:
+        return x * width
+
+
+@implicit.root(lambda z, x: z * z - x)
+def sqrt(init: Tensor | None, x: Tensor) -> Tensor:
+    return x.sqrt()
+
+
+first, second = power(x, 2)
+values: list[Tensor] = [scaled(x, factor=2.0), square(x), first, second, Cell().step(x, width=1.0), sqrt(None, x)]
+values += [fullgrad.checkpoint(scaled, x, factor=2.0), fullgrad.with_reference(torch.sin, torch.sin)(x)]
 """
 WRONG = [
     "fullgrad.rund(x)",
@@ -71,6 +107,13 @@ WRONG = [
     "nn.SoftRound()",
     "nn.soft.Rund()",
     "nn.soft.ReLU(width=0.2)",
+    "scaled(x, fctor=2.0)",
+    'power(x, "2")',
+    "number: int = scaled(x)",
+    "square(x, x)",
+    "Cell().step(x)",
+    "sqrt(x)",
+    "fullgrad.checkpoint(scaled, x, fctor=2.0)",
 ]
 CHECKERS = {
     "mypy": (["mypy", "--strict"], r":(\d+): error"),

@@ -13,10 +13,11 @@ from fullgrad._core.watching import made
 from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad.functions._closures import Closure, frozen
 from fullgrad.functions._declared import apart, declared, is_differentiated, recomputed, values_of
+from fullgrad.functions._made import P, R
 from fullgrad.functions._replay import Replay
 
 
-def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     r"""A function that saves its inputs alone, and is computed again where its derivative is.
 
     .. math::

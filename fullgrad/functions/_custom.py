@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from fullgrad.functions._declared import (
     values_of,
     versions_of,
 )
-from fullgrad.functions._made import Made
+from fullgrad.functions._made import Made, P, R
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
@@ -58,7 +58,7 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 _MOST = 16  # verdicts by the values of constants; for one that changes at each call, its type tells after that
 
 
-class Custom(Made):
+class Custom(Made[P, R]):
     """A function with rules."""
 
     rules: str
@@ -223,7 +223,7 @@ class CustomCall(Call):
 # --- Rules of tangents ----------------------------------------------------------------------------------------------------
 
 
-class CustomJVP(Custom):
+class CustomJVP(Custom[P, R]):
     """The function that `custom_jvp` returns."""
 
     kind, rules, attributes = "custom_jvp", "defjvp or defjvps", ("rule",)
@@ -348,7 +348,7 @@ class _JVPRule:
 # --- Rules of gradients ---------------------------------------------------------------------------------------------------
 
 
-class CustomVJP(Custom):
+class CustomVJP(Custom[P, R]):
     """The function that `custom_vjp` returns."""
 
     kind, rules, attributes = "custom_vjp", "defvjp", ("fwd", "bwd", "jvp")
@@ -549,7 +549,7 @@ class _PullRule(_VJPRule):
 CustomVJP.rule_class = _VJPRule
 
 
-class CustomGradient(CustomVJP):
+class CustomGradient(CustomVJP[P, R]):
     """The function that `custom_gradient` returns."""
 
     kind, attributes, rule_class = "custom_gradient", (), _PullRule
@@ -725,6 +725,24 @@ def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> T
 # --- The decorators -------------------------------------------------------------------------------------------------------
 
 
+@overload
+def custom_jvp(
+    f: Callable[P, R],
+    nondiff_argnums: Numbers = ...,
+    nondiff_argnames: Names = ...,
+    *,
+    vmap_method: str = ...,
+    like: Callable[..., Any] | None = ...,
+) -> CustomJVP[P, R]: ...
+@overload
+def custom_jvp(
+    f: None = ...,
+    nondiff_argnums: Numbers = ...,
+    nondiff_argnames: Names = ...,
+    *,
+    vmap_method: str = ...,
+    like: Callable[..., Any] | None = ...,
+) -> Callable[[Callable[P, R]], CustomJVP[P, R]]: ...
 def custom_jvp(
     f: Any = None,
     nondiff_argnums: Numbers = (),
@@ -794,6 +812,26 @@ def custom_jvp(
     return CustomJVP(f, nondiff_argnums, nondiff_argnames, vmap_method, like)
 
 
+@overload
+def custom_vjp(
+    f: Callable[P, R],
+    nondiff_argnums: Numbers = ...,
+    nondiff_argnames: Names = ...,
+    jvp: str | None = ...,
+    *,
+    vmap_method: str = ...,
+    like: Callable[..., Any] | None = ...,
+) -> CustomVJP[P, R]: ...
+@overload
+def custom_vjp(
+    f: None = ...,
+    nondiff_argnums: Numbers = ...,
+    nondiff_argnames: Names = ...,
+    jvp: str | None = ...,
+    *,
+    vmap_method: str = ...,
+    like: Callable[..., Any] | None = ...,
+) -> Callable[[Callable[P, R]], CustomVJP[P, R]]: ...
 def custom_vjp(
     f: Any = None,
     nondiff_argnums: Numbers = (),
@@ -865,7 +903,7 @@ def custom_vjp(
     return made
 
 
-def custom_gradient(f: Callable[..., Any]) -> Any:
+def custom_gradient(f: Callable[P, tuple[R, Any]]) -> CustomGradient[P, R]:
     r"""A function that returns its own pullback, as ``jax.custom_gradient``.
 
     .. math::

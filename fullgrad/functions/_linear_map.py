@@ -77,7 +77,7 @@ def linear_map(
     return LinearMap(apply, transpose, vmap_method, like)
 
 
-class LinearMap(Made):
+class LinearMap(Made[[Tensor], Tensor]):
     """The operator that `linear_map` returns."""
 
     kind = "linear_map"

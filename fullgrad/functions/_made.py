@@ -5,7 +5,7 @@ import operator
 import sys
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
@@ -21,8 +21,13 @@ from fullgrad._dispatch import (
 )
 from fullgrad.functions._reads import guard
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 
-class Made:
+
+class Made(Generic[P, R]):
     """A function that a decorator made of others, as an object: it has its name and is a method where a class has it.
 
     It pickles by its name, or else by what it was made of. Compiled code takes it as it is, and what it does in `run` is one
@@ -33,16 +38,18 @@ class Made:
     made_of: tuple[Any, ...] | None = None
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         pytree.register_constant(cls)
 
-    def __init__(self, kind: str, f: Callable[..., Any]) -> None:
+    def __init__(self, kind: str, f: Callable[P, R]) -> None:
         if not callable(f):
             raise TypeError(f"{kind}: `f` must be callable, got a value of type {type(f).__name__}.")
         functools.update_wrapper(self, f, updated=("__dict__",) if isinstance(f, FunctionType) else ())
-        self.function, self.name = f, getattr(f, "__name__", type(f).__name__)
+        self.function: Callable[..., Any] = f
+        self.name = getattr(f, "__name__", type(f).__name__)
         self.label = f"{kind}: {self.name}"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not is_dynamo_compiling():
             if STAYS_IN_INFERENCE_MODE:
                 refuse_lost_derivatives(self.label)
@@ -53,12 +60,12 @@ class Made:
             return self.function(*args, **kwargs)
         return _node[0](self, *with_nothing((args, kwargs)))
 
-    def target(self) -> Callable[..., Any]:
+    def target(self) -> Callable[P, R]:
         """It as the target of a node of a graph, whose code needs a name."""
         if _own_name(self) is not None:
             return self
 
-        def target(*args: Any, **kwargs: Any) -> Any:
+        def target(*args: P.args, **kwargs: P.kwargs) -> R:
             return self(*args, **kwargs)
 
         name = "".join([c if c.isalnum() else "_" for c in f"{self.kind}_of_{self.name}"])
@@ -73,6 +80,10 @@ class Made:
         """The call in eager code, or while a tracer records it."""
         raise NotImplementedError
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> "Made[P, R]": ...
+    @overload
+    def __get__(self: "Made[Concatenate[T, Q], R]", instance: T, owner: Any = None) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 

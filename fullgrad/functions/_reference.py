@@ -25,20 +25,20 @@ from fullgrad.functions._declared import (
     transpose,
     values_of,
 )
-from fullgrad.functions._made import Made
+from fullgrad.functions._made import Made, P, R
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 
 
 def with_reference(
-    kernel: Callable[..., Any],
+    kernel: Callable[P, R],
     reference: Callable[..., Any],
     *,
     backward: Callable[..., Any] | None = None,
     nondiff_outnums: int | Sequence[int] = (),
     vmap_method: str = "sequential",
     like: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     r"""A kernel with the derivative of its mathematics.
 
     .. math::
@@ -100,7 +100,7 @@ def with_reference(
     return WithReference(kernel, reference, backward, constant, vmap_method, like)
 
 
-class WithReference(Made):
+class WithReference(Made[P, R]):
     """The operator that `with_reference` returns."""
 
     kind = "with_reference"

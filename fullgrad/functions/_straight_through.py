@@ -12,12 +12,12 @@ from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape,
 from fullgrad._engine.held import held
 from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._declared import CHANGED, leaves_of, versions_of
-from fullgrad.functions._made import made
+from fullgrad.functions._made import P, made
 from fullgrad.functions._reads import guard
 from fullgrad.functions._replay import Replay
 
 
-def straight_through(hard: Callable[..., Tensor], soft: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> Callable[P, Tensor]:
     r"""An operator with the value of one function and the derivative of another.
 
     .. math::

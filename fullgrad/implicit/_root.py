@@ -24,14 +24,13 @@ from fullgrad.functions._declared import (
     transposed,
     values_of,
 )
-from fullgrad.functions._made import Made
+from fullgrad.functions._made import Made, P, R
 from fullgrad.functions._opaque import METHODS, opaque_values
 from fullgrad.functions._replay import Replay
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
 from fullgrad.implicit._system import System, flat, sample_of, unflat
 
-Solver = Callable[..., Any]
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
 
 
@@ -43,7 +42,7 @@ def root(
     has_aux: bool = False,
     tol: float | None = 1e-3,
     like: Callable[..., Any] | None = None,
-) -> Callable[[Solver], Any]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     r"""A decorator for solvers of :math:`f(z, x) = 0`, by which their results are differentiable.
 
     .. math::
@@ -121,7 +120,7 @@ def fixed_point(
     has_aux: bool = False,
     tol: float | None = 1e-3,
     like: Callable[..., Any] | None = None,
-) -> Callable[[Solver], Any]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     r"""A decorator for solvers of :math:`z = f(z, x)`, such as the equilibrium of a network or of an iteration.
 
     .. math::
@@ -175,7 +174,7 @@ def argmin(
     has_aux: bool = False,
     tol: float | None = 1e-3,
     like: Callable[..., Any] | None = None,
-) -> Callable[[Solver], Any]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     r"""A decorator for minimizers of :math:`h(z, x)` in z, such as a fit whose hyperparameters are learned.
 
     .. math::
@@ -236,7 +235,7 @@ def check_linear_solve(name: str, value: Any) -> None:
         checks.choice(name, "linear_solve", value, _system.METHODS)
 
 
-class Root(Made):
+class Root(Made[P, R]):
     """A solver with the derivative of its equation."""
 
     def __init__(self, *made_of: Any) -> None:
